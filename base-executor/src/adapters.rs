@@ -5,12 +5,12 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use cache::ledger::{Account, Charge, Full};
+use cache::ledger::{MemoryAccount, MemoryReservation, OutOfBudget};
 use ids::{AdapterId, Generation};
 use model::adapter::Invocation;
 use shmproto::message::{AdapterStats, ErrorCode, WireError};
 
-use crate::{author::Agency, caller::Caller};
+use crate::{author::DrafterFactory, caller::RequestKey};
 
 /// Why bytes were not granted to an adapter.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -20,20 +20,20 @@ pub enum ClaimError {
     Known(AdapterId),
     /// There are too few bytes left.
     #[error("the adapter does not fit: {0}; unload one, or give the executor more --adapter-bytes or memory")]
-    Exceeded(#[from] Full),
+    Exceeded(#[from] OutOfBudget),
 }
 
 /// The bytes all adapters together may take, and who takes them. Clones are the same.
 #[derive(Debug, Clone)]
 pub struct Budget {
-    account: Account,
+    account: MemoryAccount,
     ids: Arc<Mutex<BTreeSet<AdapterId>>>,
 }
 
 impl Budget {
     /// Of this account; nothing is claimed.
     #[must_use]
-    pub fn new(account: Account) -> Self {
+    pub fn new(account: MemoryAccount) -> Self {
         Self { account, ids: Arc::default() }
     }
 
@@ -55,14 +55,14 @@ impl Budget {
     ///
     /// # Errors
     /// If the adapter has a claim, or the budget has too few bytes left.
-    pub fn claim(&self, id: AdapterId, bytes: u64) -> Result<Claim, ClaimError> {
+    pub fn claim(&self, id: AdapterId, bytes: u64) -> Result<AdapterClaim, ClaimError> {
         let mut ids = lock(&self.ids);
         if ids.contains(&id) {
             return Err(ClaimError::Known(id));
         }
         let held = self.account.charge(bytes)?;
         ids.insert(id);
-        Ok(Claim { id, held, ids: Arc::clone(&self.ids) })
+        Ok(AdapterClaim { id, held, ids: Arc::clone(&self.ids) })
     }
 }
 
@@ -73,13 +73,13 @@ fn lock(ids: &Mutex<BTreeSet<AdapterId>>) -> MutexGuard<'_, BTreeSet<AdapterId>>
 
 /// Bytes of the budget that one adapter holds; dropping it gives them back.
 #[derive(Debug)]
-pub struct Claim {
+pub struct AdapterClaim {
     id: AdapterId,
-    held: Charge,
+    held: MemoryReservation,
     ids: Arc<Mutex<BTreeSet<AdapterId>>>,
 }
 
-impl Claim {
+impl AdapterClaim {
     /// Whose bytes they are.
     #[must_use]
     pub fn id(&self) -> AdapterId {
@@ -101,7 +101,7 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for AdapterClaim {
     fn drop(&mut self) {
         lock(&self.ids).remove(&self.id);
     }
@@ -109,7 +109,7 @@ impl Drop for Claim {
 
 /// What an adapter is for.
 #[derive(Debug)]
-pub enum Role {
+pub enum AdapterRole {
     /// Requests are answered by it.
     Answers,
     /// The base guesses by it.
@@ -117,17 +117,17 @@ pub enum Role {
         /// The first layers of the base that it computes.
         layers: u32,
         /// Who does so, until the engine has taken it over; `None` where nobody does.
-        agency: Option<Agency>,
+        agency: Option<DrafterFactory>,
     },
 }
 
 /// An adapter that is ready to be used.
 #[derive(Debug)]
-pub struct Prepared<A> {
+pub struct ResidentAdapter<A> {
     /// What the forward pass takes.
     pub adapter: Arc<A>,
     /// What it is called here, and its bytes of the budget.
-    pub claim: Claim,
+    pub claim: AdapterClaim,
     /// What it is, whoever owns it.
     pub generation: Generation,
     /// Largest rank of its modules; 0 if it has none.
@@ -139,25 +139,25 @@ pub struct Prepared<A> {
     /// What invokes it, if it is an activated adapter.
     pub invocation: Option<Invocation>,
     /// What it is for.
-    pub role: Role,
+    pub role: AdapterRole,
 }
 
-impl<A> Prepared<A> {
+impl<A> ResidentAdapter<A> {
     /// Layers of the base that it computes, if it is a draft; 0 if it answers.
     #[must_use]
     pub fn draft_layers(&self) -> u32 {
         match self.role {
-            Role::Answers => 0,
-            Role::Drafts { layers, .. } => layers,
+            AdapterRole::Answers => 0,
+            AdapterRole::Drafts { layers, .. } => layers,
         }
     }
 }
 
 /// What became of a load call.
 #[derive(Debug)]
-pub enum Loaded<A> {
+pub enum AdapterLoadOutcome<A> {
     /// A new adapter.
-    New(Prepared<A>),
+    New(ResidentAdapter<A>),
     /// Its owner has loaded it before.
     Known(AdapterId),
     /// It did not work.
@@ -166,7 +166,7 @@ pub enum Loaded<A> {
 
 /// Why an adapter cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum AdapterError {
+pub enum AdapterUseError {
     /// It is not resident.
     #[error("adapter {0:.12} is not loaded; load it first")]
     NotLoaded(AdapterId),
@@ -178,7 +178,7 @@ pub enum AdapterError {
     Draft(AdapterId),
 }
 
-impl AdapterError {
+impl AdapterUseError {
     /// What it is for a program.
     #[must_use]
     pub fn code(self) -> ErrorCode {
@@ -189,8 +189,8 @@ impl AdapterError {
     }
 }
 
-impl From<AdapterError> for WireError {
-    fn from(error: AdapterError) -> Self {
+impl From<AdapterUseError> for WireError {
+    fn from(error: AdapterUseError) -> Self {
         Self { code: error.code(), message: error.to_string() }
     }
 }
@@ -203,15 +203,15 @@ pub struct Unloaded {
     /// Bytes given back.
     pub freed_bytes: u64,
     /// Calls that wait for this.
-    pub calls: Vec<Caller>,
+    pub calls: Vec<RequestKey>,
 }
 
 #[derive(Debug)]
-struct Entry<A> {
-    prepared: Prepared<A>,
+struct AdapterTableEntry<A> {
+    prepared: ResidentAdapter<A>,
     users: u32,
     /// Unload calls that wait for the last user; none means that the adapter serves.
-    unloads: Vec<Caller>,
+    unloads: Vec<RequestKey>,
     /// Requests that did not find it on the device.
     cold_starts: u64,
     /// Microseconds they waited until it was.
@@ -224,7 +224,7 @@ struct Entry<A> {
 /// Resident adapters by id. Names are the gateway's business, and owners are hidden in the ids.
 #[derive(Debug)]
 pub struct AdapterTable<A> {
-    entries: BTreeMap<AdapterId, Entry<A>>,
+    entries: BTreeMap<AdapterId, AdapterTableEntry<A>>,
 }
 
 impl<A> Default for AdapterTable<A> {
@@ -235,8 +235,8 @@ impl<A> Default for AdapterTable<A> {
 
 impl<A> AdapterTable<A> {
     /// Adds an adapter. Its claim says that its id is not taken.
-    pub fn insert(&mut self, prepared: Prepared<A>) {
-        let entry = Entry {
+    pub fn insert(&mut self, prepared: ResidentAdapter<A>) {
+        let entry = AdapterTableEntry {
             prepared,
             users: 0,
             unloads: Vec::new(),
@@ -253,10 +253,10 @@ impl<A> AdapterTable<A> {
     ///
     /// # Errors
     /// If there is none.
-    pub fn get(&self, id: AdapterId) -> Result<&Prepared<A>, AdapterError> {
+    pub fn get(&self, id: AdapterId) -> Result<&ResidentAdapter<A>, AdapterUseError> {
         match self.entries.get(&id) {
-            None => Err(AdapterError::NotLoaded(id)),
-            Some(entry) if !entry.unloads.is_empty() => Err(AdapterError::Unloading(id)),
+            None => Err(AdapterUseError::NotLoaded(id)),
+            Some(entry) if !entry.unloads.is_empty() => Err(AdapterUseError::Unloading(id)),
             Some(entry) => Ok(&entry.prepared),
         }
     }
@@ -277,10 +277,10 @@ impl<A> AdapterTable<A> {
     ///
     /// # Errors
     /// If there is none, or it is a draft.
-    pub fn acquire(&mut self, id: AdapterId) -> Result<Arc<A>, AdapterError> {
+    pub fn acquire(&mut self, id: AdapterId) -> Result<Arc<A>, AdapterUseError> {
         let prepared = self.get(id)?;
-        if matches!(prepared.role, Role::Drafts { .. }) {
-            return Err(AdapterError::Draft(id));
+        if matches!(prepared.role, AdapterRole::Drafts { .. }) {
+            return Err(AdapterUseError::Draft(id));
         }
         let adapter = Arc::clone(&prepared.adapter);
         if let Some(entry) = self.entries.get_mut(&id) {
@@ -336,8 +336,8 @@ impl<A> AdapterTable<A> {
     ///
     /// # Errors
     /// If the adapter is not resident.
-    pub fn unload(&mut self, id: AdapterId, call: Caller) -> Result<Option<Unloaded>, AdapterError> {
-        let entry = self.entries.get_mut(&id).ok_or(AdapterError::NotLoaded(id))?;
+    pub fn unload(&mut self, id: AdapterId, call: RequestKey) -> Result<Option<Unloaded>, AdapterUseError> {
+        let entry = self.entries.get_mut(&id).ok_or(AdapterUseError::NotLoaded(id))?;
         entry.unloads.push(call);
         Ok(self.remove_if_drained(id))
     }
@@ -349,7 +349,7 @@ impl<A> AdapterTable<A> {
 
     /// One line for each resident adapter; whether its users run or wait is for the engine to say.
     pub fn stats(&self) -> Vec<AdapterStats> {
-        let line = |(id, entry): (&AdapterId, &Entry<A>)| AdapterStats {
+        let line = |(id, entry): (&AdapterId, &AdapterTableEntry<A>)| AdapterStats {
             adapter: id.0,
             rank: entry.prepared.rank,
             bytes: entry.prepared.claim.bytes(),

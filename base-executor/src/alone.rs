@@ -9,26 +9,26 @@ use anyhow::Context as _;
 use files::location::{HubSettings, resolve};
 use kernels::lora::LoraPrecision;
 use layer_service::{
-    hub::Hub,
-    inbox::{HubEvent, HubSender},
-    start::{BaseFacts, Doors, name_of, start},
+    hub::Dispatcher,
+    inbox::{DispatcherEvent, DispatcherSender},
+    start::{BaseFacts, RunningServers, name_of, start},
 };
 use model::{
     cuda::CudaModel,
     forward::ForwardPass as _,
     site_model::{LoadProgress, SiteModel},
     sites::EvaluateSites,
-    skeleton::SkeletonPlan,
+    skeleton::ClientWeightsPlan,
 };
 use settings::DeviceChoice;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::{
     budget::{self, MemoryBudget},
-    config::Config,
+    config::ExecutorConfig,
     process,
-    progress::Progress,
-    pulse::{DeviceLost, Figures, Pulse},
+    progress::LoadingProgress,
+    pulse::{ComputeHeartbeat, DeviceLost, EngineGauges},
     resident::{cuda, kv_numbers, precision, rounding},
     spawn, streaming, systemd,
 };
@@ -41,14 +41,14 @@ const LOOK: Duration = Duration::from_secs(1);
 /// # Errors
 /// If the model cannot be opened, a door cannot be, or the compute thread stops of itself.
 pub(crate) async fn run(
-    config: &Config,
+    config: &ExecutorConfig,
     mut shutdown: mpsc::Receiver<Duration>,
     on_ready: impl FnOnce(),
 ) -> anyhow::Result<()> {
-    let (progress, watched) = Progress::new();
+    let (progress, watched) = LoadingProgress::new();
     let (opened_sender, opened) = oneshot::channel();
     let (ended, compute_ended) = oneshot::channel::<()>();
-    let pulse = Pulse::default();
+    let pulse = ComputeHeartbeat::default();
     let (signs, config) = (pulse.clone(), config.clone());
     // The thread that opens the model is the one that computes: it owns what it opens from the beginning.
     let compute = spawn("layers-compute", move || {
@@ -73,7 +73,7 @@ pub(crate) async fn run(
     };
     telling.abort();
     let fault = "the model could not be opened by a fault; the log says more, start again";
-    let hub: HubSender = opened.context(fault)??;
+    let hub: DispatcherSender = opened.context(fault)??;
     systemd::ready();
     let bell = hub.clone();
     let posted = tokio::spawn(systemd::keep_posted(pulse, move || bell.ring()));
@@ -88,7 +88,7 @@ pub(crate) async fn run(
 
 /// Returns when the compute thread has ended.
 async fn wait_for_end(
-    hub: &HubSender,
+    hub: &DispatcherSender,
     mut shutdown: mpsc::Receiver<Duration>,
     mut ended: oneshot::Receiver<()>,
 ) {
@@ -98,7 +98,7 @@ async fn wait_for_end(
             Some(_) = shutdown.recv() => {
                 systemd::stopping();
                 // What waits is due within a moment, so there is nothing to be impatient about. Without a hub it is over.
-                let _ = hub.send(HubEvent::Drain);
+                let _ = hub.send(DispatcherEvent::Drain);
             }
         }
     }
@@ -111,7 +111,7 @@ async fn tell_progress(mut watched: watch::Receiver<shmproto::message::Loading>)
 }
 
 /// Linear layers on a device.
-enum Base {
+enum LayerModel {
     /// Of any architecture, on the host's cores.
     Cpu(Box<SiteModel>),
     /// Of one that the engine knows, on a GPU.
@@ -119,7 +119,7 @@ enum Base {
 }
 
 /// What clients and the log are told of it.
-struct Told {
+struct BaseDescription {
     architecture: String,
     identity: [u8; 32],
     /// How adapters are best kept beside it.
@@ -127,14 +127,14 @@ struct Told {
     bytes: usize,
 }
 
-impl Base {
+impl LayerModel {
     /// Loads the model at `path` with `cores`, to the device that `config` names.
     fn load(
-        config: &Config,
+        config: &ExecutorConfig,
         path: &Path,
         cores: &[usize],
-        progress: &Progress,
-    ) -> anyhow::Result<(Self, Told)> {
+        progress: &LoadingProgress,
+    ) -> anyhow::Result<(Self, BaseDescription)> {
         match config.device {
             DeviceChoice::Cpu => {
                 let told = |at: LoadProgress| progress.done(at.done, at.total);
@@ -151,13 +151,13 @@ impl Base {
                 let known = base.facts();
                 let (architecture, identity) = (known.architecture.clone(), known.identity);
                 let suits = if base.is_exact() { LoraPrecision::Exact } else { LoraPrecision::Compact };
-                let told = Told { architecture, identity, suits, bytes: base.bytes() };
+                let told = BaseDescription { architecture, identity, suits, bytes: base.bytes() };
                 Ok((Self::Cpu(Box::new(base)), told))
             }
             DeviceChoice::Cuda { ordinal } => {
                 let loaded = cuda::open_alone(path, ordinal, cores.len(), config.offers_exact(), progress)?;
-                let cuda::Alone { model, architecture, identity, suits, bytes } = loaded;
-                Ok((Self::Cuda(Box::new(model)), Told { architecture, identity, suits, bytes }))
+                let cuda::CudaLinearLayers { model, architecture, identity, suits, bytes } = loaded;
+                Ok((Self::Cuda(Box::new(model)), BaseDescription { architecture, identity, suits, bytes }))
             }
         }
     }
@@ -173,7 +173,7 @@ impl Base {
     ///
     /// # Errors
     /// The device is lost.
-    fn serve(&mut self, hub: &mut Hub, pulse: &Pulse) -> Result<(), DeviceLost> {
+    fn serve(&mut self, hub: &mut Dispatcher, pulse: &ComputeHeartbeat) -> Result<(), DeviceLost> {
         match self {
             Self::Cpu(base) => serve(&mut **base, hub, pulse, |_| false),
             Self::Cuda(base) => serve(&mut **base, hub, pulse, |base| base.is_lost()),
@@ -181,7 +181,10 @@ impl Base {
     }
 }
 
-fn open(config: &Config, progress: &Progress) -> anyhow::Result<(Base, Hub, Doors)> {
+fn open(
+    config: &ExecutorConfig,
+    progress: &LoadingProgress,
+) -> anyhow::Result<(LayerModel, Dispatcher, RunningServers)> {
     let places = config
         .layer_places()
         .context("--engine none with --layers off serves nothing: leave one of them out")?;
@@ -191,9 +194,9 @@ fn open(config: &Config, progress: &Progress) -> anyhow::Result<(Base, Hub, Door
         None => process::allowed_cores()?,
     };
     // Before the weights, so that a model put in its place meanwhile is noticed.
-    let plan = SkeletonPlan::of(&path)?;
+    let plan = ClientWeightsPlan::of(&path)?;
     progress.stage("reading weights");
-    let (base, told) = Base::load(config, &path, &cores, progress)?;
+    let (base, told) = LayerModel::load(config, &path, &cores, progress)?;
     anyhow::ensure!(
         plan.is_current(),
         "{} was written to while it was loaded, so its weights cannot be trusted; start again once it is whole",
@@ -218,7 +221,7 @@ fn open(config: &Config, progress: &Progress) -> anyhow::Result<(Base, Hub, Door
     );
     let settings = config.layers.settings();
     let budget = MemoryBudget::of_this_machine(config.process_memory, 0);
-    if matches!(base, Base::Cpu(_)) {
+    if matches!(base, LayerModel::Cpu(_)) {
         let account = budget.bounded_weights(config.weights.bytes);
         budget::take(&account, told.bytes as u64, "serve a smaller base, or one of fewer bits")?;
     }
@@ -229,14 +232,14 @@ fn open(config: &Config, progress: &Progress) -> anyhow::Result<(Base, Hub, Door
 /// Serves until the hub has drained, or `base` is lost.
 fn serve<B: EvaluateSites>(
     base: &mut B,
-    hub: &mut Hub,
-    pulse: &Pulse,
+    hub: &mut Dispatcher,
+    pulse: &ComputeHeartbeat,
     is_lost: impl Fn(&B) -> bool,
 ) -> Result<(), DeviceLost> {
     loop {
         hub.poll();
         let waiting = u32::try_from(hub.waiting_calls()).unwrap_or(u32::MAX);
-        pulse.beat(Figures { adapters: 0, running: 0, waiting });
+        pulse.beat(EngineGauges { adapters: 0, running: 0, waiting });
         let served = hub.run_due(base);
         if is_lost(base) {
             return Err(DeviceLost);

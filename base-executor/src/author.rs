@@ -4,31 +4,31 @@
 
 use std::{convert::Infallible, fmt, time::Duration};
 
-use cache::ledger::Charge;
+use cache::ledger::MemoryReservation;
 use model::weights::host::HostLayers;
 use model_draft::{draft::ModelDraft, drafter::Drafter};
 use shmproto::message::DraftKind;
 use speculation::{
     calibration::Calibration,
-    combined::{Combined, Price},
-    draft::{Draft, Guess},
-    ngram::{Ngram, Survival},
+    combined::{DraftCost, HybridDrafter},
+    draft::{Draft, DraftToken},
+    ngram::{AcceptanceTable, Ngram},
     tree::{NodeId, TokenTree},
 };
 
 /// How far drafts of somebody's text are to be trusted.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Learned {
+pub struct AcceptanceStats {
     /// Those out of what the text said before.
-    pub text: Survival,
+    pub text: AcceptanceTable,
     /// Those of a model.
     pub model: Calibration,
 }
 
 /// Somebody who drafts for one sequence.
-pub trait Author: Draft<Error = Infallible> + Send {
+pub trait SequenceDrafter: Draft<Error = Infallible> + Send {
     /// What it has learned about those it drafts for.
-    fn learned(&self) -> Option<Learned> {
+    fn learned(&self) -> Option<AcceptanceStats> {
         None
     }
 
@@ -38,7 +38,7 @@ pub trait Author: Draft<Error = Infallible> + Send {
     }
 
     /// From now on guesses that take time may be made where this allows it.
-    fn set_price(&mut self, price: Price) {
+    fn set_price(&mut self, price: DraftCost) {
         let _ = price;
     }
 
@@ -69,23 +69,23 @@ pub trait Author: Draft<Error = Infallible> + Send {
     }
 }
 
-impl Author for Ngram {
-    fn learned(&self) -> Option<Learned> {
-        Some(Learned { text: self.survival().clone(), model: Calibration::default() })
+impl SequenceDrafter for Ngram {
+    fn learned(&self) -> Option<AcceptanceStats> {
+        Some(AcceptanceStats { text: self.survival().clone(), model: Calibration::default() })
     }
 }
 
-impl<L: HostLayers<Error = Infallible> + Send> Author for Combined<ModelDraft<L>> {
-    fn learned(&self) -> Option<Learned> {
+impl<L: HostLayers<Error = Infallible> + Send> SequenceDrafter for HybridDrafter<ModelDraft<L>> {
+    fn learned(&self) -> Option<AcceptanceStats> {
         let (text, model) = (self.table().survival().clone(), self.model().calibration().clone());
-        Some(Learned { text, model })
+        Some(AcceptanceStats { text, model })
     }
 
     fn read_ahead(&mut self, seconds: f64) {
         self.model_mut().read_ahead(seconds);
     }
 
-    fn set_price(&mut self, price: Price) {
+    fn set_price(&mut self, price: DraftCost) {
         Self::set_price(self, price);
     }
 
@@ -110,14 +110,14 @@ impl<L: HostLayers<Error = Infallible> + Send> Author for Combined<ModelDraft<L>
     }
 }
 
-impl Draft for Box<dyn Author> {
+impl Draft for Box<dyn SequenceDrafter> {
     type Error = Infallible;
 
     fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
         self.as_mut().accept(tokens)
     }
 
-    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<DraftToken>, Infallible> {
         self.as_mut().guesses(tree, at)
     }
 
@@ -127,25 +127,25 @@ impl Draft for Box<dyn Author> {
 }
 
 /// Makes an author for a prompt; what was learned is of those who asked for the same adapter before.
-type MakeAuthor = Box<dyn FnMut(&[u32], Learned) -> Box<dyn Author> + Send>;
+type MakeDrafter = Box<dyn FnMut(&[u32], AcceptanceStats) -> Box<dyn SequenceDrafter> + Send>;
 
 /// Somebody who provides all sequences with authors.
-pub struct Agency {
+pub struct DrafterFactory {
     kind: DraftKind,
-    make: MakeAuthor,
+    make: MakeDrafter,
 }
 
-impl fmt::Debug for Agency {
+impl fmt::Debug for DrafterFactory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Agency").field("kind", &self.kind).finish_non_exhaustive()
     }
 }
 
-impl Agency {
+impl DrafterFactory {
     /// One of this kind that `make`s them.
     pub fn new(
         kind: DraftKind,
-        make: impl FnMut(&[u32], Learned) -> Box<dyn Author> + Send + 'static,
+        make: impl FnMut(&[u32], AcceptanceStats) -> Box<dyn SequenceDrafter> + Send + 'static,
     ) -> Self {
         Self { kind, make: Box::new(make) }
     }
@@ -157,14 +157,14 @@ impl Agency {
     }
 
     /// The same, and a model where that does not know. `held` is what it takes, until the agency is given up.
-    pub fn combined<L>(kind: DraftKind, drafter: Drafter<L>, held: Charge) -> Self
+    pub fn combined<L>(kind: DraftKind, drafter: Drafter<L>, held: MemoryReservation) -> Self
     where
         L: HostLayers<Error = Infallible> + Send + 'static,
     {
         Self::new(kind, move |prompt, learned| {
             let _ = &held;
             let table = Ngram::new(prompt, learned.text);
-            Box::new(Combined::new(table, drafter.text(prompt, learned.model)))
+            Box::new(HybridDrafter::new(table, drafter.text(prompt, learned.model)))
         })
     }
 
@@ -175,7 +175,7 @@ impl Agency {
     }
 
     /// An author for a text that begins with `prompt`.
-    pub fn author(&mut self, prompt: &[u32], learned: Learned) -> Box<dyn Author> {
+    pub fn author(&mut self, prompt: &[u32], learned: AcceptanceStats) -> Box<dyn SequenceDrafter> {
         (self.make)(prompt, learned)
     }
 }

@@ -15,13 +15,13 @@ use std::{
 
 use cache::{
     NodeId, Tier,
-    copy::{Class, CopyEngine, Load, Ticket},
-    ledger::{Account, Charge},
-    manager::Outcome,
-    store::{Record, Slot, Store, StoreError},
+    copy::{CopyEngine, CopyPriority, CopySource, Ticket},
+    ledger::{MemoryAccount, MemoryReservation},
+    manager::CopyOutcome,
+    store::{BlockRecord, BlockStore, StoreError, StoreSlot},
 };
 use ids::BlockId;
-use policy::deference::First;
+use policy::deference::ForegroundIo;
 
 /// Bytes on their way to the file at most: they are in memory, and what finds no room among them is lost if it must leave.
 const MAX_WRITE_BYTES: usize = 64 << 20;
@@ -43,7 +43,7 @@ pub enum FileCopy {
         /// Where they were to go.
         slot: u32,
         /// Whether they are there.
-        outcome: Outcome,
+        outcome: CopyOutcome,
     },
     /// A block was read.
     Read {
@@ -60,12 +60,12 @@ pub enum FileCopy {
 #[derive(Debug)]
 pub struct BlockBytes {
     bytes: Box<[u8]>,
-    _held: Charge,
+    _held: MemoryReservation,
 }
 
 impl BlockBytes {
     /// Zeros; `None` if there is no memory for them.
-    fn new(bytes: usize, account: &Account) -> Option<Self> {
+    fn new(bytes: usize, account: &MemoryAccount) -> Option<Self> {
         let held = account.charge(bytes as u64).ok()?;
         Some(Self { bytes: vec![0; bytes].into(), _held: held })
     }
@@ -87,28 +87,28 @@ impl DerefMut for BlockBytes {
 
 /// Tells the engine that a copy from or to the file has ended.
 #[derive(Clone)]
-pub struct FileCopies(Arc<dyn Fn(FileCopy) + Send + Sync>);
+pub struct CopyNotifier(Arc<dyn Fn(FileCopy) + Send + Sync>);
 
-impl FileCopies {
+impl CopyNotifier {
     /// Tells it by calling `told`, on a thread that may wait.
     pub fn new(told: impl Fn(FileCopy) + Send + Sync + 'static) -> Self {
         Self(Arc::new(told))
     }
 }
 
-impl std::fmt::Debug for FileCopies {
+impl std::fmt::Debug for CopyNotifier {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("FileCopies")
     }
 }
 
 /// What has been asked of the file, and whom to tell; told once, also if it is dropped undone.
-struct Asked {
-    told: FileCopies,
+struct CompletionGuard {
+    told: CopyNotifier,
     copy: Option<FileCopy>,
 }
 
-impl Asked {
+impl CompletionGuard {
     fn end(&mut self, ended: FileCopy) {
         if self.copy.take().is_some() {
             (self.told.0)(ended);
@@ -116,7 +116,7 @@ impl Asked {
     }
 }
 
-impl Drop for Asked {
+impl Drop for CompletionGuard {
     fn drop(&mut self) {
         if let Some(copy) = self.copy.take() {
             (self.told.0)(copy);
@@ -125,41 +125,41 @@ impl Drop for Asked {
 }
 
 /// A block that is written.
-struct Writing {
-    store: Arc<Store>,
+struct WriteRequest {
+    store: Arc<BlockStore>,
     node: NodeId,
     slot: u32,
-    record: Record,
+    record: BlockRecord,
     bytes: Arc<BlockBytes>,
-    asked: Asked,
+    asked: CompletionGuard,
 }
 
-impl Load for Writing {
+impl CopySource for WriteRequest {
     fn next_bytes(&self) -> Option<usize> {
         self.asked.copy.is_some().then_some(self.bytes.len())
     }
 
     fn copy_next(&mut self) {
         failpoint::pass("executor.block_written");
-        let written = self.store.write(Slot(self.slot), &self.record, &self.bytes);
+        let written = self.store.write(StoreSlot(self.slot), &self.record, &self.bytes);
         let is_written = written.map_err(|error| tell(&error)).is_ok();
-        let outcome = if is_written { Outcome::Done } else { Outcome::Failed };
+        let outcome = if is_written { CopyOutcome::Done } else { CopyOutcome::Failed };
         self.asked.end(FileCopy::Written { node: self.node, slot: self.slot, outcome });
     }
 }
 
 /// A block that is read.
 struct Reading {
-    store: Arc<Store>,
+    store: Arc<BlockStore>,
     node: NodeId,
     block: BlockId,
     slot: u32,
-    record: Record,
-    room: Room,
-    asked: Asked,
+    record: BlockRecord,
+    room: OffloadCapacity,
+    asked: CompletionGuard,
 }
 
-impl Load for Reading {
+impl CopySource for Reading {
     fn next_bytes(&self) -> Option<usize> {
         self.asked.copy.is_some().then_some(self.room.block_bytes)
     }
@@ -167,7 +167,7 @@ impl Load for Reading {
     fn copy_next(&mut self) {
         failpoint::pass("executor.block_read");
         let bytes = self.room.block().and_then(|mut bytes| {
-            let read = self.store.read(Slot(self.slot), &self.record, &mut bytes);
+            let read = self.store.read(StoreSlot(self.slot), &self.record, &mut bytes);
             read.map_err(|error| tell(&error)).ok().map(|_| bytes)
         });
         self.asked.end(FileCopy::Read { node: self.node, block: self.block, bytes });
@@ -179,11 +179,11 @@ fn tell(error: &StoreError) {
 }
 
 /// Bytes in memory, and whose they are: a slot may have been another's.
-type Held = (NodeId, Arc<BlockBytes>);
+type HeldBlock = (NodeId, Arc<BlockBytes>);
 
 /// A block that is to be read from the file.
 #[derive(Debug)]
-pub struct Wanted {
+pub struct ReadRequest {
     /// Whose bytes they are.
     pub node: NodeId,
     /// Where they go.
@@ -191,32 +191,32 @@ pub struct Wanted {
     /// Where they are.
     pub slot: u32,
     /// What they must be of.
-    pub record: Record,
+    pub record: BlockRecord,
     /// How urgent it is.
-    pub class: Class,
+    pub class: CopyPriority,
 }
 
 /// The file, and the thread that reads and writes it.
 #[derive(Debug)]
 struct Disk {
-    store: Arc<Store>,
+    store: Arc<BlockStore>,
     copies: CopyEngine,
-    told: FileCopies,
-    writing: HashMap<u32, Held>,
+    told: CopyNotifier,
+    writing: HashMap<u32, HeldBlock>,
     /// Reads that have not begun: those that somebody waits for, and the others.
-    unread: [VecDeque<Wanted>; 2],
+    unread: [VecDeque<ReadRequest>; 2],
     reading: Vec<(NodeId, Ticket)>,
     paused_until: Option<Instant>,
 }
 
 /// Room for blocks.
 #[derive(Debug, Clone, Default)]
-struct Room {
+struct OffloadCapacity {
     block_bytes: usize,
-    account: Account,
+    account: MemoryAccount,
 }
 
-impl Room {
+impl OffloadCapacity {
     fn block(&self) -> Option<BlockBytes> {
         BlockBytes::new(self.block_bytes, &self.account)
     }
@@ -224,20 +224,20 @@ impl Room {
 
 /// The bytes below the device.
 #[derive(Debug, Default)]
-pub struct Below {
-    host: HashMap<u32, Held>,
+pub struct KvOffload {
+    host: HashMap<u32, HeldBlock>,
     disk: Option<Disk>,
-    room: Room,
+    room: OffloadCapacity,
 }
 
-impl Below {
+impl KvOffload {
     /// Nothing below a device with blocks of `block_bytes`; a host tier of `host_blocks` grows as it is used. All of it is
     /// charged to `account`.
     #[must_use]
-    pub fn new(block_bytes: usize, host_blocks: u32, account: &Account) -> Self {
+    pub fn new(block_bytes: usize, host_blocks: u32, account: &MemoryAccount) -> Self {
         let blocks = host_blocks as usize + max_writes(block_bytes) + MAX_READS;
         let account = account.part("keys and values below the device", (blocks * block_bytes) as u64);
-        Self { room: Room { block_bytes, account }, ..Self::default() }
+        Self { room: OffloadCapacity { block_bytes, account }, ..Self::default() }
     }
 
     /// Keeps blocks in a file, too; where somebody comes `first` at the disk, what nobody waits for gives way.
@@ -246,9 +246,9 @@ impl Below {
     /// If the thread that reads and writes it cannot be started.
     pub fn with_store(
         mut self,
-        store: Store,
-        told: FileCopies,
-        first: Option<Arc<dyn First>>,
+        store: BlockStore,
+        told: CopyNotifier,
+        first: Option<Arc<dyn ForegroundIo>>,
     ) -> io::Result<Self> {
         self.disk = Some(Disk {
             store: Arc::new(store),
@@ -305,14 +305,14 @@ impl Below {
     }
 
     /// Has a block written to a slot of the file.
-    pub fn write(&mut self, node: NodeId, slot: u32, record: Record, bytes: Arc<BlockBytes>) {
+    pub fn write(&mut self, node: NodeId, slot: u32, record: BlockRecord, bytes: Arc<BlockBytes>) {
         let Some(disk) = &mut self.disk else { return };
         disk.writing.insert(slot, (node, Arc::clone(&bytes)));
-        let failed = FileCopy::Written { node, slot, outcome: Outcome::Failed };
-        let asked = Asked { told: disk.told.clone(), copy: Some(failed) };
-        let write = Writing { store: Arc::clone(&disk.store), node, slot, record, bytes, asked };
+        let failed = FileCopy::Written { node, slot, outcome: CopyOutcome::Failed };
+        let asked = CompletionGuard { told: disk.told.clone(), copy: Some(failed) };
+        let write = WriteRequest { store: Arc::clone(&disk.store), node, slot, record, bytes, asked };
         // Always taken: fewer are under way than the queue has room for.
-        let _ = disk.copies.submit(Class::Preload, Box::new(write), Box::new(|_| {}));
+        let _ = disk.copies.submit(CopyPriority::Preload, Box::new(write), Box::new(|_| {}));
     }
 
     /// A block's bytes, if they are in memory.
@@ -327,9 +327,9 @@ impl Below {
     }
 
     /// Has a block read from the file.
-    pub fn read(&mut self, wanted: Wanted) {
+    pub fn read(&mut self, wanted: ReadRequest) {
         if let Some(disk) = &mut self.disk {
-            disk.unread[usize::from(wanted.class != Class::Demand)].push_back(wanted);
+            disk.unread[usize::from(wanted.class != CopyPriority::Demand)].push_back(wanted);
             disk.read_on(&self.room);
         }
     }
@@ -339,12 +339,12 @@ impl Below {
         let Some(disk) = &mut self.disk else { return };
         let [urgent, others] = &mut disk.unread;
         let (wanted, left) =
-            std::mem::take(others).into_iter().partition(|wanted: &Wanted| wanted.node == node);
+            std::mem::take(others).into_iter().partition(|wanted: &ReadRequest| wanted.node == node);
         *others = left;
-        let wanted: VecDeque<Wanted> = wanted;
-        urgent.extend(wanted.into_iter().map(|wanted| Wanted { class: Class::Demand, ..wanted }));
+        let wanted: VecDeque<ReadRequest> = wanted;
+        urgent.extend(wanted.into_iter().map(|wanted| ReadRequest { class: CopyPriority::Demand, ..wanted }));
         let reading = disk.reading.iter().filter(|(reading, _)| *reading == node);
-        reading.for_each(|(_, ticket)| ticket.raise(Class::Demand));
+        reading.for_each(|(_, ticket)| ticket.raise(CopyPriority::Demand));
     }
 
     /// A copy has ended.
@@ -356,7 +356,7 @@ impl Below {
                 if disk.writing.get(slot).is_some_and(|(writing, _)| writing == node) {
                     disk.writing.remove(slot);
                 }
-                if *outcome == Outcome::Failed {
+                if *outcome == CopyOutcome::Failed {
                     self.pause(now);
                 }
             }
@@ -382,12 +382,12 @@ impl Disk {
     }
 
     /// Begins as many reads as may be under way, the urgent first.
-    fn read_on(&mut self, room: &Room) {
+    fn read_on(&mut self, room: &OffloadCapacity) {
         while self.reading.len() < MAX_READS {
             let next = self.unread.iter_mut().find_map(VecDeque::pop_front);
-            let Some(Wanted { node, block, slot, record, class }) = next else { return };
+            let Some(ReadRequest { node, block, slot, record, class }) = next else { return };
             let failed = FileCopy::Read { node, block, bytes: None };
-            let asked = Asked { told: self.told.clone(), copy: Some(failed) };
+            let asked = CompletionGuard { told: self.told.clone(), copy: Some(failed) };
             let (store, room) = (Arc::clone(&self.store), room.clone());
             let read = Reading { store, node, block, slot, record, room, asked };
             // Always taken, as writes are.

@@ -107,7 +107,7 @@ fn on_gpu(
 
 fn time<P: ForwardPass>(model: P, blocks: usize, config: &BenchConfig) -> anyhow::Result<()> {
     let BenchConfig { prompt, generate, streams, chunk_tokens, .. } = *config;
-    let mut bench = Bench::new(model, streams, blocks);
+    let mut bench = ForwardBench::new(model, streams, blocks);
     // The first round touches memory for the first time and is not counted.
     bench.prefill(prompt.min(64), chunk_tokens)?;
     bench.decode(0, generate.min(4))?;
@@ -117,7 +117,7 @@ fn time<P: ForwardPass>(model: P, blocks: usize, config: &BenchConfig) -> anyhow
     Ok(())
 }
 
-struct Bench<P> {
+struct ForwardBench<P> {
     model: P,
     /// The KV blocks of each stream.
     blocks: Vec<Vec<BlockId>>,
@@ -126,7 +126,7 @@ struct Bench<P> {
     logits: Vec<f32>,
 }
 
-impl<P: ForwardPass> Bench<P> {
+impl<P: ForwardPass> ForwardBench<P> {
     fn new(model: P, streams: usize, blocks: usize) -> Self {
         let mut ids = (0..).map(BlockId);
         let blocks = (0..streams).map(|_| ids.by_ref().take(blocks).collect()).collect();

@@ -9,9 +9,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use cache::ledger::{Account, Charge, Full};
-use settings::{ByteCount, MemoryPart};
-use shmproto::message::HeldStats;
+use cache::ledger::{MemoryAccount, MemoryReservation, OutOfBudget};
+use settings::{ByteCount, MemoryFraction};
+use shmproto::message::MemoryAccountStats;
 
 /// Of the bound, one part in so many is for what is not accounted for: programs, rows on their way through a pass, files.
 const SPARE: u64 = 16;
@@ -19,27 +19,27 @@ const SPARE: u64 = 16;
 /// The process's account of its host's memory, by what it is for.
 #[derive(Debug, Clone)]
 pub struct MemoryBudget {
-    all: Account,
+    all: MemoryAccount,
     /// Weights, as they are computed with.
-    pub weights: Account,
+    pub weights: MemoryAccount,
     /// Blocks of the pool: keys, values and adapters, where the host's cores compute.
-    pub blocks: Account,
+    pub blocks: MemoryAccount,
     /// Adapters of the host tier.
-    pub adapters: Account,
+    pub adapters: MemoryAccount,
     /// Keys and values below the device, and those on their way to or from the disk.
-    pub history: Account,
+    pub history: MemoryAccount,
     /// The workers' board, and what each of them sums in.
-    pub workers: Account,
+    pub workers: MemoryAccount,
     /// What split clients make the process hold: channels and messages.
-    pub clients: Account,
+    pub clients: MemoryAccount,
     /// Drafts that are models: weights, keys and values.
-    pub drafts: Account,
+    pub drafts: MemoryAccount,
 }
 
 impl MemoryBudget {
     /// Of this machine, or of a part of it; adapters may take so much of it.
     #[must_use]
-    pub fn of_this_machine(part: Option<MemoryPart>, adapter_bytes: u64) -> Self {
+    pub fn of_this_machine(part: Option<MemoryFraction>, adapter_bytes: u64) -> Self {
         let bound = bound_bytes();
         let bound = bound - bound / SPARE;
         match part {
@@ -55,7 +55,7 @@ impl MemoryBudget {
     }
 
     fn named(name: &str, limit_bytes: u64, adapter_bytes: u64) -> Self {
-        let all = Account::new(name, limit_bytes);
+        let all = MemoryAccount::new(name, limit_bytes);
         let [weights, blocks, history, workers, clients, drafts] =
             ["weights", "blocks", "history", "workers", "clients", "drafts"]
                 .map(|name| all.part(name, limit_bytes));
@@ -65,15 +65,15 @@ impl MemoryBudget {
 
     /// The account of weights, of which there may be so many, if there is a bound.
     #[must_use]
-    pub fn bounded_weights(&self, bound: Option<ByteCount>) -> Account {
+    pub fn bounded_weights(&self, bound: Option<ByteCount>) -> MemoryAccount {
         let bounded = |bound: ByteCount| self.weights.part("weights under --resident-weight-bytes", bound.0);
         bound.map_or_else(|| self.weights.clone(), bounded)
     }
 
     /// What is held now.
     #[must_use]
-    pub fn figures(&self) -> HeldStats {
-        HeldStats {
+    pub fn figures(&self) -> MemoryAccountStats {
+        MemoryAccountStats {
             limit_bytes: self.all.limit_bytes(),
             weights_bytes: self.weights.held_bytes(),
             blocks_bytes: self.blocks.held_bytes(),
@@ -97,11 +97,11 @@ impl Default for MemoryBudget {
 ///
 /// # Errors
 /// If not; `remedy` says what to do.
-pub(crate) fn expect(account: &Account, bytes: u64, remedy: &str) -> anyhow::Result<()> {
+pub(crate) fn expect(account: &MemoryAccount, bytes: u64, remedy: &str) -> anyhow::Result<()> {
     account.charge(bytes).map(drop).map_err(|full| no_room(account, &full, remedy))
 }
 
-fn no_room(account: &Account, full: &Full, remedy: &str) -> anyhow::Error {
+fn no_room(account: &MemoryAccount, full: &OutOfBudget, remedy: &str) -> anyhow::Error {
     anyhow::anyhow!("no memory for {}: {full}; {remedy}", account.name())
 }
 
@@ -109,8 +109,8 @@ fn no_room(account: &Account, full: &Full, remedy: &str) -> anyhow::Error {
 ///
 /// # Errors
 /// If there are not so many; `remedy` says what to do.
-pub(crate) fn take(account: &Account, bytes: u64, remedy: &str) -> anyhow::Result<()> {
-    account.charge(bytes).map(Charge::for_good).map_err(|full| no_room(account, &full, remedy))
+pub(crate) fn take(account: &MemoryAccount, bytes: u64, remedy: &str) -> anyhow::Result<()> {
+    account.charge(bytes).map(MemoryReservation::for_good).map_err(|full| no_room(account, &full, remedy))
 }
 
 /// Memory that nobody uses.
@@ -206,7 +206,7 @@ mod tests {
         assert!(refused.contains("memory of this machine") && refused.ends_with("lower --device-bytes"));
         assert_eq!(
             budget.figures(),
-            HeldStats { limit_bytes: 100, weights_bytes: 80, ..HeldStats::default() }
+            MemoryAccountStats { limit_bytes: 100, weights_bytes: 80, ..MemoryAccountStats::default() }
         );
     }
 }

@@ -8,7 +8,7 @@ pub struct ConnectionId(pub u64);
 
 /// Who asked: a connection and the name it gave to its request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Caller {
+pub struct RequestKey {
     /// The connection.
     pub connection: ConnectionId,
     /// The connection's name for the request.

@@ -15,7 +15,9 @@ use files::location::{HubSettings, resolve};
 use ids::BlockId;
 use kernels::lora::LoraPrecision;
 use model::{
-    adapter::{Adapter, AdapterError, AdapterKind, AdapterNote, AnyAdapter, DraftShape, VocabularyChanges},
+    adapter::{
+        Adapter, AdapterError, AdapterKind, AdapterWarning, AnyAdapter, DraftShape, VocabularyChanges,
+    },
     deltas::prepared::{EncodedAdapter, PreparedAdapter},
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
@@ -52,17 +54,17 @@ pub struct CheckConfig {
 
 /// What has been found out.
 #[derive(Debug)]
-enum Report {
+enum AdapterCheckReport {
     NotFound(String),
     Unusable(Vec<AdapterError>),
     /// The text files beside the adapter cannot be used.
     BadText(String),
-    Usable(Facts),
+    Usable(AdapterFacts),
 }
 
 /// What a usable adapter is.
 #[derive(Debug)]
-struct Facts {
+struct AdapterFacts {
     kind: AdapterKind,
     generation: String,
     modules: usize,
@@ -74,7 +76,7 @@ struct Facts {
     base_model: Option<String>,
     /// Of a draft, what of the base it computes.
     draft: Option<DraftShape>,
-    probe: Option<Change>,
+    probe: Option<LogitShift>,
     /// Whether it has a chat template of its own.
     has_template: bool,
     /// Parts of the adapter's files that have no effect, and how its tokenizer differs from the base's.
@@ -89,7 +91,7 @@ fn words(draft: &DraftShape) -> String {
 
 /// How far the adapter moves the logits.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Change {
+struct LogitShift {
     largest: f64,
     rms: f64,
 }
@@ -106,28 +108,28 @@ pub fn run(config: &CheckConfig) -> anyhow::Result<ExitCode> {
         report.lines().iter().for_each(|line| println!("{line}"));
     }
     Ok(match report {
-        Report::Usable(_) => ExitCode::SUCCESS,
-        Report::Unusable(_) | Report::BadText(_) => ExitCode::FAILURE,
-        Report::NotFound(_) => ExitCode::from(NOT_FOUND),
+        AdapterCheckReport::Usable(_) => ExitCode::SUCCESS,
+        AdapterCheckReport::Unusable(_) | AdapterCheckReport::BadText(_) => ExitCode::FAILURE,
+        AdapterCheckReport::NotFound(_) => ExitCode::from(NOT_FOUND),
     })
 }
 
-fn examine(config: &CheckConfig) -> anyhow::Result<Report> {
+fn examine(config: &CheckConfig) -> anyhow::Result<AdapterCheckReport> {
     let model = match resolve(&config.model, &HubSettings::from_env()) {
         Ok(model) if model.exists() => model,
         Ok(model) => return Ok(not_found("base model", &model)),
-        Err(error) => return Ok(Report::NotFound(error.to_string())),
+        Err(error) => return Ok(AdapterCheckReport::NotFound(error.to_string())),
     };
     if !config.adapter.exists() {
         return Ok(not_found("adapter", &config.adapter));
     }
     let source = model::sources::open::open(&model)?;
     let Ok((adapter, notes)) = AnyAdapter::read_with_notes(&config.adapter, source.config()) else {
-        return Ok(Report::Unusable(AnyAdapter::problems(&config.adapter, source.config())));
+        return Ok(AdapterCheckReport::Unusable(AnyAdapter::problems(&config.adapter, source.config())));
     };
     let ComparedText { template, warnings } = match adapter_text::compare(&model, &config.adapter) {
         Ok(compared) => compared,
-        Err(error) => return Ok(Report::BadText(error.to_string())),
+        Err(error) => return Ok(AdapterCheckReport::BadText(error.to_string())),
     };
     let draft = match &adapter {
         AnyAdapter::Drafts(draft) => Some(draft.shape.clone()),
@@ -137,7 +139,7 @@ fn examine(config: &CheckConfig) -> anyhow::Result<Report> {
     let prepared = Arc::new(prepared(&*source, &adapter)?);
     let (vocabulary, modules) = (adapter.vocabulary(), adapter.modules());
     let adapter = adapter.adapter();
-    Ok(Report::Usable(Facts {
+    Ok(AdapterCheckReport::Usable(AdapterFacts {
         kind,
         generation: match &template {
             Some(source) => adapter.generation.with_chat_template(source).to_string(),
@@ -153,12 +155,12 @@ fn examine(config: &CheckConfig) -> anyhow::Result<Report> {
         probe: if config.probe && draft.is_none() { Some(probe(&*source, &prepared)?) } else { None },
         draft,
         has_template: template.is_some(),
-        notes: notes.iter().map(AdapterNote::to_string).chain(warnings).collect(),
+        notes: notes.iter().map(AdapterWarning::to_string).chain(warnings).collect(),
     }))
 }
 
-fn not_found(what: &str, path: &Path) -> Report {
-    Report::NotFound(format!("there is no {what} at {}; check the path", path.display()))
+fn not_found(what: &str, path: &Path) -> AdapterCheckReport {
+    AdapterCheckReport::NotFound(format!("there is no {what} at {}; check the path", path.display()))
 }
 
 /// An adapter as an executor takes it: a DoRA meets the weights.
@@ -187,7 +189,7 @@ fn precision(source: &dyn WeightSource) -> LoraPrecision {
 }
 
 /// Compares the logits of a fixed prompt with and without the adapter.
-fn probe(source: &(dyn WeightSource + Sync), adapter: &Arc<PreparedAdapter>) -> anyhow::Result<Change> {
+fn probe(source: &(dyn WeightSource + Sync), adapter: &Arc<PreparedAdapter>) -> anyhow::Result<LogitShift> {
     let cores = process::allowed_cores()?;
     let weights = LoadedWeights::load(source, cores.len())?;
     let blocks = (adapter.virtual_tokens() + PROBE_TOKENS as usize).div_ceil(BLOCK_TOKENS);
@@ -218,13 +220,16 @@ fn probe(source: &(dyn WeightSource + Sync), adapter: &Arc<PreparedAdapter>) -> 
     Ok(change(&logits(None), &logits(Some(adapter))))
 }
 
-fn change(without: &[f32], with: &[f32]) -> Change {
+fn change(without: &[f32], with: &[f32]) -> LogitShift {
     let differences = || without.iter().zip(with).map(|(&a, &b)| (f64::from(a) - f64::from(b)).abs());
     let squares: f64 = differences().map(|difference| difference * difference).sum();
-    Change { largest: differences().fold(0.0, f64::max), rms: (squares / without.len().max(1) as f64).sqrt() }
+    LogitShift {
+        largest: differences().fold(0.0, f64::max),
+        rms: (squares / without.len().max(1) as f64).sqrt(),
+    }
 }
 
-impl Report {
+impl AdapterCheckReport {
     /// For a person.
     fn lines(&self) -> Vec<String> {
         match self {
@@ -282,7 +287,7 @@ fn problem(error: &AdapterError) -> Value {
     }
 }
 
-impl Facts {
+impl AdapterFacts {
     fn lines(&self) -> Vec<String> {
         let Self { kind, generation, modules, rank, saved, virtual_tokens, bytes, base_model, draft, .. } =
             self;
@@ -311,10 +316,10 @@ impl Facts {
         );
         lines.extend(base_model.as_ref().map(|name| format!("  trained on  {}", name.escape_debug())));
         lines.extend(self.probe.map(|change| match change {
-            Change { largest: 0.0, .. } => {
+            LogitShift { largest: 0.0, .. } => {
                 "  probe       no logit changes: the adapter does nothing".to_owned()
             }
-            Change { largest, rms } => {
+            LogitShift { largest, rms } => {
                 format!("  probe       logits change by up to {largest:.4}, {rms:.4} on average (rms)")
             }
         }));
@@ -334,7 +339,7 @@ impl Facts {
             AdapterKind::Ia3 => "ia3",
             AdapterKind::Prefix => "prefix",
         };
-        let probe = self.probe.map(|Change { largest, rms }| {
+        let probe = self.probe.map(|LogitShift { largest, rms }| {
             json!({ "changes": largest > 0.0, "largest_change": largest, "rms_change": rms, "tokens": PROBE_TOKENS })
         });
         let draft = draft.as_ref().map(|draft| {
@@ -354,7 +359,7 @@ mod tests {
 
     #[test]
     fn a_change_is_measured_by_its_largest_and_its_mean_square() {
-        assert_eq!(change(&[1.0, 2.0], &[1.0, 2.0]), Change { largest: 0.0, rms: 0.0 });
-        assert_eq!(change(&[0.0; 4], &[0.0, -2.0, 0.0, 0.0]), Change { largest: 2.0, rms: 1.0 });
+        assert_eq!(change(&[1.0, 2.0], &[1.0, 2.0]), LogitShift { largest: 0.0, rms: 0.0 });
+        assert_eq!(change(&[0.0; 4], &[0.0, -2.0, 0.0, 0.0]), LogitShift { largest: 2.0, rms: 1.0 });
     }
 }

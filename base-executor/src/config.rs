@@ -9,13 +9,13 @@ use std::{num::NonZeroU64, path::PathBuf};
 use clap::{Parser, ValueEnum};
 use model::{cuda::assist::Invocation, forward::BLOCK_TOKENS};
 use settings::{
-    AdapterDtype, ByteCount, CachePolicy, CacheWeight, ColdStart, CoreList, DeviceChoice, Draft, Gbps,
-    KvDtype, LogFormat, MAX_WORKERS, MemoryPart, Precision,
+    AdapterDtype, ByteCount, CachePolicy, CacheWeight, ColdStart, CoreList, DeviceChoice, DraftChoice, Gbps,
+    KvDtype, LogFormat, MAX_WORKERS, MemoryFraction, Precision,
 };
 use shmproto::{board::MAX_SEATS, message};
 
 pub use self::{
-    layers::{LayerFlags, LayerPlace},
+    layers::{LayerFlags, LayerSocket},
     weights::{WeightFlags, WeightReads},
 };
 use crate::engine::drafts::MAX_DRAFT_TOKENS;
@@ -25,7 +25,7 @@ const _: () = assert!(MAX_SEATS == MAX_WORKERS as usize, "every worker of a depl
 /// The process that owns the frozen base weights and runs the resident engine.
 #[derive(Debug, Clone, PartialEq, Parser)]
 #[command(name = "base-executor", version, mut_args(settings::described))]
-pub struct Config {
+pub struct ExecutorConfig {
     /// The base model: a GGUF file, a directory, or a hub name (org/name@revision).
     #[arg(long, value_name = "NAME_OR_PATH")]
     pub model: String,
@@ -89,14 +89,14 @@ pub struct Config {
     /// Memory of this host that the process may hold in all, its weights too: bytes, or a part, as 1/2 [default: fifteen
     /// sixteenths of the machine or of its control group].
     #[arg(long, value_name = "PART")]
-    pub process_memory: Option<MemoryPart>,
+    pub process_memory: Option<MemoryFraction>,
     /// A tenant's part of memory beside others, whose part is 1: alice=2; may be given many times.
     #[arg(long = "cache-weight", value_name = "TENANT=N")]
     pub cache_weights: Vec<CacheWeight>,
     /// Who drafts tokens, which are then verified several in one step: off, auto, ngram, self, or the path of a smaller model. No
     /// answer is another for it.
     #[arg(long, value_name = "DRAFT")]
-    pub draft: Draft,
+    pub draft: DraftChoice,
     /// Most drafted tokens of a sequence that a step verifies.
     #[arg(long, value_name = "N")]
     pub draft_tokens: usize,
@@ -178,7 +178,7 @@ impl From<WorkerInvocation> for Invocation {
 
 /// Why the settings make no sense.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigError {
+pub enum ExecutorConfigError {
     /// The process may not run on a core.
     #[error("--cores names core {0}, which this process may not run on; leave it out")]
     Core(usize),
@@ -250,14 +250,14 @@ pub enum ConfigError {
     LayersOff,
 }
 
-impl Config {
+impl ExecutorConfig {
     /// Checks what the types alone do not.
     ///
     /// # Errors
     /// If a value cannot work; the setting is named.
-    pub fn validated(self) -> Result<Self, ConfigError> {
+    pub fn validated(self) -> Result<Self, ExecutorConfigError> {
         let at_least = |flag, value, least| {
-            if value < least { Err(ConfigError::TooSmall { flag, value, least }) } else { Ok(()) }
+            if value < least { Err(ExecutorConfigError::TooSmall { flag, value, least }) } else { Ok(()) }
         };
         at_least("--max-running", self.max_running, 1)?;
         at_least("--max-waiting", self.max_waiting, 1)?;
@@ -268,33 +268,35 @@ impl Config {
         at_least("--draft-tokens", self.draft_tokens, 1)?;
         if self.draft_tokens > MAX_DRAFT_TOKENS {
             let (flag, value) = ("--draft-tokens", self.draft_tokens);
-            return Err(ConfigError::TooLarge { flag, value, most: MAX_DRAFT_TOKENS });
+            return Err(ExecutorConfigError::TooLarge { flag, value, most: MAX_DRAFT_TOKENS });
         }
-        let drafts = !matches!(self.draft, Draft::Off | Draft::Auto);
+        let drafts = !matches!(self.draft, DraftChoice::Off | DraftChoice::Auto);
         if drafts && self.device != DeviceChoice::Cpu {
-            return Err(ConfigError::DraftDevice);
+            return Err(ExecutorConfigError::DraftDevice);
         }
         if self.kv_dtype == KvDtype::Int8 && self.device != DeviceChoice::Cpu {
-            return Err(ConfigError::KvOfGpu);
+            return Err(ExecutorConfigError::KvOfGpu);
         }
         if self.precision != Precision::Auto && self.device != DeviceChoice::Cpu {
-            return Err(ConfigError::PrecisionOfGpu);
+            return Err(ExecutorConfigError::PrecisionOfGpu);
         }
         if self.max_workers > MAX_SEATS {
             let (flag, value) = ("--max-workers", self.max_workers);
-            return Err(ConfigError::TooLarge { flag, value, most: MAX_SEATS });
+            return Err(ExecutorConfigError::TooLarge { flag, value, most: MAX_SEATS });
         }
         self.layers.check()?;
         self.weights.check(self.device)?;
-        let is_off = self.layers.place == Some(LayerPlace::Off);
+        let is_off = self.layers.place == Some(LayerSocket::Off);
         match (self.engine, &self.socket) {
-            (EngineKind::Resident, None) => return Err(ConfigError::NoSocket),
-            (EngineKind::None, _) if is_off => return Err(ConfigError::NothingToServe),
-            (EngineKind::None, _) if self.random_weights.is_some() => return Err(ConfigError::NothingToLend),
-            (EngineKind::None, _) if !self.layers.gateways.is_empty() => {
-                return Err(ConfigError::NothingToDrive);
+            (EngineKind::Resident, None) => return Err(ExecutorConfigError::NoSocket),
+            (EngineKind::None, _) if is_off => return Err(ExecutorConfigError::NothingToServe),
+            (EngineKind::None, _) if self.random_weights.is_some() => {
+                return Err(ExecutorConfigError::NothingToLend);
             }
-            _ if is_off && self.layers.listen.is_some() => return Err(ConfigError::LayersOff),
+            (EngineKind::None, _) if !self.layers.gateways.is_empty() => {
+                return Err(ExecutorConfigError::NothingToDrive);
+            }
+            _ if is_off && self.layers.listen.is_some() => return Err(ExecutorConfigError::LayersOff),
             _ => {}
         }
         Ok(self)
@@ -322,9 +324,9 @@ mod tests {
     use super::*;
     use layer_service::settings::LayerSettings;
 
-    fn parse(arguments: &[&str]) -> Result<Config, clap::Error> {
+    fn parse(arguments: &[&str]) -> Result<ExecutorConfig, clap::Error> {
         let required = ["base-executor", "--model", "m", "--socket", "s"];
-        Config::try_parse_from(required.iter().chain(arguments))
+        ExecutorConfig::try_parse_from(required.iter().chain(arguments))
     }
 
     #[test]
@@ -359,14 +361,14 @@ mod tests {
         assert_eq!(checked(&["--layers", "a/b", "--random-weights", "1"]).unwrap().layer_socket(), None);
         assert_eq!(checked(&["--layers", "a/b"]).unwrap().layer_socket(), Some(PathBuf::from("a/b")));
         let refused = [
-            (vec!["--engine", "none", "--layers", "off"], ConfigError::NothingToServe),
-            (vec!["--engine", "none", "--random-weights", "1"], ConfigError::NothingToLend),
-            (vec!["--layer-listen", "127.0.0.1:1"], ConfigError::LayerCertificate),
-            (vec!["--device", "cuda", "--resident-weight-bytes", "1MiB"], ConfigError::StreamedToGpu),
-            (vec!["--device", "cuda", "--precision", "int8"], ConfigError::PrecisionOfGpu),
-            (vec!["--device", "cuda", "--kv-dtype", "int8"], ConfigError::KvOfGpu),
-            (vec!["--layer-cert", "c", "--layer-cert-key", "k"], ConfigError::LayerListen),
-            (vec!["--layer-gateways", "front"], ConfigError::LayerGateways),
+            (vec!["--engine", "none", "--layers", "off"], ExecutorConfigError::NothingToServe),
+            (vec!["--engine", "none", "--random-weights", "1"], ExecutorConfigError::NothingToLend),
+            (vec!["--layer-listen", "127.0.0.1:1"], ExecutorConfigError::LayerCertificate),
+            (vec!["--device", "cuda", "--resident-weight-bytes", "1MiB"], ExecutorConfigError::StreamedToGpu),
+            (vec!["--device", "cuda", "--precision", "int8"], ExecutorConfigError::PrecisionOfGpu),
+            (vec!["--device", "cuda", "--kv-dtype", "int8"], ExecutorConfigError::KvOfGpu),
+            (vec!["--layer-cert", "c", "--layer-cert-key", "k"], ExecutorConfigError::LayerListen),
+            (vec!["--layer-gateways", "front"], ExecutorConfigError::LayerGateways),
         ];
         for (arguments, error) in refused {
             assert_eq!(checked(&arguments), Err(error), "{arguments:?}");
@@ -383,11 +385,11 @@ mod tests {
     fn without_an_engine_a_place_for_split_clients_is_enough() {
         let parse = |arguments: &[&str]| {
             let required = ["base-executor", "--model", "m"];
-            Config::try_parse_from(required.iter().chain(arguments)).map(Config::validated)
+            ExecutorConfig::try_parse_from(required.iter().chain(arguments)).map(ExecutorConfig::validated)
         };
         let config = parse(&["--engine", "none", "--layers", "l"]).unwrap().unwrap();
         assert_eq!((config.socket.as_deref(), config.layer_socket()), (None, Some(PathBuf::from("l"))));
-        assert_eq!(parse(&["--layers", "l"]).unwrap(), Err(ConfigError::NoSocket));
+        assert_eq!(parse(&["--layers", "l"]).unwrap(), Err(ExecutorConfigError::NoSocket));
         assert!(parse(&["--engine", "none"]).is_err());
     }
 }

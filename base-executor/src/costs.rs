@@ -17,7 +17,9 @@ use model::{
     shape::config::ModelConfig,
 };
 
-use policy::perf::{ColdPrefill, Decision, Hands, LayerWork, PerfModel, Uptake, cores_for, fit::Fit};
+use policy::perf::{
+    ArrivalPolicy, ColdPrefill, Decision, HostCompute, LayerWork, PerfModel, cores_for, fit::Fit,
+};
 
 /// Rows of a slice that one core is timed with.
 const SLICE_ROWS: [usize; 3] = [1, 16, 64];
@@ -40,7 +42,7 @@ const TRIES: usize = 2;
 
 /// Measured costs of one executor.
 #[derive(Debug)]
-pub struct Costs {
+pub struct ColdStartModel {
     perf: PerfModel,
     config: ModelConfig,
     cores: Vec<usize>,
@@ -52,7 +54,7 @@ pub struct Costs {
 
 /// How a cold request is to be helped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Help {
+pub enum ColdStartDecision {
     /// It starts; so many workers keep up with it.
     Start {
         /// CaraServe's ceil(L / c); 0 if nothing is known yet.
@@ -62,7 +64,7 @@ pub enum Help {
     Wait,
 }
 
-impl Costs {
+impl ColdStartModel {
     /// Times one core of this machine at an adapter's arithmetic, and `pass` at short prompts. `whole_pass` is for a device
     /// that takes passes of at most so many tokens as a whole, and uses what arrives meanwhile in the next one.
     ///
@@ -125,9 +127,9 @@ impl Costs {
         tokens: usize,
         [missing_bytes, queued_bytes]: [u64; 2],
         worker_cores: &[u32],
-    ) -> Help {
+    ) -> ColdStartDecision {
         let work = layer_work(adapter, self.config.layers);
-        let hands = Hands::of(worker_cores.len(), self.cores.len());
+        let hands = HostCompute::of(worker_cores.len(), self.cores.len());
         let is_shared = |core: &&u32| self.cores.iter().any(|own| usize::try_from(**core) == Ok(*own));
         let shared = worker_cores.iter().filter(is_shared).count();
         let interference = 1.0 + shared as f64 / self.cores.len().max(1) as f64;
@@ -145,18 +147,19 @@ impl Costs {
             interference,
         };
         match self.perf.decide(&cold) {
-            Decision::Wait => Help::Wait,
+            Decision::Wait => ColdStartDecision::Wait,
             Decision::Assist => {
                 let workers =
                     self.perf.tokens_per_core(work, layers, tokens).map_or(0, |c| cores_for(tokens, c));
-                Help::Start { workers }
+                ColdStartDecision::Start { workers }
             }
         }
     }
 
     /// What of a prompt is decided on, and when what has arrived of its adapter is used.
-    fn first_pass(&self, tokens: usize) -> (usize, Uptake) {
-        self.whole_pass.map_or((tokens, Uptake::ByLayer), |most| (tokens.min(most), Uptake::ByPass))
+    fn first_pass(&self, tokens: usize) -> (usize, ArrivalPolicy) {
+        self.whole_pass
+            .map_or((tokens, ArrivalPolicy::ByLayer), |most| (tokens.min(most), ArrivalPolicy::ByPass))
     }
 
     /// Publishes what was measured, with CaraServe's c for an attention adapter of a usual rank and prompt.
@@ -200,7 +203,7 @@ impl Costs {
         // Two bytes for each number of A and B.
         let missing_bytes = work.multiply_adds.saturating_mul(2 * layers as u64);
         let (queued_bytes, interference) = (0, 1.0);
-        let hands = Hands::of(1, self.cores.len());
+        let hands = HostCompute::of(1, self.cores.len());
         let (longest, uptake) = self.first_pass(context_length.min(LONGEST_LOOK));
         let cold =
             ColdPrefill { tokens: 1, work, layers, missing_bytes, queued_bytes, uptake, hands, interference };

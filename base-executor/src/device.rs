@@ -11,8 +11,8 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use cache::{
     Cache,
-    copy::{BytesPerSecond, Class, CopyEngine, End, SubmitError, Ticket},
-    residency::{Residency, Size, Transit, Way},
+    copy::{BytesPerSecond, CopyEnd, CopyEngine, CopyPriority, SubmitError, Ticket},
+    residency::{AdapterSize, DeviceTransfer, Residency, TransferStatus},
 };
 use ids::{AdapterId, BlockId};
 use model::deltas::{
@@ -22,22 +22,22 @@ use model::deltas::{
 use shmproto::message::{AdapterStats, ColdStart, Stats};
 
 use self::blocks::Blocks;
-pub use self::settings::{Arrivals, DeviceSettings, FreeBytes};
+pub use self::settings::{ArrivalNotifier, DeviceSettings, FreeBytes};
 use crate::{
-    costs::{Costs, Help},
-    placement::{Arrival, Found, Placement, PlacementError},
+    costs::{ColdStartDecision, ColdStartModel},
+    placement::{AdapterAvailability, LoadCompletion, Placement, PlacementError},
     workers::Workers,
 };
 
 /// An adapter's copy on the device, or on its way.
 #[derive(Debug)]
-struct Resident {
+struct DeviceAdapter {
     adapter: Arc<PreparedAdapter>,
     copy: Arc<DeviceCopy>,
     way: Ticket,
 }
 
-impl Transit for Resident {
+impl DeviceTransfer for DeviceAdapter {
     fn missing_bytes(&self) -> u64 {
         self.copy.bytes().saturating_sub(self.copy.arrived_bytes())
     }
@@ -50,7 +50,7 @@ impl Transit for Resident {
         self.way.is_done()
     }
 
-    fn raise(&self, class: Class) {
+    fn raise(&self, class: CopyPriority) {
         self.way.raise(class);
     }
 
@@ -64,55 +64,55 @@ impl Transit for Resident {
 
 /// The device tier of one executor.
 #[derive(Debug)]
-pub struct Device {
+pub struct AdapterDeviceTier {
     cold_start: ColdStart,
     link: Option<BytesPerSecond>,
     /// Bytes of a block of the pool.
     block_bytes: u64,
-    residency: Residency<Arc<PreparedAdapter>, Resident>,
+    residency: Residency<Arc<PreparedAdapter>, DeviceAdapter>,
     /// Those that stay until they are unloaded, whoever uses them.
     kept: HashSet<AdapterId>,
-    carrier: Carrier,
+    carrier: AdapterUploader,
     workers: Workers,
     free: FreeBytes,
     /// `None`: nothing was measured, so nobody is told to wait.
-    costs: Option<Costs>,
+    costs: Option<ColdStartModel>,
 }
 
 /// What brings adapters to the device.
 #[derive(Debug)]
-struct Carrier {
+struct AdapterUploader {
     copies: CopyEngine,
-    arrivals: Arrivals,
+    arrivals: ArrivalNotifier,
     memory: Arc<dyn DeviceMemory>,
 }
 
-impl Carrier {
+impl AdapterUploader {
     /// Starts an adapter's way to `blocks`, unless too much is on its way.
     fn send(
         &self,
         id: AdapterId,
         adapter: &Arc<PreparedAdapter>,
         blocks: &[BlockId],
-        class: Class,
-    ) -> Result<Resident, SubmitError> {
+        class: CopyPriority,
+    ) -> Result<DeviceAdapter, SubmitError> {
         let copy = Arc::new(self.memory.copy_of(adapter.host(), blocks));
         let memory = Arc::clone(&self.memory);
         let load = Blocks { adapter: Arc::clone(adapter), copy: Arc::clone(&copy), memory };
         let arrivals = self.arrivals.clone();
         let done = move |end| {
-            if end == End::Failed {
+            if end == CopyEnd::Failed {
                 tracing::error!(adapter = %id, "an adapter's way to the device ended by a fault");
             }
             (arrivals.0)(id);
         };
         let way = self.copies.submit(class, Box::new(load), Box::new(done))?;
         adapter.set_device(Some(Arc::clone(&copy)));
-        Ok(Resident { adapter: Arc::clone(adapter), copy, way })
+        Ok(DeviceAdapter { adapter: Arc::clone(adapter), copy, way })
     }
 }
 
-impl Device {
+impl AdapterDeviceTier {
     /// An empty device tier, whose adapters are copied to `memory`.
     ///
     /// # Errors
@@ -120,9 +120,9 @@ impl Device {
     pub fn new(
         settings: DeviceSettings,
         memory: Arc<dyn DeviceMemory>,
-        arrivals: Arrivals,
+        arrivals: ArrivalNotifier,
         workers: Workers,
-        costs: Option<Costs>,
+        costs: Option<ColdStartModel>,
     ) -> std::io::Result<Self> {
         Ok(Self {
             cold_start: settings.cold_start,
@@ -130,7 +130,7 @@ impl Device {
             block_bytes: settings.block_bytes,
             residency: Residency::default(),
             kept: HashSet::new(),
-            carrier: Carrier { copies: CopyEngine::start(settings.link)?, arrivals, memory },
+            carrier: AdapterUploader { copies: CopyEngine::start(settings.link)?, arrivals, memory },
             workers,
             free: FreeBytes::new(|| 0),
             costs,
@@ -149,20 +149,20 @@ impl Device {
         pool: &mut Cache,
         id: AdapterId,
         adapter: &Arc<PreparedAdapter>,
-        class: Class,
-    ) -> Way {
+        class: CopyPriority,
+    ) -> TransferStatus {
         let size = self.size_of(adapter);
         // What has no matrices is where it is computed.
         if size.blocks == 0 {
-            return Way::There;
+            return TransferStatus::There;
         }
         self.residency.bring(pool, id, adapter, size, class)
     }
 
     /// What it takes of the pool.
-    fn size_of(&self, adapter: &PreparedAdapter) -> Size {
+    fn size_of(&self, adapter: &PreparedAdapter) -> AdapterSize {
         let blocks = adapter.device_blocks(&*self.carrier.memory);
-        Size { blocks, bytes: adapter.device_bytes() as u64 }
+        AdapterSize { blocks, bytes: adapter.device_bytes() as u64 }
     }
 
     /// Whether a request does better to wait for what is missing of its adapter.
@@ -175,8 +175,8 @@ impl Device {
                     let queued = self.residency.on_the_way_bytes().saturating_sub(missing_bytes);
                     let bytes = [missing_bytes, queued];
                     match costs.help(adapter, tokens, bytes, &self.workers.cores()) {
-                        Help::Wait => true,
-                        Help::Start { workers } => {
+                        ColdStartDecision::Wait => true,
+                        ColdStartDecision::Start { workers } => {
                             self.workers.want(workers);
                             false
                         }
@@ -194,7 +194,7 @@ impl Device {
     /// Gives adapters that are computed from the host tier alone the room that others have left.
     fn bring_those_left_out(&mut self, pool: &mut Cache) {
         for (id, adapter) in self.residency.left_out() {
-            self.bring(pool, id, &adapter, Class::Demand);
+            self.bring(pool, id, &adapter, CopyPriority::Demand);
         }
     }
 
@@ -205,12 +205,12 @@ impl Device {
     }
 }
 
-impl Placement<PreparedAdapter> for Device {
+impl Placement<PreparedAdapter> for AdapterDeviceTier {
     fn settle(&mut self, pool: &mut Cache) {
         self.residency.settle(pool);
         // What keys and values have left is room, too.
         for (id, adapter) in self.residency.left_out() {
-            self.bring(pool, id, &adapter, Class::Demand);
+            self.bring(pool, id, &adapter, CopyPriority::Demand);
         }
     }
 
@@ -220,7 +220,7 @@ impl Placement<PreparedAdapter> for Device {
     }
 
     fn blocks_of(&self, id: AdapterId, adapter: &PreparedAdapter) -> Option<u32> {
-        let Size { blocks, .. } = self.size_of(adapter);
+        let AdapterSize { blocks, .. } = self.size_of(adapter);
         (blocks > 0 && !self.residency.has_failed(id)).then_some(blocks)
     }
 
@@ -229,11 +229,11 @@ impl Placement<PreparedAdapter> for Device {
         pool: &mut Cache,
         id: AdapterId,
         adapter: &Arc<PreparedAdapter>,
-    ) -> Result<Arrival, PlacementError> {
-        let Size { bytes, blocks } = self.size_of(adapter);
+    ) -> Result<LoadCompletion, PlacementError> {
+        let AdapterSize { bytes, blocks } = self.size_of(adapter);
         let (class, must_fit) = match self.cold_start {
-            ColdStart::Cached => (Class::Demand, true),
-            ColdStart::OnDemand | ColdStart::CpuAssist => (Class::Preload, false),
+            ColdStart::Cached => (CopyPriority::Demand, true),
+            ColdStart::OnDemand | ColdStart::CpuAssist => (CopyPriority::Preload, false),
         };
         // On demand it has to fit some day; otherwise it can be computed from the host tier for ever.
         if self.cold_start == ColdStart::OnDemand && blocks > pool.max_adapter_blocks() {
@@ -241,22 +241,22 @@ impl Placement<PreparedAdapter> for Device {
             return Err(PlacementError::TierFull { asked_bytes: bytes, held_bytes: 0, limit_bytes });
         }
         if self.residency.has_failed(id) {
-            return Ok(Arrival::Now);
+            return Ok(LoadCompletion::Now);
         }
         // What must be there takes the room of history, what may come only what is free.
         let [free, idle] = pool.room_for_adapter();
         let room = if must_fit { idle } else { free };
         if !pool.has_adapter_place(id) && blocks as usize > room {
-            return if must_fit { Err(self.no_room(pool, bytes)) } else { Ok(Arrival::Now) };
+            return if must_fit { Err(self.no_room(pool, bytes)) } else { Ok(LoadCompletion::Now) };
         }
         let way = self.bring(pool, id, adapter, class);
-        if must_fit && way != Way::NoRoom && self.kept.insert(id) {
+        if must_fit && way != TransferStatus::NoRoom && self.kept.insert(id) {
             self.residency.hold(pool, id);
         }
         match way {
-            Way::Missing { .. } if must_fit => Ok(Arrival::Later),
-            Way::NoRoom if must_fit => Err(self.no_room(pool, bytes)),
-            _ => Ok(Arrival::Now),
+            TransferStatus::Missing { .. } if must_fit => Ok(LoadCompletion::Later),
+            TransferStatus::NoRoom if must_fit => Err(self.no_room(pool, bytes)),
+            _ => Ok(LoadCompletion::Now),
         }
     }
 
@@ -281,21 +281,21 @@ impl Placement<PreparedAdapter> for Device {
         id: AdapterId,
         adapter: &Arc<PreparedAdapter>,
         tokens: usize,
-    ) -> Found {
-        let found = match self.bring(pool, id, adapter, Class::Demand) {
-            Way::There => Found::OnDevice,
-            Way::Missing { bytes } if self.should_wait(adapter, tokens, bytes) => {
+    ) -> AdapterAvailability {
+        let found = match self.bring(pool, id, adapter, CopyPriority::Demand) {
+            TransferStatus::There => AdapterAvailability::OnDevice,
+            TransferStatus::Missing { bytes } if self.should_wait(adapter, tokens, bytes) => {
                 self.residency.await_arrival(pool, id);
-                Found::MustWait
+                AdapterAvailability::MustWait
             }
-            Way::NoRoom if self.waits_for_room(id) => Found::MustWait,
-            Way::Missing { .. } => Found::Missing,
-            Way::NoRoom => {
+            TransferStatus::NoRoom if self.waits_for_room(id) => AdapterAvailability::MustWait,
+            TransferStatus::Missing { .. } => AdapterAvailability::Missing,
+            TransferStatus::NoRoom => {
                 self.residency.leave_out(id, adapter);
-                Found::Missing
+                AdapterAvailability::Missing
             }
         };
-        if found != Found::MustWait {
+        if found != AdapterAvailability::MustWait {
             self.residency.hold(pool, id);
         }
         found

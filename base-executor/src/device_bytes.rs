@@ -1,9 +1,9 @@
 //! The device's memory, as an operator divided it.
 
-use cache::Settings;
+use cache::CacheSettings;
 use model::forward::BLOCK_TOKENS;
 
-use crate::config::Config;
+use crate::config::ExecutorConfig;
 
 /// What each of two may take of the device's memory unless told otherwise.
 const DEFAULT_BYTES: u64 = 512 << 20;
@@ -21,7 +21,7 @@ pub struct DeviceBytes {
 
 impl DeviceBytes {
     /// What `config` says.
-    pub(crate) fn of(config: &Config) -> Self {
+    pub(crate) fn of(config: &ExecutorConfig) -> Self {
         let [all, kv, adapters] = [config.device_bytes, config.kv_bytes, config.device_adapter_bytes]
             .map(|said| said.map(|bytes| bytes.0));
         Self { all, kv, adapters }
@@ -39,7 +39,7 @@ impl DeviceBytes {
 
     /// The pool of `blocks` blocks, as the cache divides it: all are anybody's, beside room for one sequence of `context` blocks,
     /// or a quarter.
-    pub(crate) fn divide(self, blocks: u32, context: u32, block_bytes: usize) -> Settings {
+    pub(crate) fn divide(self, blocks: u32, context: u32, block_bytes: usize) -> CacheSettings {
         // Less than a block is one, or a small bound would be none.
         let of = |bytes: u64| {
             let whole = bytes / (block_bytes as u64).max(1);
@@ -48,6 +48,10 @@ impl DeviceBytes {
         let max_kv_blocks = self.kv.map_or(blocks, of).clamp(1, blocks);
         let sure = context.min(max_kv_blocks).min(blocks - blocks / 4);
         let max_adapter_blocks = self.adapters.map_or(blocks, of).min(blocks - sure);
-        Settings { max_kv_blocks, max_adapter_blocks, ..Settings::device_alone(blocks, BLOCK_TOKENS) }
+        CacheSettings {
+            max_kv_blocks,
+            max_adapter_blocks,
+            ..CacheSettings::device_alone(blocks, BLOCK_TOKENS)
+        }
     }
 }

@@ -59,10 +59,10 @@ use tokio::sync::mpsc;
 
 pub(crate) use self::sequence::failure;
 use self::{
-    admission::Refusal,
-    computing::Computing,
+    admission::AdmissionRefusal,
+    computing::ModelRunner,
     drafts::Drafts,
-    event::{ConnectionId, Event},
+    event::{ConnectionId, EngineEvent},
     layers::LayerService,
     outboxes::Outboxes,
     queues::Queues,
@@ -70,11 +70,11 @@ use self::{
     tiers::Tiers,
 };
 use crate::{
-    below::Below,
+    below::KvOffload,
     budget::MemoryBudget,
-    grammars::Helpers,
+    grammars::GrammarWorkers,
     placement::Placement,
-    pulse::{DeviceLost, Figures, Pulse},
+    pulse::{ComputeHeartbeat, DeviceLost, EngineGauges},
 };
 
 /// Rows of logits that prompt log-probabilities may take in a step: a row is as long as the vocabulary.
@@ -85,7 +85,7 @@ const EVENTS_PER_STEP: usize = 1024;
 
 /// What the engine holds itself to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct EngineLimits {
     /// Sequences computed together.
     pub max_running: usize,
     /// Requests that wait for their turn.
@@ -100,7 +100,7 @@ pub struct Limits {
     pub context_length: usize,
 }
 
-impl Limits {
+impl EngineLimits {
     /// Those of a step.
     fn batch(&self) -> BatchLimits {
         let Self { max_running, chunk_tokens, .. } = *self;
@@ -110,20 +110,20 @@ impl Limits {
 
 /// The engine over a forward pass.
 pub struct Engine<P: ForwardPass> {
-    computing: Computing<P>,
+    computing: ModelRunner<P>,
     queues: Queues<P::Adapter>,
     tiers: Tiers<P::Adapter>,
     kv: Cache,
-    below: Below,
+    below: KvOffload,
     outboxes: Outboxes,
     drafts: Drafts,
-    grammars: Option<Helpers>,
-    limits: Limits,
+    grammars: Option<GrammarWorkers>,
+    limits: EngineLimits,
     clock: Box<dyn Clock>,
     began_at: Instant,
     welcome: Welcome,
     stats: Stats,
-    pulse: Pulse,
+    pulse: ComputeHeartbeat,
     /// When to give up what still runs; set once the process is to end.
     draining_until: Option<Instant>,
     /// The last step found no memory.
@@ -141,16 +141,16 @@ impl<P: ForwardPass> std::fmt::Debug for Engine<P> {
 impl<P: ForwardPass> Engine<P> {
     /// An idle engine. `welcome` is what gateways are told; its list of adapters is filled in here.
     #[must_use]
-    pub fn new(pass: P, limits: Limits, welcome: Welcome, clock: Box<dyn Clock>) -> Self {
+    pub fn new(pass: P, limits: EngineLimits, welcome: Welcome, clock: Box<dyn Clock>) -> Self {
         Self {
-            computing: Computing::new(pass),
+            computing: ModelRunner::new(pass),
             queues: Queues::default(),
             tiers: Tiers::new(),
-            kv: Cache::new(cache::Settings {
+            kv: Cache::new(cache::CacheSettings {
                 max_adapter_blocks: 0,
-                ..cache::Settings::device_alone(limits.kv_blocks, BLOCK_TOKENS)
+                ..cache::CacheSettings::device_alone(limits.kv_blocks, BLOCK_TOKENS)
             }),
-            below: Below::default(),
+            below: KvOffload::default(),
             outboxes: Outboxes::default(),
             drafts: Drafts::default(),
             grammars: None,
@@ -159,7 +159,7 @@ impl<P: ForwardPass> Engine<P> {
             clock,
             welcome,
             stats: Stats::default(),
-            pulse: Pulse::default(),
+            pulse: ComputeHeartbeat::default(),
             draining_until: None,
             is_short: false,
             budget: MemoryBudget::default(),
@@ -168,7 +168,7 @@ impl<P: ForwardPass> Engine<P> {
 
     /// Shows its turns on `pulse`.
     #[must_use]
-    pub fn with_pulse(self, pulse: Pulse) -> Self {
+    pub fn with_pulse(self, pulse: ComputeHeartbeat) -> Self {
         Self { pulse, ..self }
     }
 
@@ -181,7 +181,7 @@ impl<P: ForwardPass> Engine<P> {
 
     /// Keeps keys and values in `below` when they leave the device, as `cache` decides.
     #[must_use]
-    pub fn with_memory(mut self, cache: Cache, below: Below) -> Self {
+    pub fn with_memory(mut self, cache: Cache, below: KvOffload) -> Self {
         // What a sequence may take at most, however many adapters are in use, decides which are refused.
         self.limits.kv_blocks = self.limits.kv_blocks.min(cache.sure_kv_blocks());
         self.welcome.kv_blocks = self.limits.kv_blocks;
@@ -197,7 +197,7 @@ impl<P: ForwardPass> Engine<P> {
 
     /// Has `grammars` find out what may come next where an answer has to look like something; without, such requests are refused.
     #[must_use]
-    pub fn with_grammars(self, grammars: Helpers) -> Self {
+    pub fn with_grammars(self, grammars: GrammarWorkers) -> Self {
         Self { grammars: Some(grammars), ..self }
     }
 
@@ -218,7 +218,7 @@ impl<P: ForwardPass> Engine<P> {
     ///
     /// # Errors
     /// The device is lost. Nothing is answered any more: gateways redo what was under way once the process is back.
-    pub fn run(mut self, mut events: mpsc::Receiver<Event<P::Adapter>>) -> Result<(), DeviceLost> {
+    pub fn run(mut self, mut events: mpsc::Receiver<EngineEvent<P::Adapter>>) -> Result<(), DeviceLost> {
         while self.take_events(&mut events) {
             let begin = self.clock.now();
             self.step();
@@ -232,7 +232,7 @@ impl<P: ForwardPass> Engine<P> {
 
     /// Takes in what has happened, waiting for something if there is nothing to compute. Returns false when the
     /// engine is done.
-    fn take_events(&mut self, events: &mut mpsc::Receiver<Event<P::Adapter>>) -> bool {
+    fn take_events(&mut self, events: &mut mpsc::Receiver<EngineEvent<P::Adapter>>) -> bool {
         if !self.queues.has_work() {
             if self.is_idle()
                 && self.draining_until.is_some_and(|until| self.is_kept() || until <= self.clock.now())
@@ -252,8 +252,8 @@ impl<P: ForwardPass> Engine<P> {
         true
     }
 
-    fn figures(&self) -> Figures {
-        Figures {
+    fn figures(&self) -> EngineGauges {
+        EngineGauges {
             adapters: count(self.tiers.len()),
             running: count(self.queues.running().len()),
             waiting: count(self.queues.idle().count()),
@@ -297,25 +297,25 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     /// Reacts to an event; answers are sent at the end of the next step.
-    pub fn handle(&mut self, event: Event<P::Adapter>) {
+    pub fn handle(&mut self, event: EngineEvent<P::Adapter>) {
         match event {
-            Event::Connected { connection, outbox } => {
+            EngineEvent::Connected { connection, outbox } => {
                 self.outboxes.open(connection, outbox);
                 self.greet(connection);
             }
-            Event::Greeted(connection) => self.greet(connection),
-            Event::Disconnected(connection) => self.forget(connection),
-            Event::Generate { connection, request, received_at } => {
+            EngineEvent::Greeted(connection) => self.greet(connection),
+            EngineEvent::Disconnected(connection) => self.forget(connection),
+            EngineEvent::Generate { connection, request, received_at } => {
                 self.generate(connection, request, received_at)
             }
-            Event::Cancel(caller) => self.cancel(caller),
-            Event::AdapterLoaded { caller, loaded } => self.adapter_loaded(caller, loaded),
-            Event::AdapterArrived(id) => self.adapter_arrived(id),
-            Event::FileCopied(copy) => self.file_copied(&copy),
-            Event::UnloadAdapter { connection, call } => self.unload_adapter(connection, &call),
-            Event::GetStats(caller) => self.answer_stats(caller),
-            Event::Pulse => {}
-            Event::Drain { until } => {
+            EngineEvent::Cancel(caller) => self.cancel(caller),
+            EngineEvent::AdapterLoaded { caller, loaded } => self.adapter_loaded(caller, loaded),
+            EngineEvent::AdapterArrived(id) => self.adapter_arrived(id),
+            EngineEvent::FileCopied(copy) => self.file_copied(&copy),
+            EngineEvent::UnloadAdapter { connection, call } => self.unload_adapter(connection, &call),
+            EngineEvent::GetStats(caller) => self.answer_stats(caller),
+            EngineEvent::Pulse => {}
+            EngineEvent::Drain { until } => {
                 failpoint::pass("executor.drain_begun");
                 self.draining_until = Some(until);
                 if let Some(layers) = &self.computing.layers {
@@ -376,7 +376,7 @@ impl<P: ForwardPass> Engine<P> {
     fn expire(&mut self) {
         let now = self.clock.now();
         if self.draining_until.is_some_and(|until| until <= now) {
-            self.fail_where(|_| true, &Refusal::ShuttingDown.into());
+            self.fail_where(|_| true, &AdmissionRefusal::ShuttingDown.into());
         }
         let message = "the request's deadline has passed; allow more time or ask for fewer tokens".to_owned();
         let error = WireError { code: ErrorCode::DeadlineExceeded, message };

@@ -1,6 +1,6 @@
 //! What unit tests of several modules stand on.
 
-use model::shape::config::{ModelConfig, Rope, RopeScaling, Traits};
+use model::shape::config::{ArchFlags, ModelConfig, Rope, RopeScaling};
 
 /// A model of one head, all of whose sides are `width`.
 pub(crate) fn square_model(width: usize, layers: usize) -> ModelConfig {
@@ -19,7 +19,7 @@ pub(crate) fn square_model(width: usize, layers: usize) -> ModelConfig {
         tied_head: true,
         context_length: 64,
         sliding_window: None,
-        traits: Traits::default(),
+        traits: ArchFlags::default(),
         experts: None,
     }
 }

@@ -6,7 +6,7 @@
 //!   compiling  | compile .........................................
 //! ```
 //!
-//! A [`Guide`] is one sequence's way through its grammar. While a pass computes the sequence's logits a thread takes in the tokens
+//! A [`GrammarState`] is one sequence's way through its grammar. While a pass computes the sequence's logits a thread takes in the tokens
 //! that were drawn last and finds out which may come next, and behind each drafted token, which may come there. The compute thread
 //! asks for that when the logits are there and waits for [`LOOK_BUDGET`] at most: a sequence whose answer is later sits that step
 //! out alone, and its token is computed again in a later one.
@@ -20,7 +20,7 @@
 //!
 //! # Layout
 //!
-//! - `guide`: the side of a sequence. `compiling`, `looking`: the threads. [`Helpers`], here: all of them.
+//! - `guide`: the side of a sequence. `compiling`, `looking`: the threads. [`GrammarWorkers`], here: all of them.
 
 mod compiling;
 mod guide;
@@ -45,12 +45,12 @@ use text::{
 
 use self::{
     compiling::{Compile, Compilers},
-    looking::Work,
+    looking::GrammarWork,
 };
-pub(crate) use self::{guide::Guide, looking::Allowed};
+pub(crate) use self::{guide::GrammarState, looking::AllowedTokens};
 
 /// Wakes the engine, so that it makes its next step.
-type Bell = Arc<dyn Fn() + Send + Sync>;
+type EngineWaker = Arc<dyn Fn() + Send + Sync>;
 
 /// How long the compute thread waits for all looks of a step together, once the logits are there.
 pub const LOOK_BUDGET: Duration = Duration::from_millis(5);
@@ -68,7 +68,7 @@ const NO_LIMIT: usize = usize::MAX;
 
 /// Why a sequence has no guide, or none any more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum GuideError {
+pub enum GrammarStateError {
     /// What comes from a gateway cannot be honoured; gateways find that out before.
     #[error("the grammar cannot be used: {0}")]
     Grammar(String),
@@ -84,19 +84,19 @@ pub enum GuideError {
 pub type Vocabulary = Box<dyn Fn() -> anyhow::Result<Tokens> + Send + Sync>;
 
 /// The threads, from the side of the engine.
-pub struct Helpers {
-    work: Arc<TenantQueue<Work>>,
+pub struct GrammarWorkers {
+    work: Arc<TenantQueue<GrammarWork>>,
     compiling: Arc<TenantQueue<Compile>>,
     budget: Duration,
 }
 
-impl fmt::Debug for Helpers {
+impl fmt::Debug for GrammarWorkers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Helpers").field("budget", &self.budget).finish_non_exhaustive()
     }
 }
 
-impl Helpers {
+impl GrammarWorkers {
     /// Those for the vocabulary of the model at `path`, whose processes that compile are `program`. `bell` is called, on a helper's
     /// thread, whenever a sequence that waits can go on.
     ///
@@ -122,7 +122,7 @@ impl Helpers {
     ) -> anyhow::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let lookers = (cores / CORES_PER_LOOKER).clamp(MIN_LOOKERS, MAX_LOOKERS);
-        let bell: Bell = Arc::new(bell);
+        let bell: EngineWaker = Arc::new(bell);
         let work = Arc::new(TenantQueue::new(NO_LIMIT, lookers));
         let compiling = Arc::new(TenantQueue::new(NO_LIMIT, PROCESSES));
         // What is started is told to end if not all of it can be.
@@ -143,8 +143,8 @@ impl Helpers {
     }
 
     /// A way through the grammar that `source` says, for a sequence of `tenant` whose answer begins behind its first `begin` tokens.
-    pub(crate) fn guide(&self, tenant: TenantId, source: String, begin: usize) -> Guide {
-        Guide::new(Arc::clone(&self.work), tenant, source, begin)
+    pub(crate) fn guide(&self, tenant: TenantId, source: String, begin: usize) -> GrammarState {
+        GrammarState::new(Arc::clone(&self.work), tenant, source, begin)
     }
 
     /// How long the compute thread waits for the looks of a step.
@@ -153,7 +153,7 @@ impl Helpers {
     }
 }
 
-impl Drop for Helpers {
+impl Drop for GrammarWorkers {
     fn drop(&mut self) {
         self.work.close();
         self.compiling.close();

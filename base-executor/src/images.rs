@@ -2,7 +2,7 @@
 
 mod library;
 
-pub use library::Library;
+pub use library::ImageRegistry;
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ pub enum PublishError {
 pub fn publish(
     mut encoded: EncodedAdapter,
     config: &ModelConfig,
-    library: &Library,
+    library: &ImageRegistry,
 ) -> Result<Arc<PreparedAdapter>, PublishError> {
     if let Some(scale) =
         encoded.modules.iter().map(|module| module.matrix.scale).find(|scale| !scale.is_finite())
@@ -92,7 +92,7 @@ fn place(offset: u64) -> usize {
 mod tests {
     use ids::Generation;
     use kernels::lora::LoraPrecision;
-    use model::adapter::{Adapter, Method, Prefix};
+    use model::adapter::{Adapter, MethodWeights, Prefix};
 
     use super::*;
     use crate::fixtures::square_model;
@@ -101,10 +101,10 @@ mod tests {
     fn an_adapter_without_matrices_is_not_offered_to_workers() {
         let config = square_model(64, 1);
         let prefix = Prefix { tokens: 3, layers: 1, width: 64, values: vec![1.0; 3 * 2 * 64] };
-        let method = Method::Prefix(Arc::new(prefix));
+        let method = MethodWeights::Prefix(Arc::new(prefix));
         let generation = Generation([0; 32]);
         let adapter = Adapter { generation, method, base_model: None, stored_in_16_bits: false };
-        let library = Library::new().unwrap();
+        let library = ImageRegistry::new().unwrap();
         let encoded = EncodedAdapter::new(&adapter, &config, LoraPrecision::Compact);
         let prepared = publish(encoded, &config, &library).unwrap();
         assert!(library.images().is_empty());

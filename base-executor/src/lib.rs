@@ -83,25 +83,25 @@ use std::{
 use anyhow::Context as _;
 use model::forward::{BLOCK_TOKENS, ForwardPass};
 use policy::clock::SystemClock;
-use settings::{DeviceChoice, Draft};
+use settings::{DeviceChoice, DraftChoice};
 use shmproto::message::{ColdStart, PROTOCOL_VERSION, Welcome};
 use text::sandbox::OWN_PROGRAM;
 use tokio::sync::{mpsc, oneshot};
 
 use self::{
     adapters::Budget,
-    author::Agency,
-    below::FileCopies,
-    config::{Config, EngineKind},
-    device::Arrivals,
-    engine::{Engine, Limits, drafts::Drafts, event::Event},
-    grammars::Helpers,
+    author::DrafterFactory,
+    below::CopyNotifier,
+    config::{EngineKind, ExecutorConfig},
+    device::ArrivalNotifier,
+    engine::{Engine, EngineLimits, drafts::Drafts, event::EngineEvent},
+    grammars::GrammarWorkers,
     loader::Loader,
     memory::MemorySettings,
-    progress::Progress,
-    pulse::Pulse,
-    resident::{Facts, Resident, cpu, cuda},
-    service::Doors,
+    progress::LoadingProgress,
+    pulse::ComputeHeartbeat,
+    resident::{ModelFacts, OpenedModel, cpu, cuda},
+    service::ServerHandles,
 };
 
 /// Events that wait for the engine; whoever sends more waits too.
@@ -114,7 +114,7 @@ const LOAD_QUEUE: usize = 64;
 ///
 /// # Errors
 /// If it cannot start, or its engine stops of itself.
-pub fn run(config: &Config) -> anyhow::Result<()> {
+pub fn run(config: &ExecutorConfig) -> anyhow::Result<()> {
     process::start_log(config.log_format);
     process::raise_limit_of_files();
     if let Some(cores) = &config.cores {
@@ -129,15 +129,16 @@ pub fn run(config: &Config) -> anyhow::Result<()> {
             return alone::run(config, shutdown, say_ready).await;
         };
         let opened = config.clone();
-        let settings = Settings::of(config);
+        let settings = ServeSettings::of(config);
         match config.device {
             DeviceChoice::Cpu => {
-                let open = move |progress: &Progress, arrivals| cpu::open(&opened, progress, arrivals);
+                let open = move |progress: &LoadingProgress, arrivals| cpu::open(&opened, progress, arrivals);
                 serve(socket, settings, open, shutdown, say_ready).await
             }
             DeviceChoice::Cuda { ordinal } => {
-                let open =
-                    move |progress: &Progress, arrivals| cuda::open(&opened, ordinal, progress, arrivals);
+                let open = move |progress: &LoadingProgress, arrivals| {
+                    cuda::open(&opened, ordinal, progress, arrivals)
+                };
                 serve(socket, settings, open, shutdown, say_ready).await
             }
         }
@@ -152,7 +153,7 @@ fn say_ready() {
 
 /// What [`serve`] holds itself to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct ServeSettings {
     /// Requests computed together.
     pub max_running: usize,
     /// Requests that may wait.
@@ -164,7 +165,7 @@ pub struct Settings {
     /// Longest sequence in tokens, if shorter than the model's own.
     pub context_length: Option<usize>,
     /// Who drafts tokens.
-    pub draft: Draft,
+    pub draft: DraftChoice,
     /// Most drafted tokens of a sequence that a step verifies.
     pub draft_tokens: usize,
     /// What a request does whose adapter is not on the device.
@@ -173,9 +174,9 @@ pub struct Settings {
     pub memory: MemorySettings,
 }
 
-impl Settings {
-    fn of(config: &Config) -> Self {
-        let Config { max_running, max_waiting, max_waiting_tokens, chunk_tokens, .. } = *config;
+impl ServeSettings {
+    fn of(config: &ExecutorConfig) -> Self {
+        let ExecutorConfig { max_running, max_waiting, max_waiting_tokens, chunk_tokens, .. } = *config;
         Self {
             max_running,
             max_waiting,
@@ -190,18 +191,18 @@ impl Settings {
     }
 
     /// Who drafts, where there may be a `model` for it.
-    fn drafts(&self, model: Option<Agency>) -> Drafts {
+    fn drafts(&self, model: Option<DrafterFactory>) -> Drafts {
         let by = |agency| Drafts::by(self.draft_tokens, agency);
         match &self.draft {
-            Draft::Off => Drafts::default(),
-            Draft::Auto => by(Some(Agency::ngram())).or_itself(),
-            Draft::Ngram => by(Some(Agency::ngram())),
-            Draft::EarlyExit => by(None).or_itself(),
-            Draft::Model(_) => by(model),
+            DraftChoice::Off => Drafts::default(),
+            DraftChoice::Auto => by(Some(DrafterFactory::ngram())).or_itself(),
+            DraftChoice::Ngram => by(Some(DrafterFactory::ngram())),
+            DraftChoice::EarlyExit => by(None).or_itself(),
+            DraftChoice::Model(_) => by(model),
         }
     }
 
-    fn context_length(&self, facts: &Facts) -> usize {
+    fn context_length(&self, facts: &ModelFacts) -> usize {
         self.context_length.map_or(facts.context_length, |cap| cap.min(facts.context_length))
     }
 }
@@ -213,8 +214,8 @@ impl Settings {
 /// If the socket cannot be bound, the model cannot be opened, or the engine stops of itself.
 pub async fn serve<P, L>(
     socket: &Path,
-    settings: Settings,
-    open: impl FnOnce(&Progress, Arrivals) -> anyhow::Result<Resident<P, L>> + Send + 'static,
+    settings: ServeSettings,
+    open: impl FnOnce(&LoadingProgress, ArrivalNotifier) -> anyhow::Result<OpenedModel<P, L>> + Send + 'static,
     mut shutdown: mpsc::Receiver<Duration>,
     on_ready: impl FnOnce(),
 ) -> anyhow::Result<()>
@@ -224,16 +225,16 @@ where
 {
     let mut bound = service::bind(socket).await?;
     failpoint::pass("executor.after_bind");
-    let (progress, watched) = Progress::new();
+    let (progress, watched) = LoadingProgress::new();
     let (engine_sender, events) = mpsc::channel(EVENT_QUEUE);
     let (opened_sender, opened) = oneshot::channel();
     let (ended, engine_ended) = oneshot::channel();
-    let pulse = Pulse::default();
+    let pulse = ComputeHeartbeat::default();
     let signs = pulse.clone();
     let tell = teller(&engine_sender);
-    let arrivals = Arrivals::new(move |id| tell(Event::AdapterArrived(id)));
+    let arrivals = ArrivalNotifier::new(move |id| tell(EngineEvent::AdapterArrived(id)));
     let tell = teller(&engine_sender);
-    let copied = FileCopies::new(move |copy| tell(Event::FileCopied(copy)));
+    let copied = CopyNotifier::new(move |copy| tell(EngineEvent::FileCopied(copy)));
     let ring = bell(&engine_sender);
     let wanted = settings.clone();
     // The thread that opens the model is the one that computes: it owns what it opens from the beginning.
@@ -266,8 +267,11 @@ where
     systemd::ready();
     let posted = tokio::spawn(systemd::keep_posted(pulse, bell(&engine_sender)));
     on_ready();
-    service::serve(bound, Doors { engine: engine_sender, loader: loader_sender, engine_ended, shutdown })
-        .await;
+    service::serve(
+        bound,
+        ServerHandles { engine: engine_sender, loader: loader_sender, engine_ended, shutdown },
+    )
+    .await;
     posted.abort();
     let ended = engine.join();
     ended
@@ -277,7 +281,7 @@ where
 
 /// Tells the engine something, from a thread that may wait while the engine's queue is full. If the engine has ended, nobody
 /// needs to know.
-fn teller<A>(engine: &mpsc::Sender<Event<A>>) -> impl Fn(Event<A>) + use<A> {
+fn teller<A>(engine: &mpsc::Sender<EngineEvent<A>>) -> impl Fn(EngineEvent<A>) + use<A> {
     let engine = engine.downgrade();
     move |event| {
         if let Some(engine) = engine.upgrade() {
@@ -287,31 +291,31 @@ fn teller<A>(engine: &mpsc::Sender<Event<A>>) -> impl Fn(Event<A>) + use<A> {
 }
 
 /// Has the engine turn, whatever else it does: a full queue makes it turn, too.
-fn bell<A: Send + Sync + 'static>(engine: &mpsc::Sender<Event<A>>) -> impl Fn() + Send + Sync + use<A> {
+fn bell<A: Send + Sync + 'static>(engine: &mpsc::Sender<EngineEvent<A>>) -> impl Fn() + Send + Sync + use<A> {
     let engine = engine.downgrade();
     move || {
         if let Some(engine) = engine.upgrade() {
-            let _ = engine.try_send(Event::Pulse);
+            let _ = engine.try_send(EngineEvent::Pulse);
         }
     }
 }
 
 /// An engine over an opened model, and the loader beside it.
 fn prepare<P, L>(
-    resident: Resident<P, L>,
-    settings: &Settings,
-    pulse: Pulse,
-    copied: FileCopies,
+    resident: OpenedModel<P, L>,
+    settings: &ServeSettings,
+    pulse: ComputeHeartbeat,
+    copied: CopyNotifier,
     bell: impl Fn() + Send + Sync + 'static,
 ) -> anyhow::Result<(Engine<P>, (L, Budget))>
 where
     P: ForwardPass,
 {
-    let Resident { pass, loader, placement, layers, budget, draft_model, facts } = resident;
+    let OpenedModel { pass, loader, placement, layers, budget, draft_model, facts } = resident;
     let limits = limits(settings, &facts);
     let (cache, below) =
         memory::open(&settings.memory, &pass, &facts, limits.context_length, &budget.history, copied)?;
-    let grammars = Helpers::of_model(facts.model_path.clone().into(), OWN_PROGRAM.into(), bell)?;
+    let grammars = GrammarWorkers::of_model(facts.model_path.clone().into(), OWN_PROGRAM.into(), bell)?;
     let welcome = welcome(facts, settings, pass.vocab_size(), budget.adapters.limit_bytes());
     let engine = Engine::new(pass, limits, welcome, Box::new(SystemClock));
     let engine = engine.with_pulse(pulse).with_placement(placement).with_memory(cache, below);
@@ -340,14 +344,19 @@ pub(crate) fn spawn<T: Send + 'static>(
     spawned.with_context(|| format!("cannot start the {name} thread"))
 }
 
-fn limits(settings: &Settings, facts: &Facts) -> Limits {
-    let Settings { max_running, max_waiting, max_waiting_tokens, chunk_tokens, .. } = *settings;
+fn limits(settings: &ServeSettings, facts: &ModelFacts) -> EngineLimits {
+    let ServeSettings { max_running, max_waiting, max_waiting_tokens, chunk_tokens, .. } = *settings;
     let context_length = settings.context_length(facts);
     let kv_blocks = facts.kv_blocks;
-    Limits { max_running, max_waiting, max_waiting_tokens, chunk_tokens, context_length, kv_blocks }
+    EngineLimits { max_running, max_waiting, max_waiting_tokens, chunk_tokens, context_length, kv_blocks }
 }
 
-fn welcome(facts: Facts, settings: &Settings, vocab_size: usize, adapter_budget_bytes: u64) -> Welcome {
+fn welcome(
+    facts: ModelFacts,
+    settings: &ServeSettings,
+    vocab_size: usize,
+    adapter_budget_bytes: u64,
+) -> Welcome {
     let word = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     Welcome {
         version: PROTOCOL_VERSION,

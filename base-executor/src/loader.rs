@@ -7,18 +7,18 @@ use std::{
     sync::Arc,
 };
 
-use failpoint::Outcome;
+use failpoint::FailpointOutcome;
 use ids::{AdapterId, TenantId};
 use model::adapter::{
     AnyAdapter,
-    sum::{SumError, sum},
+    sum::{AdapterMergeError, sum},
 };
 use shmproto::message::{AdapterPart, ErrorCode, LoadAdapter, WireError};
 use tokio::sync::mpsc;
 
 use crate::{
-    adapters::{Budget, ClaimError, Loaded, Prepared, Role},
-    engine::event::{Caller, ConnectionId, Event},
+    adapters::{AdapterLoadOutcome, AdapterRole, Budget, ClaimError, ResidentAdapter},
+    engine::event::{ConnectionId, EngineEvent, RequestKey},
 };
 
 /// Reads adapters and prepares them for one forward pass.
@@ -47,18 +47,18 @@ pub trait Loader: Send + 'static {
     ///
     /// # Errors
     /// If there is no memory, or no descriptor, for it, or a draft that cannot be served; the text reaches the caller.
-    fn prepare(&self, adapter: AnyAdapter) -> Result<Ready<Self::Adapter>, PrepareError>;
+    fn prepare(&self, adapter: AnyAdapter) -> Result<PassReadyAdapter<Self::Adapter>, PrepareError>;
 }
 
 /// An adapter in the form the forward pass takes.
 #[derive(Debug)]
-pub struct Ready<A> {
+pub struct PassReadyAdapter<A> {
     /// It.
     pub adapter: Arc<A>,
     /// Bytes that form has.
     pub bytes: u64,
     /// What it is for.
-    pub role: Role,
+    pub role: AdapterRole,
 }
 
 /// Why an adapter that was read cannot be used.
@@ -93,7 +93,7 @@ enum LoadError {
     #[error(transparent)]
     Claim(#[from] ClaimError),
     #[error("these adapters cannot be added up: {0}")]
-    Sum(#[from] SumError),
+    Sum(#[from] AdapterMergeError),
     #[error("loading the adapter at {path} failed by a fault of the executor; its log says more")]
     Internal { path: String },
 }
@@ -114,18 +114,18 @@ pub fn run<L: Loader>(
     loader: &L,
     budget: &Budget,
     mut calls: mpsc::Receiver<LoadCall>,
-    engine: &mpsc::Sender<Event<L::Adapter>>,
+    engine: &mpsc::Sender<EngineEvent<L::Adapter>>,
 ) {
     while let Some(LoadCall { connection, call }) = calls.blocking_recv() {
-        let caller = Caller { connection, request: call.request };
+        let caller = RequestKey { connection, request: call.request };
         let loaded = catch_unwind(AssertUnwindSafe(|| load(loader, budget, &call)))
             .unwrap_or_else(|_| Err(LoadError::Internal { path: told(&call) }));
         let loaded = match loaded {
-            Ok(prepared) => Loaded::New(prepared),
-            Err(LoadError::Claim(ClaimError::Known(id))) => Loaded::Known(id),
-            Err(error) => Loaded::Failed(error.into()),
+            Ok(prepared) => AdapterLoadOutcome::New(prepared),
+            Err(LoadError::Claim(ClaimError::Known(id))) => AdapterLoadOutcome::Known(id),
+            Err(error) => AdapterLoadOutcome::Failed(error.into()),
         };
-        if engine.blocking_send(Event::AdapterLoaded { caller, loaded }).is_err() {
+        if engine.blocking_send(EngineEvent::AdapterLoaded { caller, loaded }).is_err() {
             return;
         }
     }
@@ -135,7 +135,7 @@ fn load<L: Loader>(
     loader: &L,
     budget: &Budget,
     call: &LoadAdapter,
-) -> Result<Prepared<L::Adapter>, LoadError> {
+) -> Result<ResidentAdapter<L::Adapter>, LoadError> {
     let foreseeable = call.parts.iter().map(|part| loader.foreseeable_bytes(Path::new(&part.path)));
     // Reading takes several times the memory, so what can never fit is not read. What is here already always fits.
     budget.could_hold(foreseeable.fold(0, u64::saturating_add))?;
@@ -147,15 +147,15 @@ fn load<L: Loader>(
     let (rank, modules) = (saturate(method.rank()), saturate(adapter.modules()));
     let (virtual_tokens, invocation) = (method.virtual_tokens(), method.invocation().cloned());
     failpoint::pass("executor.adapter_claimed");
-    let Ready { adapter, bytes, role } = loader.prepare(adapter).map_err(|error| match error {
+    let PassReadyAdapter { adapter, bytes, role } = loader.prepare(adapter).map_err(|error| match error {
         PrepareError::Invalid(cause) => LoadError::Invalid { path: told(call), cause },
         PrepareError::NoRoom(cause) => LoadError::NoRoom { path: told(call), cause },
     })?;
-    if failpoint::hit("executor.adapter_prepared") == Outcome::Fail {
+    if failpoint::hit("executor.adapter_prepared") == FailpointOutcome::Fail {
         return Err(LoadError::Internal { path: told(call) });
     }
     claim.resize(bytes)?;
-    Ok(Prepared { adapter, claim, generation, rank, modules, virtual_tokens, invocation, role })
+    Ok(ResidentAdapter { adapter, claim, generation, rank, modules, virtual_tokens, invocation, role })
 }
 
 /// Reads the adapter, or adds up those that there are.

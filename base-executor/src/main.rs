@@ -4,12 +4,12 @@ use std::{error::Error, process::ExitCode};
 
 use base_executor::{
     bench, check,
-    config::{Config, ConfigError},
+    config::{ExecutorConfig, ExecutorConfigError},
     probe,
 };
 use clap::Parser as _;
 use files::location::LocationError;
-use model::{skeleton::SkeletonError, sources::open::OpenError};
+use model::{skeleton::ClientWeightsError, sources::open::OpenError};
 use model_draft::open::DraftError;
 use settings::{
     completions,
@@ -31,8 +31,11 @@ fn main() -> ExitCode {
 /// system refused.
 fn exit_of(error: &anyhow::Error) -> Exit {
     let is_usage = |cause: &(dyn Error + 'static)| {
-        let is_no_model = cause.is::<OpenError>() || cause.is::<SkeletonError>();
-        is_no_model || cause.is::<DraftError>() || cause.is::<ConfigError>() || cause.is::<UnknownVariable>()
+        let is_no_model = cause.is::<OpenError>() || cause.is::<ClientWeightsError>();
+        is_no_model
+            || cause.is::<DraftError>()
+            || cause.is::<ExecutorConfigError>()
+            || cause.is::<UnknownVariable>()
     };
     match Exit::of_system(&**error) {
         Exit::Failed if error.is::<LocationError>() => Exit::NotFound,
@@ -62,10 +65,10 @@ fn run() -> anyhow::Result<ExitCode> {
             arguments.remove(1);
             probe::run(&probe::ProbeConfig::parse_from(arguments))?;
         }
-        _ if completions::are_asked_for::<Config>(&arguments) => {}
+        _ if completions::are_asked_for::<ExecutorConfig>(&arguments) => {}
         _ => {
             renamed::in_use().iter().for_each(|renamed| eprintln!("warning: {renamed}"));
-            base_executor::run(&Config::parse_from(arguments).validated()?)?;
+            base_executor::run(&ExecutorConfig::parse_from(arguments).validated()?)?;
         }
     }
     Ok(ExitCode::SUCCESS)

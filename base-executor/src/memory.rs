@@ -11,22 +11,22 @@ use std::{
 
 use anyhow::Context as _;
 use cache::{
-    Cache, Settings,
-    ledger::Account,
+    Cache, CacheSettings,
+    ledger::MemoryAccount,
     replacement::Variant,
-    store::{Found, Layout, OpenError, Opened, Store},
+    store::{BlockStore, OpenError, OpenedStore, StoreContents, StoreLayout},
 };
 use ids::TenantId;
 use model::forward::{BLOCK_TOKENS, ForwardPass};
-use policy::deference::First;
+use policy::deference::ForegroundIo;
 use settings::{CachePolicy, CacheWeight};
 
 use crate::{
-    below::{Below, FileCopies},
-    config::Config,
+    below::{CopyNotifier, KvOffload},
+    config::ExecutorConfig,
     device_bytes::DeviceBytes,
     process,
-    resident::Facts,
+    resident::ModelFacts,
 };
 
 /// The file of the disk tier, in its directory.
@@ -58,7 +58,7 @@ pub struct MemorySettings {
 
 impl MemorySettings {
     /// Those of `config`.
-    pub(crate) fn of(config: &Config) -> Self {
+    pub(crate) fn of(config: &ExecutorConfig) -> Self {
         Self {
             device: DeviceBytes::of(config),
             host_bytes: config.host_bytes.0,
@@ -93,16 +93,16 @@ impl Default for MemorySettings {
 pub(crate) fn open<P: ForwardPass>(
     settings: &MemorySettings,
     pass: &P,
-    facts: &Facts,
+    facts: &ModelFacts,
     context_length: usize,
-    account: &Account,
-    told: FileCopies,
-) -> anyhow::Result<(Cache, Below)> {
+    account: &MemoryAccount,
+    told: CopyNotifier,
+) -> anyhow::Result<(Cache, KvOffload)> {
     let block_bytes = pass.block_bytes();
     let blocks = |bytes: u64| u32::try_from(bytes / (block_bytes as u64).max(1)).unwrap_or(u32::MAX);
     let (host, disk) = (blocks(settings.host_bytes), blocks(settings.disk_bytes));
     let context = u32::try_from(context_length.div_ceil(BLOCK_TOKENS)).unwrap_or(u32::MAX);
-    let mut cache = Cache::new(Settings {
+    let mut cache = Cache::new(CacheSettings {
         host,
         disk,
         variant: settings.policy,
@@ -110,7 +110,7 @@ pub(crate) fn open<P: ForwardPass>(
         ..settings.device.divide(facts.kv_blocks, context, block_bytes)
     });
     cache.weigh(&settings.weights);
-    let below = Below::new(block_bytes, host, account);
+    let below = KvOffload::new(block_bytes, host, account);
     if disk == 0 {
         anyhow::ensure!(
             settings.disk_bytes == 0,
@@ -119,34 +119,34 @@ pub(crate) fn open<P: ForwardPass>(
         return Ok((cache, below));
     }
     let fingerprint = fingerprint(facts).context("the own program cannot be read")?;
-    let layout = Layout { fingerprint, block_bytes, block_tokens: BLOCK_TOKENS, slots: disk };
+    let layout = StoreLayout { fingerprint, block_bytes, block_tokens: BLOCK_TOKENS, slots: disk };
     let path = settings.directory.join(FILE);
-    let Opened { store, found, blocks, damaged } =
+    let OpenedStore { store, found, blocks, damaged } =
         when_free(&path, &layout).context("--disk-bytes: the file of keys and values cannot be had")?;
     let restored = cache.restore(blocks);
     tell(&path, found, restored.blocks, damaged + restored.dropped);
-    let first = pass.sweep_figures().map(|figures| figures as Arc<dyn First>);
+    let first = pass.sweep_figures().map(|figures| figures as Arc<dyn ForegroundIo>);
     let below = below.with_store(store, told, first).context("cannot start the thread of the disk tier")?;
     Ok((cache, below))
 }
 
 /// Opens the file as soon as the process before this one has let go of it.
-fn when_free(path: &Path, layout: &Layout) -> Result<Opened, OpenError> {
+fn when_free(path: &Path, layout: &StoreLayout) -> Result<OpenedStore, OpenError> {
     let begin = Instant::now();
     loop {
-        match Store::open(path, layout) {
+        match BlockStore::open(path, layout) {
             Err(OpenError::InUse(_)) if begin.elapsed() < LOCK_WAIT => thread::sleep(LOCK_RETRY),
             opened => return opened,
         }
     }
 }
 
-fn tell(path: &Path, found: Found, blocks: usize, dropped: usize) {
+fn tell(path: &Path, found: StoreContents, blocks: usize, dropped: usize) {
     match found {
-        Found::Same => {
+        StoreContents::Same => {
             tracing::info!(file = %path.display(), blocks, dropped, "keys and values of the past are there")
         }
-        Found::Nothing => tracing::info!(file = %path.display(), "keys and values will be kept"),
+        StoreContents::Nothing => tracing::info!(file = %path.display(), "keys and values will be kept"),
         other => tracing::warn!(
             file = %path.display(), found = ?other,
             "what was kept there is of another model or program, and is given up"
@@ -155,7 +155,7 @@ fn tell(path: &Path, found: Found, blocks: usize, dropped: usize) {
 }
 
 /// A hash of all that decides a block's bits: the base, what computes it, how numbers are kept, and this very program.
-fn fingerprint(facts: &Facts) -> io::Result<[u8; 32]> {
+fn fingerprint(facts: &ModelFacts) -> io::Result<[u8; 32]> {
     let program = process::program_hash()?;
     let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 kv fingerprint v1");
     hasher.update(&facts.base_hash).update(&program);

@@ -9,7 +9,7 @@ use shmproto::message::{AdapterStats, ErrorCode, Stats, WireError};
 /// What a request finds that wants its adapter. Unless it must wait, the adapter stays where it is, or on its way,
 /// until [`Placement::leave`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Found {
+pub enum AdapterAvailability {
     /// All of it is on the device.
     OnDevice,
     /// Some of it is not. The request starts: what is missing is computed from the host tier.
@@ -20,7 +20,7 @@ pub enum Found {
 
 /// When the load of an adapter may be answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Arrival {
+pub enum LoadCompletion {
     /// At once.
     Now,
     /// After [`Placement::arrived`].
@@ -72,7 +72,7 @@ pub trait Placement<A>: Send {
         pool: &mut Cache,
         id: AdapterId,
         adapter: &Arc<A>,
-    ) -> Result<Arrival, PlacementError>;
+    ) -> Result<LoadCompletion, PlacementError>;
 
     /// It has left the host tier; nobody uses it.
     fn unloaded(&mut self, pool: &mut Cache, id: AdapterId);
@@ -81,7 +81,13 @@ pub trait Placement<A>: Send {
     fn arrived(&mut self, pool: &mut Cache, id: AdapterId);
 
     /// A request of so many pending tokens wants to run.
-    fn enter(&mut self, pool: &mut Cache, id: AdapterId, adapter: &Arc<A>, tokens: usize) -> Found;
+    fn enter(
+        &mut self,
+        pool: &mut Cache,
+        id: AdapterId,
+        adapter: &Arc<A>,
+        tokens: usize,
+    ) -> AdapterAvailability;
 
     /// A request that entered has ended.
     fn leave(&mut self, pool: &mut Cache, id: AdapterId);
@@ -98,9 +104,9 @@ pub trait Placement<A>: Send {
 
 /// A device that is the host: every adapter is there as soon as it is loaded.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct OneTier;
+pub struct HostOnlyPlacement;
 
-impl<A> Placement<A> for OneTier {
+impl<A> Placement<A> for HostOnlyPlacement {
     fn settle(&mut self, _: &mut Cache) {}
 
     fn depart(&mut self, _: &Cache) {}
@@ -109,16 +115,16 @@ impl<A> Placement<A> for OneTier {
         None
     }
 
-    fn loaded(&mut self, _: &mut Cache, _: AdapterId, _: &Arc<A>) -> Result<Arrival, PlacementError> {
-        Ok(Arrival::Now)
+    fn loaded(&mut self, _: &mut Cache, _: AdapterId, _: &Arc<A>) -> Result<LoadCompletion, PlacementError> {
+        Ok(LoadCompletion::Now)
     }
 
     fn unloaded(&mut self, _: &mut Cache, _: AdapterId) {}
 
     fn arrived(&mut self, _: &mut Cache, _: AdapterId) {}
 
-    fn enter(&mut self, _: &mut Cache, _: AdapterId, _: &Arc<A>, _: usize) -> Found {
-        Found::OnDevice
+    fn enter(&mut self, _: &mut Cache, _: AdapterId, _: &Arc<A>, _: usize) -> AdapterAvailability {
+        AdapterAvailability::OnDevice
     }
 
     fn leave(&mut self, _: &mut Cache, _: AdapterId) {}

@@ -26,7 +26,7 @@ pub struct ProbeConfig {
 
 /// What was found out.
 #[derive(Debug)]
-struct Found {
+struct DeviceReport {
     device: DeviceChoice,
     name: String,
     memory_bytes: u64,
@@ -48,9 +48,9 @@ pub fn run(config: &ProbeConfig) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn host() -> Found {
+fn host() -> DeviceReport {
     let facts = cpu::facts();
-    Found {
+    DeviceReport {
         device: DeviceChoice::Cpu,
         name: facts.name,
         memory_bytes: facts.memory_bytes,
@@ -59,10 +59,10 @@ fn host() -> Found {
     }
 }
 
-fn gpu(ordinal: u32) -> Result<Found, CudaError> {
+fn gpu(ordinal: u32) -> Result<DeviceReport, CudaError> {
     let cuda = Cuda::open(ordinal)?;
     let info = cuda.info();
-    Ok(Found {
+    Ok(DeviceReport {
         device: DeviceChoice::Cuda { ordinal },
         name: info.name.clone(),
         memory_bytes: info.memory_bytes as u64,
@@ -71,7 +71,7 @@ fn gpu(ordinal: u32) -> Result<Found, CudaError> {
     })
 }
 
-impl Found {
+impl DeviceReport {
     fn line(&self) -> String {
         let Self { device, name, memory_bytes, free_bytes, versions } = self;
         let gib = |bytes: &u64| format!("{:.1} GiB", *bytes as f64 / GIB);
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_device_is_described_in_a_line_and_as_an_object() {
-        let mut found = Found {
+        let mut found = DeviceReport {
             device: DeviceChoice::Cuda { ordinal: 1 },
             name: "A GPU".to_owned(),
             memory_bytes: 3 << 30,

@@ -18,7 +18,7 @@ use tokio::{
 };
 use tracing_subscriber::EnvFilter;
 
-use crate::config::ConfigError;
+use crate::config::ExecutorConfigError;
 
 /// The cores this process may run on, ascending.
 ///
@@ -37,7 +37,7 @@ pub(crate) fn stay_on(cores: &CoreList) -> anyhow::Result<()> {
     let allowed = sched_getaffinity(None).context("cannot read the cores this process may run on")?;
     let mut wanted = CpuSet::new();
     for core in cores.0.iter().map(|&core| core as usize) {
-        anyhow::ensure!(allowed.is_set(core), ConfigError::Core(core));
+        anyhow::ensure!(allowed.is_set(core), ExecutorConfigError::Core(core));
         wanted.set(core);
     }
     sched_setaffinity(None, &wanted).with_context(|| format!("cannot run on cores {cores}"))

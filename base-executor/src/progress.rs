@@ -5,9 +5,9 @@ use tokio::sync::watch;
 
 /// Where a loading thread says how far it is. Whoever watches sees it never go backwards within a stage.
 #[derive(Debug)]
-pub struct Progress(watch::Sender<Loading>);
+pub struct LoadingProgress(watch::Sender<Loading>);
 
-impl Progress {
+impl LoadingProgress {
     /// The beginning, and what watches it.
     #[must_use]
     pub fn new() -> (Self, watch::Receiver<Loading>) {
@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn progress_never_goes_backwards_within_a_stage() {
-        let (progress, watch) = Progress::new();
+        let (progress, watch) = LoadingProgress::new();
         progress.stage("reading weights");
         let percents =
             [(10, 100), (43, 100), (12, 100), (u64::MAX, u64::MAX), (50, 0)].map(|(done, total)| {

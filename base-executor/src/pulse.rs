@@ -7,7 +7,7 @@ use std::sync::{
 
 /// What the compute thread has in hand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Figures {
+pub struct EngineGauges {
     /// Resident adapters.
     pub adapters: u32,
     /// Requests that are computed.
@@ -22,7 +22,7 @@ pub struct Figures {
 pub struct DeviceLost;
 
 #[derive(Debug, Default)]
-struct Signs {
+struct HeartbeatCounters {
     beats: AtomicU64,
     adapters: AtomicU32,
     running: AtomicU32,
@@ -31,11 +31,11 @@ struct Signs {
 
 /// Written by the compute thread alone, read by anyone. Each figure stands for itself, so nothing is ordered.
 #[derive(Debug, Clone, Default)]
-pub struct Pulse(Arc<Signs>);
+pub struct ComputeHeartbeat(Arc<HeartbeatCounters>);
 
-impl Pulse {
+impl ComputeHeartbeat {
     /// Another turn of the loop begins.
-    pub fn beat(&self, figures: Figures) {
+    pub fn beat(&self, figures: EngineGauges) {
         self.0.beats.fetch_add(1, Ordering::Relaxed);
         self.0.adapters.store(figures.adapters, Ordering::Relaxed);
         self.0.running.store(figures.running, Ordering::Relaxed);
@@ -50,9 +50,9 @@ impl Pulse {
 
     /// What the last turn began with.
     #[must_use]
-    pub fn figures(&self) -> Figures {
+    pub fn figures(&self) -> EngineGauges {
         let read = |figure: &AtomicU32| figure.load(Ordering::Relaxed);
-        Figures {
+        EngineGauges {
             adapters: read(&self.0.adapters),
             running: read(&self.0.running),
             waiting: read(&self.0.waiting),

@@ -30,18 +30,18 @@ use shmproto::message::DeviceFacts;
 
 use self::drafting::Drafting;
 use crate::{
-    adapters::Role,
-    author::Agency,
+    adapters::AdapterRole,
+    author::DrafterFactory,
     budget::MemoryBudget,
-    config::Config,
+    config::ExecutorConfig,
     engine::layers::LayerService,
-    images::{Library, PublishError, publish},
-    loader::{Loader, PrepareError, Ready},
+    images::{ImageRegistry, PublishError, publish},
+    loader::{Loader, PassReadyAdapter, PrepareError},
     placement::Placement,
 };
 
 /// What the process serves.
-pub struct Resident<P: ForwardPass, L> {
+pub struct OpenedModel<P: ForwardPass, L> {
     /// The forward pass, which owns weights and KV memory.
     pub pass: P,
     /// Brings adapters into the form the pass takes.
@@ -53,12 +53,12 @@ pub struct Resident<P: ForwardPass, L> {
     /// What it holds, and may hold, in the host's memory.
     pub budget: MemoryBudget,
     /// A smaller model that drafts, if one was asked for.
-    pub draft_model: Option<Agency>,
+    pub draft_model: Option<DrafterFactory>,
     /// What gateways are told.
-    pub facts: Facts,
+    pub facts: ModelFacts,
 }
 
-impl<P: ForwardPass, L> fmt::Debug for Resident<P, L> {
+impl<P: ForwardPass, L> fmt::Debug for OpenedModel<P, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Resident").field("facts", &self.facts).finish_non_exhaustive()
     }
@@ -66,7 +66,7 @@ impl<P: ForwardPass, L> fmt::Debug for Resident<P, L> {
 
 /// What the engine and the gateways need to know of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Facts {
+pub struct ModelFacts {
     /// Path of the model file or directory.
     pub model_path: String,
     /// Content identity of the base: hash of its configuration, its tensors and what its text is made of.
@@ -105,12 +105,12 @@ pub(crate) fn kv_dtype(asked: settings::KvDtype) -> KvDtype {
 }
 
 /// What keys and values are beside adapters of the precision that suits the weights.
-pub(crate) fn kv_numbers(config: &Config, suits: LoraPrecision) -> KvPrecision {
+pub(crate) fn kv_numbers(config: &ExecutorConfig, suits: LoraPrecision) -> KvPrecision {
     kv_precision(suits == LoraPrecision::Exact, kv_dtype(config.kv_dtype))
 }
 
 /// How adapters are kept; `suitable` is what suits the weights.
-pub(crate) fn precision(config: &Config, suitable: LoraPrecision) -> LoraPrecision {
+pub(crate) fn precision(config: &ExecutorConfig, suitable: LoraPrecision) -> LoraPrecision {
     match config.adapter_dtype {
         AdapterDtype::Auto => suitable,
         AdapterDtype::Exact => LoraPrecision::Exact,
@@ -119,8 +119,8 @@ pub(crate) fn precision(config: &Config, suitable: LoraPrecision) -> LoraPrecisi
     }
 }
 
-/// What [`Facts::numbers`] says beside adapters of the precision that suits the weights.
-fn numbers(config: &Config, suits: LoraPrecision) -> String {
+/// What [`ModelFacts::numbers`] says beside adapters of the precision that suits the weights.
+fn numbers(config: &ExecutorConfig, suits: LoraPrecision) -> String {
     let activations = match config.device {
         DeviceChoice::Cpu => format!("{:?}", rounding(config.precision)),
         DeviceChoice::Cuda { .. } => "the device's".to_owned(),
@@ -134,7 +134,7 @@ fn numbers(config: &Config, suits: LoraPrecision) -> String {
 pub struct AdapterLoader {
     config: ModelConfig,
     precision: LoraPrecision,
-    library: Library,
+    library: ImageRegistry,
     /// What drafts are computed with; `None` where none drafts.
     drafting: Option<Drafting>,
     /// What of the base is in the host's memory, which a DoRA has to meet; `None` where nothing is.
@@ -144,10 +144,10 @@ pub struct AdapterLoader {
 impl AdapterLoader {
     /// For a base of this shape, beside adapters of the precision that suits it.
     fn new(
-        config: &Config,
+        config: &ExecutorConfig,
         shape: &ModelConfig,
         suits: LoraPrecision,
-        library: &Library,
+        library: &ImageRegistry,
         (drafting, base): (Option<Drafting>, Option<SharedBase>),
     ) -> Self {
         let (precision, library) = (precision(config, suits), library.clone());
@@ -165,7 +165,7 @@ impl AdapterLoader {
         Ok(self.encode(&adapter).with_scales(scales))
     }
 
-    fn prepare_draft(&self, draft: &DraftAdapter) -> Result<Ready<PreparedAdapter>, PrepareError> {
+    fn prepare_draft(&self, draft: &DraftAdapter) -> Result<PassReadyAdapter<PreparedAdapter>, PrepareError> {
         let layers = u32::try_from(draft.shape.layers).unwrap_or(u32::MAX);
         let (adapter, agency) = match &self.drafting {
             Some(drafting) => {
@@ -179,7 +179,7 @@ impl AdapterLoader {
             }
         };
         let bytes = adapter.bytes() as u64;
-        Ok(Ready { adapter, bytes, role: Role::Drafts { layers, agency } })
+        Ok(PassReadyAdapter { adapter, bytes, role: AdapterRole::Drafts { layers, agency } })
     }
 }
 
@@ -201,7 +201,7 @@ impl Loader for AdapterLoader {
         Ok(adapter)
     }
 
-    fn prepare(&self, adapter: AnyAdapter) -> Result<Ready<PreparedAdapter>, PrepareError> {
+    fn prepare(&self, adapter: AnyAdapter) -> Result<PassReadyAdapter<PreparedAdapter>, PrepareError> {
         let encoded = match adapter {
             AnyAdapter::Answers(adapter) => self.encode(&adapter),
             AnyAdapter::Decomposed(dora) => self.encode_dora(&dora)?,
@@ -213,6 +213,6 @@ impl Loader for AdapterLoader {
             error => PrepareError::NoRoom(error.into()),
         })?;
         let bytes = prepared.bytes() as u64;
-        Ok(Ready { adapter: prepared, bytes, role: Role::Answers })
+        Ok(PassReadyAdapter { adapter: prepared, bytes, role: AdapterRole::Answers })
     }
 }

@@ -43,11 +43,11 @@ use zeromq::{
 
 use self::{
     forward::{address, forward},
-    loading::Waiting,
+    loading::WaitingGateways,
 };
 use crate::{
     engine::{
-        event::{Caller, ConnectionId, Event},
+        event::{ConnectionId, EngineEvent, RequestKey},
         failure,
     },
     loader::LoadCall,
@@ -76,9 +76,9 @@ pub enum ServiceError {
 
 /// Where the service hands on what it receives.
 #[derive(Debug)]
-pub struct Doors<A> {
+pub struct ServerHandles<A> {
     /// The compute thread.
-    pub engine: mpsc::Sender<Event<A>>,
+    pub engine: mpsc::Sender<EngineEvent<A>>,
     /// The loader thread.
     pub loader: mpsc::Sender<LoadCall>,
     /// Resolves when the compute thread has ended.
@@ -88,16 +88,16 @@ pub struct Doors<A> {
 }
 
 /// A socket that is bound, and not served yet.
-pub struct Bound {
+pub struct BoundSocket {
     place: PrivateSocket,
     sender: RouterSendHalf,
     receiver: RouterRecvHalf,
     backend: Arc<dyn MultiPeerBackend>,
     departures: monitor::Receiver<SocketEvent>,
-    waiting: Waiting,
+    waiting: WaitingGateways,
 }
 
-impl std::fmt::Debug for Bound {
+impl std::fmt::Debug for BoundSocket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Bound").field("place", &self.place).finish_non_exhaustive()
     }
@@ -107,19 +107,19 @@ impl std::fmt::Debug for Bound {
 ///
 /// # Errors
 /// If the place is not private, is taken, or cannot be used.
-pub async fn bind(path: &Path) -> Result<Bound, ServiceError> {
+pub async fn bind(path: &Path) -> Result<BoundSocket, ServiceError> {
     let (place, listener) = PrivateSocket::bind(path)?;
     let mut socket = RouterSocket::new();
     socket.bind_listener(listener).await?;
     let departures = socket.monitor();
     let backend = socket.backend();
     let (sender, receiver) = socket.split();
-    Ok(Bound { place, sender, receiver, backend, departures, waiting: Waiting::new() })
+    Ok(BoundSocket { place, sender, receiver, backend, departures, waiting: WaitingGateways::new() })
 }
 
 /// Serves gateways until the compute thread has ended.
-pub async fn serve<A: Send + 'static>(bound: Bound, doors: Doors<A>) {
-    let Bound { place, sender, receiver, backend, departures, waiting } = bound;
+pub async fn serve<A: Send + 'static>(bound: BoundSocket, doors: ServerHandles<A>) {
+    let BoundSocket { place, sender, receiver, backend, departures, waiting } = bound;
     let mut service = Service {
         sender,
         backend,
@@ -137,7 +137,7 @@ pub async fn serve<A: Send + 'static>(bound: Bound, doors: Doors<A>) {
 }
 
 /// A gateway that has said hello.
-struct Peer {
+struct GatewayPeer {
     connection: ConnectionId,
     instance: u64,
     /// Weak: the queue ends when the engine lets go of it.
@@ -147,9 +147,9 @@ struct Peer {
 struct Service<A> {
     sender: RouterSendHalf,
     backend: Arc<dyn MultiPeerBackend>,
-    engine: mpsc::Sender<Event<A>>,
+    engine: mpsc::Sender<EngineEvent<A>>,
     loader: mpsc::Sender<LoadCall>,
-    peers: HashMap<PeerIdentity, Peer>,
+    peers: HashMap<PeerIdentity, GatewayPeer>,
     /// Connections so far; the source of their numbers.
     connections: u64,
     forwarders: JoinSet<(ConnectionId, PeerIdentity)>,
@@ -175,7 +175,7 @@ impl<A: Send + 'static> Service<A> {
                 Some(Ok((connection, peer))) = self.forwarders.join_next() => self.cut(connection, &peer).await,
                 Some(grace) = shutdown.recv() => {
                     systemd::stopping();
-                    self.tell_engine(Event::Drain { until: Instant::now() + grace }).await;
+                    self.tell_engine(EngineEvent::Drain { until: Instant::now() + grace }).await;
                 }
                 _ = &mut engine_ended => break,
             }
@@ -208,7 +208,7 @@ impl<A: Send + 'static> Service<A> {
         }
         match self.peers.get(&peer) {
             Some(known) if known.instance == hello.instance => {
-                let greeted = Event::Greeted(known.connection);
+                let greeted = EngineEvent::Greeted(known.connection);
                 self.tell_engine(greeted).await;
             }
             _ => self.connect(peer, hello.instance).await,
@@ -228,19 +228,19 @@ impl<A: Send + 'static> Service<A> {
         let (outbox, queue) = mpsc::channel(OUTBOX_MESSAGES);
         let forwarded = forward(peer.clone(), queue, self.sender.clone());
         self.forwarders.spawn(async move { (connection, forwarded.await) });
-        self.peers.insert(peer, Peer { connection, instance, outbox: outbox.downgrade() });
+        self.peers.insert(peer, GatewayPeer { connection, instance, outbox: outbox.downgrade() });
         tracing::info!(?connection, "a gateway has connected");
-        self.tell_engine(Event::Connected { connection, outbox }).await;
+        self.tell_engine(EngineEvent::Connected { connection, outbox }).await;
     }
 
     async fn dispatch(&mut self, connection: ConnectionId, message: ToExecutor) {
         let event = match message {
             ToExecutor::Generate(request) => {
-                Event::Generate { connection, request, received_at: Instant::now() }
+                EngineEvent::Generate { connection, request, received_at: Instant::now() }
             }
-            ToExecutor::Cancel(request) => Event::Cancel(Caller { connection, request }),
-            ToExecutor::UnloadAdapter(call) => Event::UnloadAdapter { connection, call },
-            ToExecutor::GetStats(request) => Event::GetStats(Caller { connection, request }),
+            ToExecutor::Cancel(request) => EngineEvent::Cancel(RequestKey { connection, request }),
+            ToExecutor::UnloadAdapter(call) => EngineEvent::UnloadAdapter { connection, call },
+            ToExecutor::GetStats(request) => EngineEvent::GetStats(RequestKey { connection, request }),
             ToExecutor::LoadAdapter(call) => return self.load(connection, call).await,
             ToExecutor::Hello(_) => return,
         };
@@ -295,15 +295,15 @@ impl<A: Send + 'static> Service<A> {
     }
 
     async fn departed(&mut self, peer: &PeerIdentity) {
-        if let Some(Peer { connection, .. }) = self.peers.remove(peer) {
+        if let Some(GatewayPeer { connection, .. }) = self.peers.remove(peer) {
             tracing::info!(?connection, "a gateway is gone");
-            self.tell_engine(Event::Disconnected(connection)).await;
+            self.tell_engine(EngineEvent::Disconnected(connection)).await;
         }
     }
 
     /// Waits while the engine's queue is full: it takes all of it in before every step, and meanwhile the gateways'
     /// messages wait in their sockets. If the engine has ended, so will this loop.
-    async fn tell_engine(&self, event: Event<A>) {
+    async fn tell_engine(&self, event: EngineEvent<A>) {
         let _ = self.engine.send(event).await;
     }
 }

@@ -10,7 +10,7 @@ use std::{
 use anyhow::Context as _;
 use model::weights::streamed::StreamOptions;
 
-use crate::{config::Config, process};
+use crate::{config::ExecutorConfig, process};
 
 /// The file, in its directory.
 const FILE: &str = "packed.weights";
@@ -19,7 +19,7 @@ const FILE: &str = "packed.weights";
 ///
 /// # Errors
 /// If the directory cannot be made, or others may enter it.
-pub(crate) fn options(config: &Config) -> anyhow::Result<Option<StreamOptions>> {
+pub(crate) fn options(config: &ExecutorConfig) -> anyhow::Result<Option<StreamOptions>> {
     let Some(bound) = config.weights.bytes else { return Ok(None) };
     let directory = config.weight_directory();
     prepare(&directory)?;

@@ -9,7 +9,7 @@ use sd_notify::NotifyState;
 use shmproto::{message::Loading, notify::tell};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::pulse::{Figures, Pulse};
+use crate::pulse::{ComputeHeartbeat, EngineGauges};
 
 /// How often figures are looked at, at least.
 const LOOK: Duration = Duration::from_secs(1);
@@ -26,7 +26,7 @@ pub(crate) fn loading(loading: &Loading) {
 
 /// Gateways are served from now on.
 pub(crate) fn ready() {
-    tell(&[NotifyState::Ready, NotifyState::Status(&serving(Figures::default()))]);
+    tell(&[NotifyState::Ready, NotifyState::Status(&serving(EngineGauges::default()))]);
 }
 
 /// The process is about to end.
@@ -35,12 +35,12 @@ pub(crate) fn stopping() {
 }
 
 /// Feeds the watchdog and keeps the status line true, for ever. `poke` makes an idle compute thread turn.
-pub(crate) async fn keep_posted(pulse: Pulse, poke: impl Fn()) {
+pub(crate) async fn keep_posted(pulse: ComputeHeartbeat, poke: impl Fn()) {
     let watchdog = sd_notify::watchdog_enabled();
     let mut clock =
         interval(watchdog.map_or(LOOK, |limit| (limit / 4).clamp(Duration::from_millis(1), LOOK)));
     clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut beats, mut figures) = (pulse.beats(), Figures::default());
+    let (mut beats, mut figures) = (pulse.beats(), EngineGauges::default());
     loop {
         clock.tick().await;
         let now = (pulse.beats(), pulse.figures());
@@ -55,7 +55,7 @@ pub(crate) async fn keep_posted(pulse: Pulse, poke: impl Fn()) {
     }
 }
 
-fn serving(figures: Figures) -> String {
-    let Figures { adapters, running, waiting } = figures;
+fn serving(figures: EngineGauges) -> String {
+    let EngineGauges { adapters, running, waiting } = figures;
     format!("serving {adapters} adapters; {running} requests run, {waiting} wait")
 }

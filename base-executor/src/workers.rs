@@ -26,8 +26,8 @@ use std::{
 };
 
 use anyhow::Context as _;
-use cache::ledger::Account;
-use kernels::{Isa, Pool, cuda::Cuda};
+use cache::ledger::MemoryAccount;
+use kernels::{Isa, ThreadPool, cuda::Cuda};
 use model::{
     cpu::Compute,
     cuda::assist::{DeviceAssist, Invocation},
@@ -35,20 +35,20 @@ use model::{
     shape::config::ModelConfig,
 };
 use shmproto::{
-    board::{Board, Geometry, MAX_ELEMENTS, MAX_SLICES, Poster, SUMS_ALIGN, XSlab},
-    handover::Listener,
+    board::{ActivationSlab, Board, Geometry, MAX_ELEMENTS, MAX_SLICES, Producer, SUMS_ALIGN},
+    handover::BoardListener,
     message::{Stats, WorkerStats},
 };
 
 use self::{
-    assistant::Assistant,
+    assistant::WorkDispatcher,
     bridge::{
-        Bridge, Wire,
-        cuda::{CudaBridge, CudaWire},
+        Bridge, BridgeMemory,
+        cuda::{CudaBridge, CudaBridgeMemory},
     },
     service::Service,
 };
-use crate::images::Library;
+use crate::images::ImageRegistry;
 
 /// Most elements of a job's sums where a pass runs on the CPU; what is beyond is computed without workers.
 const MAX_SUMS: usize = 8 << 20;
@@ -66,8 +66,8 @@ pub struct Workers(Option<Arc<ServiceThread>>);
 /// Ends the workers' thread when it is dropped, and waits for that: the socket goes with it.
 #[derive(Debug)]
 struct ServiceThread {
-    shared: Arc<Shared>,
-    library: Library,
+    shared: Arc<SharedWorkerState>,
+    library: ImageRegistry,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -82,19 +82,19 @@ impl Drop for ServiceThread {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SharedWorkerState {
     board: Board,
     is_let_go: AtomicBool,
     lost: AtomicU64,
     /// Workers that the cold requests under way keep busy; 0: all.
     wanted: Arc<AtomicUsize>,
-    waits: Arc<Waits>,
+    waits: Arc<WaitTime>,
     /// Core and process by worker number, of those who are seated.
-    seated: Mutex<Vec<Seated>>,
+    seated: Mutex<Vec<AttachedWorker>>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Seated {
+struct AttachedWorker {
     worker: u32,
     core: u32,
     pid: u32,
@@ -102,13 +102,13 @@ struct Seated {
 
 /// Where workers come in.
 #[derive(Debug, Clone, Copy)]
-pub struct Door<'a> {
+pub struct WorkerListener<'a> {
     /// Path of the socket.
     pub socket: &'a Path,
     /// How many there may be at once; 1 to 64.
     pub most: usize,
     /// What their board takes, and each of them, is charged to this.
-    pub memory: &'a Account,
+    pub memory: &'a MemoryAccount,
 }
 
 /// Rows of the largest jobs.
@@ -122,7 +122,7 @@ pub struct JobRows {
 
 /// What a bridge to a GPU needs.
 #[derive(Debug)]
-pub struct Bridging<'a> {
+pub struct BridgeSetup<'a> {
     /// The GPU.
     pub cuda: &'a Arc<Cuda>,
     /// Where the bridge sums what no worker does: its thread goes to the first, a helper to each other.
@@ -133,11 +133,11 @@ pub struct Bridging<'a> {
 
 /// What the compute thread, or the bridge, waited for workers.
 #[derive(Debug, Default)]
-struct Waits {
+struct WaitTime {
     us: AtomicU64,
 }
 
-impl Waits {
+impl WaitTime {
     fn note(&self, waited: Duration) {
         let us = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
         self.us.fetch_add(us, Ordering::Relaxed);
@@ -151,14 +151,14 @@ impl Workers {
     /// # Errors
     /// If there is no memory for the board, or the socket cannot be bound.
     pub fn start(
-        door: Door<'_>,
+        door: WorkerListener<'_>,
         rows: usize,
         config: &ModelConfig,
-        library: Library,
+        library: ImageRegistry,
     ) -> anyhow::Result<(Self, Box<dyn Assist>)> {
         let geometry = geometry(config, rows, door.most);
         let (board, poster) = Board::new(geometry).context("no memory for the workers' board")?;
-        let shared = Shared::new(&board);
+        let shared = SharedWorkerState::new(&board);
         let assistant = shared.assistant(poster);
         Ok((Self::open(door, &geometry, shared, library)?, Box::new(assistant)))
     }
@@ -173,14 +173,14 @@ impl Workers {
     /// # Errors
     /// If there is no memory for that, the driver does not lock it, or the socket cannot be bound.
     pub fn start_on_device(
-        door: Option<Door<'_>>,
+        door: Option<WorkerListener<'_>>,
         rows: JobRows,
         config: &ModelConfig,
-        library: Library,
-        bridging: Bridging<'_>,
+        library: ImageRegistry,
+        bridging: BridgeSetup<'_>,
     ) -> anyhow::Result<(Self, Box<dyn DeviceAssist>)> {
-        let Bridging { cuda, cores, invocation } = bridging;
-        let wire = |slab, sums_elements| CudaWire::new(cuda, slab, sums_elements);
+        let BridgeSetup { cuda, cores, invocation } = bridging;
+        let wire = |slab, sums_elements| CudaBridgeMemory::new(cuda, slab, sums_elements);
         let (workers, bridge) = Self::start_bridged(door, rows, config, library, &cores, wire)?;
         Ok((workers, Box::new(CudaBridge::new(bridge, invocation))))
     }
@@ -189,13 +189,13 @@ impl Workers {
     ///
     /// # Errors
     /// If there is no memory for the board, the socket cannot be bound, or `wire` fails.
-    pub fn start_bridged<W: Wire>(
-        door: Option<Door<'_>>,
+    pub fn start_bridged<W: BridgeMemory>(
+        door: Option<WorkerListener<'_>>,
         rows: JobRows,
         config: &ModelConfig,
-        library: Library,
+        library: ImageRegistry,
         cores: &[usize],
-        wire: impl FnOnce(XSlab, usize) -> anyhow::Result<W>,
+        wire: impl FnOnce(ActivationSlab, usize) -> anyhow::Result<W>,
     ) -> anyhow::Result<(Self, Bridge<W>)> {
         let door = door.filter(|door| door.most > 0);
         let geometry = device_geometry(config, rows, door.map_or(1, |door| door.most));
@@ -203,8 +203,8 @@ impl Workers {
             "the workers' board cannot be made; lower --chunk-tokens or --max-running if it is too large";
         let (board, poster) = Board::new(geometry).context(too_large)?;
         let wire = wire(board.x_slab(), device_sums(config, rows))?;
-        let shared = Shared::new(&board);
-        let pool = Pool::new(cores).context("cannot start the threads that help workers")?;
+        let shared = SharedWorkerState::new(&board);
+        let pool = ThreadPool::new(cores).context("cannot start the threads that help workers")?;
         let compute = Compute { pool, isa: Isa::best() };
         let slab = board.x_slab();
         let bridge = Bridge::new(shared.assistant(poster), compute, slab, geometry.x_elements, wire)?;
@@ -214,17 +214,17 @@ impl Workers {
 
     /// Takes workers in at `door`, to a board of this geometry.
     fn open(
-        door: Door<'_>,
+        door: WorkerListener<'_>,
         geometry: &Geometry,
-        shared: Arc<Shared>,
-        library: Library,
+        shared: Arc<SharedWorkerState>,
+        library: ImageRegistry,
     ) -> anyhow::Result<Self> {
-        let Door { socket, memory, .. } = door;
+        let WorkerListener { socket, memory, .. } = door;
         let board_bytes = geometry.control_bytes() + geometry.x_bytes();
         let board = memory.charge(board_bytes as u64);
         let board =
             board.context("no memory for the workers' board; lower --chunk-tokens or --max-running")?;
-        let listener = Listener::bind(socket)
+        let listener = BoardListener::bind(socket)
             .with_context(|| format!("workers cannot be taken in at {}", socket.display()))?;
         let service = Service::new(listener, Arc::clone(&shared), board, library.clone());
         let spawned = std::thread::Builder::new().name("workers".to_owned()).spawn(move || service.run());
@@ -255,7 +255,7 @@ impl Workers {
         let seated = shared.seated();
         for figures in shared.board.figures().seats {
             let known = seated.iter().find(|seated| seated.worker == figures.worker.get());
-            let Some(Seated { core, pid, .. }) = known.copied() else { continue };
+            let Some(AttachedWorker { core, pid, .. }) = known.copied() else { continue };
             stats.workers.push(WorkerStats {
                 core,
                 pid,
@@ -268,7 +268,7 @@ impl Workers {
     }
 }
 
-impl Shared {
+impl SharedWorkerState {
     fn new(board: &Board) -> Arc<Self> {
         Arc::new(Self {
             board: board.clone(),
@@ -281,16 +281,16 @@ impl Shared {
     }
 
     /// Who asks them.
-    fn assistant(&self, poster: Poster) -> Assistant {
-        Assistant::new(self.board.clone(), poster, Arc::clone(&self.waits), Arc::clone(&self.wanted))
+    fn assistant(&self, poster: Producer) -> WorkDispatcher {
+        WorkDispatcher::new(self.board.clone(), poster, Arc::clone(&self.waits), Arc::clone(&self.wanted))
     }
 
-    fn seated(&self) -> std::sync::MutexGuard<'_, Vec<Seated>> {
+    fn seated(&self) -> std::sync::MutexGuard<'_, Vec<AttachedWorker>> {
         // Every change is one call, so the list is whole even if a holder of the lock panicked.
         self.seated.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn arrived(&self, seated: Seated) {
+    fn arrived(&self, seated: AttachedWorker) {
         self.seated().push(seated);
     }
 

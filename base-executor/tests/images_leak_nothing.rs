@@ -18,20 +18,20 @@ use std::{
 };
 
 use base_executor::{
-    device::{Arrivals, Device, DeviceSettings},
-    images::{Library, publish},
-    placement::{Found, Placement},
-    workers::{Door, Workers},
+    device::{AdapterDeviceTier, ArrivalNotifier, DeviceSettings},
+    images::{ImageRegistry, publish},
+    placement::{AdapterAvailability, Placement},
+    workers::{WorkerListener, Workers},
 };
-use cache::{Cache, Settings, ledger::Account};
+use cache::{Cache, CacheSettings, ledger::MemoryAccount};
 use ids::{AdapterId, Generation};
 use kernels::{blocks::BlockMemory, lora::LoraPrecision};
 use model::{
-    adapter::{Adapter, LoraModule, Method},
+    adapter::{Adapter, LoraModule, MethodWeights},
     deltas::cpu_copy::CpuMemory,
     deltas::prepared::{EncodedAdapter, PreparedAdapter},
     shape::{
-        config::{ModelConfig, Rope, RopeScaling, Traits},
+        config::{ArchFlags, ModelConfig, Rope, RopeScaling},
         source::Target,
     },
 };
@@ -64,7 +64,7 @@ fn config() -> ModelConfig {
         tied_head: true,
         context_length: 64,
         sliding_window: None,
-        traits: Traits::default(),
+        traits: ArchFlags::default(),
         experts: None,
     }
 }
@@ -73,8 +73,12 @@ fn encoded() -> EncodedAdapter {
     let (a, b) = (vec![0.5; 16 * WIDTH], vec![0.25; WIDTH * 16]);
     let modules = vec![LoraModule { layer: 0, target: Target::Q, rank: 16, scale: 1.0, a, b }];
     let generation = Generation([0; 32]);
-    let adapter =
-        Adapter { generation, method: Method::Lora(modules), base_model: None, stored_in_16_bits: false };
+    let adapter = Adapter {
+        generation,
+        method: MethodWeights::Lora(modules),
+        base_model: None,
+        stored_in_16_bits: false,
+    };
     EncodedAdapter::new(&adapter, &config(), LoraPrecision::Exact)
 }
 
@@ -134,20 +138,20 @@ fn until<T: PartialEq + std::fmt::Debug>(wanted: &T, mut now: impl FnMut() -> T)
 const BLOCK_BYTES: usize = 4096;
 
 /// The executor's side: a library, a device tier, and the door for workers.
-struct House {
-    library: Library,
-    device: Device,
+struct ImageLeakFixture {
+    library: ImageRegistry,
+    device: AdapterDeviceTier,
     pool: Cache,
     _directory: tempfile::TempDir,
 }
 
-impl House {
+impl ImageLeakFixture {
     fn new() -> (Self, PathBuf) {
         let private = Permissions::from_mode(0o700);
         let directory = tempfile::Builder::new().permissions(private).tempdir().unwrap();
-        let (socket, library) = (directory.path().join("workers.sock"), Library::new().unwrap());
+        let (socket, library) = (directory.path().join("workers.sock"), ImageRegistry::new().unwrap());
         let (workers, _) = Workers::start(
-            Door { socket: &socket, most: 2, memory: &Account::default() },
+            WorkerListener { socket: &socket, most: 2, memory: &MemoryAccount::default() },
             16,
             &config(),
             library.clone(),
@@ -156,9 +160,16 @@ impl House {
         let settings =
             DeviceSettings { block_bytes: BLOCK_BYTES as u64, cold_start: ColdStart::CpuAssist, link: None };
         let memory = CpuMemory(BlockMemory::new(BLOCK_BYTES, 20).unwrap());
-        let device = Device::new(settings, Arc::new(memory), Arrivals::new(|_| {}), workers, None).unwrap();
+        let device =
+            AdapterDeviceTier::new(settings, Arc::new(memory), ArrivalNotifier::new(|_| {}), workers, None)
+                .unwrap();
         (
-            Self { library, device, pool: Cache::new(Settings::device_alone(20, 16)), _directory: directory },
+            Self {
+                library,
+                device,
+                pool: Cache::new(CacheSettings::device_alone(20, 16)),
+                _directory: directory,
+            },
             socket,
         )
     }
@@ -175,7 +186,7 @@ impl House {
 
 #[test]
 fn a_thousand_adapters_come_and_go_and_nothing_of_them_stays() {
-    let (mut house, socket) = House::new();
+    let (mut house, socket) = ImageLeakFixture::new();
     let over = Arc::new(AtomicBool::new(false));
     let (first, first_thread) = reader(&socket, &over);
     let (kept_id, kept) = house.load(1_000_000);
@@ -191,7 +202,7 @@ fn a_thousand_adapters_come_and_go_and_nothing_of_them_stays() {
             until(&true, || numbers(&first).contains(&image));
         }
         if name % 3 == 0 {
-            assert_ne!(house.device.enter(&mut house.pool, id, &adapter, 10), Found::MustWait);
+            assert_ne!(house.device.enter(&mut house.pool, id, &adapter, 10), AdapterAvailability::MustWait);
             house.device.leave(&mut house.pool, id);
         }
         house.device.unloaded(&mut house.pool, id);

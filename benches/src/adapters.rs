@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use ids::Generation;
 use kernels::lora::{FACTOR_ALIGNMENT, LoraPrecision, SharedBytes};
 use model::{
-    adapter::{Adapter, LoraModule, Method},
+    adapter::{Adapter, LoraModule, MethodWeights},
     deltas::{
         matrices::{ImageNumber, ModuleLayout},
         prepared::{EncodedAdapter, PreparedAdapter},
@@ -21,12 +21,12 @@ use shmproto::region::SealedBytes;
 
 /// A rank, and the one that is stored: zeros fill it up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Rank {
+pub(crate) struct PaddedRank {
     pub(crate) own: usize,
     pub(crate) stored: usize,
 }
 
-impl Rank {
+impl PaddedRank {
     /// Not padded.
     pub(crate) fn true_rank(rank: usize) -> Self {
         Self { own: rank, stored: rank }
@@ -36,13 +36,13 @@ impl Rank {
 /// An adapter on `targets` of every layer. Its layers share their numbers.
 pub(crate) fn encoded(
     config: &ModelConfig,
-    rank: Rank,
+    rank: PaddedRank,
     targets: &[Target],
     precision: LoraPrecision,
 ) -> EncodedAdapter {
     let mut random = StdRng::seed_from_u64(rank.own as u64);
     let modules = targets.iter().map(|&target| module(config, rank, target, &mut random)).collect();
-    let (generation, method) = (Generation([0; 32]), Method::Lora(modules));
+    let (generation, method) = (Generation([0; 32]), MethodWeights::Lora(modules));
     let adapter = Adapter { generation, method, base_model: None, stored_in_16_bits: false };
     let mut encoded = EncodedAdapter::new(&adapter, config, precision);
     let first = std::mem::take(&mut encoded.modules);
@@ -51,9 +51,9 @@ pub(crate) fn encoded(
     encoded
 }
 
-fn module(config: &ModelConfig, rank: Rank, target: Target, random: &mut StdRng) -> LoraModule {
+fn module(config: &ModelConfig, rank: PaddedRank, target: Target, random: &mut StdRng) -> LoraModule {
     let [rows, columns] = linear_shape(config, target);
-    let Rank { own, stored } = rank;
+    let PaddedRank { own, stored } = rank;
     let mut numbers = |count, bound: f32| (0..count).map(|_| random.random_range(-bound..bound)).collect();
     let (mut a, own_b): (Vec<f32>, Vec<f32>) = (numbers(own * columns, 0.05), numbers(rows * own, 0.01));
     a.resize(stored * columns, 0.0);
@@ -108,7 +108,7 @@ mod tests {
     fn a_padded_adapter_is_as_large_as_one_of_the_larger_rank_and_has_its_own_numbers() {
         let of = |rank| encoded(&config(), rank, &[Target::Q], LoraPrecision::Exact);
         let [own, padded, large] =
-            [Rank::true_rank(8), Rank { own: 8, stored: 32 }, Rank::true_rank(32)].map(of);
+            [PaddedRank::true_rank(8), PaddedRank { own: 8, stored: 32 }, PaddedRank::true_rank(32)].map(of);
         let layout = |adapter: &EncodedAdapter| -> MatrixLayout { adapter.modules[0].matrix };
         assert_eq!(layout(&padded), layout(&large));
         assert_eq!(padded.bytes.len(), large.bytes.len());

@@ -2,7 +2,7 @@
 
 use model::forward::BLOCK_TOKENS;
 use shmproto::message::{
-    ColdStart, DeviceFacts, Generate, PROTOCOL_VERSION, Precision, Provisional, Sampling, Welcome,
+    ColdStart, DeviceFacts, Generate, PROTOCOL_VERSION, Precision, ProvisionalMode, Sampling, Welcome,
 };
 
 /// Longest sequence.
@@ -36,7 +36,7 @@ pub(crate) fn greedy(request: u64, prompt: &[u32], tokens: usize) -> Generate {
         logprobs: None,
         prompt_logprobs: None,
         deadline_ms: 0,
-        provisional: Provisional::Unwanted,
+        provisional: ProvisionalMode::Unwanted,
         precision: Precision::Serving,
         grammar: None,
         pooling: None,

@@ -17,15 +17,15 @@ use std::{
 use anyhow::{Result, ensure};
 
 use self::{
-    ours::AtTheBoard,
+    ours::BoardTransport,
     sockets::Sockets,
-    trip::{Shape, Share, Trip},
+    trip::{MessageShape, RoundTrip, RowShare},
 };
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::{Cores, pin},
     measure::{Samples, alternate},
-    report::{Better, Comparison, Rival, Target},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
 const ROWS: usize = 16;
@@ -40,7 +40,7 @@ const PAUSE: Duration = Duration::from_millis(3);
 
 /// Where the processes run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum ProcessPlacement {
     /// The one that posts on the first core, the workers in turn on the others.
     Pinned,
     /// Wherever the kernel puts them.
@@ -49,34 +49,34 @@ enum Place {
 
 /// One comparison to be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Case {
+struct BoardCase {
     workers: usize,
-    share: Share,
-    place: Place,
+    share: RowShare,
+    place: ProcessPlacement,
 }
 
 /// Medians and 99th percentiles of the measurements of one side, in microseconds.
 #[derive(Debug, Clone, PartialEq, Default)]
-struct Figures {
+struct LatencyStats {
     medians: Vec<f64>,
     tails: Vec<f64>,
 }
 
 /// Every comparison of this benchmark.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let numbers = cores.numbers();
     ensure!(numbers.len() > 1, "the board is measured between cores; give --threads 2 or --cores");
     let mut comparisons = Vec::new();
-    for share in [Share::OwnRows, Share::AllRows] {
+    for share in [RowShare::OwnRows, RowShare::AllRows] {
         let mut curve = Vec::new();
         for workers in counts(numbers.len()) {
-            let case = Case { workers, share, place: Place::Pinned };
+            let case = BoardCase { workers, share, place: ProcessPlacement::Pinned };
             let sides = measure(config, case, numbers)?;
             comparisons.extend(case.compare(&sides, numbers.len())?);
             curve.push((workers, sides));
         }
         comparisons.push(slope(share, &curve)?);
-        let crowd = Case { workers: 8, share, place: Place::Anywhere };
+        let crowd = BoardCase { workers: 8, share, place: ProcessPlacement::Anywhere };
         comparisons.extend(crowd.compare(&measure(config, crowd, numbers)?, numbers.len())?);
     }
     Ok(comparisons)
@@ -89,17 +89,17 @@ fn counts(cores: usize) -> Vec<usize> {
 }
 
 /// Both sides in alternation: ours, the peer's.
-fn measure(config: &Config, case: Case, cores: &[usize]) -> Result<[Figures; 2]> {
-    let shape = Shape { rows: ROWS, width: WIDTH, share: case.share };
+fn measure(config: &SuiteConfig, case: BoardCase, cores: &[usize]) -> Result<[LatencyStats; 2]> {
+    let shape = MessageShape { rows: ROWS, width: WIDTH, share: case.share };
     let homes: Vec<Option<usize>> = (0..case.workers)
         .map(|worker| match case.place {
-            Place::Pinned => Some(cores[1 + worker % (cores.len() - 1)]),
-            Place::Anywhere => None,
+            ProcessPlacement::Pinned => Some(cores[1 + worker % (cores.len() - 1)]),
+            ProcessPlacement::Anywhere => None,
         })
         .collect();
-    let mut board = AtTheBoard::start(shape, &homes)?;
+    let mut board = BoardTransport::start(shape, &homes)?;
     let mut sockets = Sockets::start(shape, &homes)?;
-    let home = (case.place == Place::Pinned).then_some(cores[0]);
+    let home = (case.place == ProcessPlacement::Pinned).then_some(cores[0]);
     thread::scope(|scope| {
         let here = scope.spawn(|| {
             home.map_or(Ok(()), pin)?;
@@ -109,13 +109,13 @@ fn measure(config: &Config, case: Case, cores: &[usize]) -> Result<[Figures; 2]>
         let sides = here.join().expect("the measuring thread panicked")?;
         Ok(sides.map(|runs| {
             let (medians, tails) = runs.into_iter().unzip();
-            Figures { medians, tails }
+            LatencyStats { medians, tails }
         }))
     })
 }
 
 /// Median and 99th percentile of [`TRIPS`] trips, in microseconds.
-fn trips(side: &mut dyn Trip) -> Result<(f64, f64)> {
+fn trips(side: &mut dyn RoundTrip) -> Result<(f64, f64)> {
     let mut x: Vec<f32> = (0..ROWS * WIDTH).map(|number| number as f32).collect();
     let mut times = Vec::with_capacity(TRIPS);
     thread::sleep(PAUSE);
@@ -137,18 +137,18 @@ fn trips(side: &mut dyn Trip) -> Result<(f64, f64)> {
     Ok((times.median(), times.quantile(0.99)))
 }
 
-impl Case {
-    fn compare(&self, [ours, peer]: &[Figures; 2], cores: usize) -> Result<[Comparison; 2]> {
+impl BoardCase {
+    fn compare(&self, [ours, peer]: &[LatencyStats; 2], cores: usize) -> Result<[Comparison; 2]> {
         let place = match self.place {
-            Place::Pinned => "pinned",
-            Place::Anywhere => "unpinned",
+            ProcessPlacement::Pinned => "pinned",
+            ProcessPlacement::Anywhere => "unpinned",
         };
         let (workers, share) = (self.workers, self.share.name());
         let case =
             format!("{ROWS} x {WIDTH} there and back, workers: {workers}, {share}, {place}, cores: {cores}");
         let target = match *self {
-            Self { workers: 1, .. } => Some(Target::RatioAtLeast(4.0)),
-            Self { workers: 8, .. } if cores == 2 => Some(Target::RatioAtLeast(1.0)),
+            Self { workers: 1, .. } => Some(BenchTarget::RatioAtLeast(4.0)),
+            Self { workers: 8, .. } if cores == 2 => Some(BenchTarget::RatioAtLeast(1.0)),
             _ => None,
         };
         let row = |case: String, ours: &[f64], peer: &[f64], target| {
@@ -158,7 +158,7 @@ impl Case {
                 unit: "us",
                 better: Better::Lower,
                 ours: Samples::new(ours.to_vec())?,
-                rival: Rival {
+                rival: PeerSamples {
                     name: "Unix stream sockets".to_owned(),
                     format: "f32".to_owned(),
                     samples: Samples::new(peer.to_vec())?,
@@ -172,7 +172,7 @@ impl Case {
 }
 
 /// How much a further worker costs on the board, as a share of what it costs through sockets.
-fn slope(share: Share, curve: &[(usize, [Figures; 2])]) -> Result<Comparison> {
+fn slope(share: RowShare, curve: &[(usize, [LatencyStats; 2])]) -> Result<Comparison> {
     let runs = curve.iter().map(|(_, [ours, peer])| ours.medians.len().min(peer.medians.len()));
     let slopes = |side: usize| -> Vec<f64> {
         let points = |run: usize| curve.iter().map(move |(n, sides)| (*n as f64, sides[side].medians[run]));
@@ -184,12 +184,12 @@ fn slope(share: Share, curve: &[(usize, [Figures; 2])]) -> Result<Comparison> {
         unit: "us",
         better: Better::Lower,
         ours: Samples::new(slopes(0))?,
-        rival: Rival {
+        rival: PeerSamples {
             name: "Unix stream sockets".to_owned(),
             format: "f32".to_owned(),
             samples: Samples::new(slopes(1))?,
         },
-        target: Some(Target::ShareAtMost(0.7)),
+        target: Some(BenchTarget::ShareAtMost(0.7)),
     })
 }
 

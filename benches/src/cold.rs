@@ -21,6 +21,6 @@ pub(crate) mod starts;
 mod tables;
 
 pub(crate) use self::{
-    arrivals::{Arrival, Load, Popularity},
-    executor::{Executor, Helper, Mode, Place, Served},
+    arrivals::{ColdLoad, Popularity, RequestArrival},
+    executor::{ColdCompute, ColdExecutor, ExecutorPlacement, Mode, ServedTiming},
 };

@@ -1,4 +1,4 @@
-//! What a run measures and with which files: raw arguments and the environment, turned into a checked [`Config`].
+//! What a run measures and with which files: raw arguments and the environment, turned into a checked [`SuiteConfig`].
 
 mod name;
 
@@ -123,7 +123,7 @@ pub(crate) struct GpuConfig {
 
 /// A checked [`Args`].
 #[derive(Debug, Clone)]
-pub(crate) struct Config {
+pub(crate) struct SuiteConfig {
     /// Benchmarks in the order they were asked for, each once.
     pub(crate) names: Vec<Name>,
     /// An existing GGUF file, if one of the benchmarks needs it.
@@ -161,7 +161,7 @@ impl Args {
     ///
     /// # Errors
     /// If a file or folder is missing.
-    pub(crate) fn validate(self) -> Result<Config> {
+    pub(crate) fn validate(self) -> Result<SuiteConfig> {
         let ours = match self.ours {
             Some(folder) => folder,
             None => std::env::current_exe()
@@ -183,7 +183,7 @@ impl Args {
                 peer.display()
             );
         }
-        Ok(Config {
+        Ok(SuiteConfig {
             names,
             model,
             peer: self.peer,

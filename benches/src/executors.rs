@@ -5,12 +5,12 @@ use std::{fs, path::Path};
 use anyhow::{Context as _, Result, bail};
 
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::Cores,
     measure::{Samples, alternate},
-    ours::{Holobiont, Installation, Placement},
-    report::{Better, Comparison, Rival, Target},
-    workload::{Job, Mix, burst, first_token},
+    ours::{DeploymentPlacement, Holobiont, Installation},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
+    workload::{BenchRequest, BurstMix, burst, first_token},
 };
 
 /// The goals: tokens a second of two beside one, and the time of a lone request.
@@ -21,7 +21,7 @@ const TIME_SHARE: f64 = 1.03;
 const LONE: usize = 40;
 
 /// Every comparison of this benchmark.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let [first, second] = cores.numbers()[..] else {
         bail!("two executors need two cores, and are compared on two: give --threads 2");
     };
@@ -37,29 +37,30 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
         config.runs,
         [Box::new(|round| lone_ms(&two, round)), Box::new(|round| lone_ms(&one, round))],
     )?;
-    let goal = Target::RatioAtLeast(TOKENS_RATIO);
+    let goal = BenchTarget::RatioAtLeast(TOKENS_RATIO);
     let case = "16 streams: tokens a second";
     let rate = comparison(case, ("tokens/s", Better::Higher), tokens, goal)?;
-    let goal = Target::ShareAtMost(TIME_SHARE);
+    let goal = BenchTarget::ShareAtMost(TIME_SHARE);
     let case = "a lone request for one token";
     Ok(vec![rate, comparison(case, ("ms", Better::Lower), times, goal)?])
 }
 
 /// A deployment with an executor on each of `cores`.
-fn start(config: &Config, folder: &Path, cores: &[usize]) -> Result<Holobiont> {
+fn start(config: &SuiteConfig, folder: &Path, cores: &[usize]) -> Result<Holobiont> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let section = |core: &usize| format!("[[executor]]\nname = \"core-{core}\"\ncores = \"{core}\"\n\n");
     let file = folder.join("deployment.toml");
     fs::write(&file, cores.iter().map(section).collect::<String>())
         .with_context(|| format!("cannot write {}", file.display()))?;
     let (binaries, model) = (config.ours.clone(), config.model.clone());
-    let installation = Installation { binaries, model, placement: Placement::Described(file), key: None };
+    let installation =
+        Installation { binaries, model, placement: DeploymentPlacement::Described(file), key: None };
     Holobiont::start(&installation, &[], &folder.join("up"))
 }
 
 /// Streams of a round, enough for both.
-fn together(round: usize) -> Vec<Job> {
-    [2 * round, 2 * round + 1].into_iter().flat_map(|round| burst(Mix::Base, round)).collect()
+fn together(round: usize) -> Vec<BenchRequest> {
+    [2 * round, 2 * round + 1].into_iter().flat_map(|round| burst(BurstMix::Base, round)).collect()
 }
 
 fn rate(server: &Holobiont, round: usize) -> Result<f64> {
@@ -79,7 +80,7 @@ fn comparison(
     case: &str,
     (unit, better): (&'static str, Better),
     [two, one]: [Vec<f64>; 2],
-    target: Target,
+    target: BenchTarget,
 ) -> Result<Comparison> {
     let name = "holobiont, one executor on one core".to_owned();
     Ok(Comparison {
@@ -88,7 +89,7 @@ fn comparison(
         unit,
         better,
         ours: Samples::new(two)?,
-        rival: Rival { name, format: "Q4_1".to_owned(), samples: Samples::new(one)? },
+        rival: PeerSamples { name, format: "Q4_1".to_owned(), samples: Samples::new(one)? },
         target: Some(target),
     })
 }

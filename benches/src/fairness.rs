@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use self::tenants::{Loop, Tenants, Tries};
+use self::tenants::{LoadWindow, TenantAttempts, Tenants};
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::Cores,
     measure::{Samples, alternate},
-    ours::Setting,
-    report::{Better, Comparison, Rival, Target},
+    ours::EnvSetting,
+    report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
 /// Those that ask moderately, and who floods.
@@ -49,7 +49,7 @@ const LENGTH: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 /// If a deployment does not start, or a request fails otherwise than for want of room.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let mut comparisons = beside_a_flood(config, cores)?;
     comparisons.push(burst(config, cores)?);
     comparisons.push(weighted(config, cores)?);
@@ -57,20 +57,21 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
 }
 
 /// Tokens a second of the four, and the 99th percentile of their first tokens in milliseconds.
-type Figures = [f64; 2];
+type FairnessSample = [f64; 2];
 
-fn beside_a_flood(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+fn beside_a_flood(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let names = [&MODERATE[..], &[FLOODING]].concat();
     let tenants = Tenants::start(config, cores, &names, "", &[])?;
-    let peak = tenants.closed(&[(MODERATE[0], CLIENTS)], Loop { settle: SETTLE / 2, length: LENGTH / 4 })?;
+    let peak =
+        tenants.closed(&[(MODERATE[0], CLIENTS)], LoadWindow { settle: SETTLE / 2, length: LENGTH / 4 })?;
     let per_s = peak[0].served_per_s(LENGTH / 4);
     ensure!(per_s > 0.0, "nothing was served");
     let each = MODERATE_LOAD * per_s / MODERATE.len() as f64;
     eprintln!("holobiont-bench: {each:.2} requests a second of each, {:.2} of the flood", FLOOD * each);
     let moderate: Vec<(&str, f64)> = MODERATE.map(|name| (name, each)).to_vec();
     let flooded = [moderate.clone(), vec![(FLOODING, FLOOD * each)]].concat();
-    let measure = |asking: &[(&str, f64)], round| -> Result<Figures> {
-        let tries = tenants.open(asking, Loop { settle: SETTLE, length: LENGTH }, round)?;
+    let measure = |asking: &[(&str, f64)], round| -> Result<FairnessSample> {
+        let tries = tenants.open(asking, LoadWindow { settle: SETTLE, length: LENGTH }, round)?;
         figures(&tries[..MODERATE.len()], LENGTH)
     };
     let [beside, alone] = alternate(
@@ -89,18 +90,18 @@ fn beside_a_flood(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
         })
     };
     Ok(vec![
-        row(0, "goodput", ("tokens/s", Better::Higher), Target::ShareAtLeast(GOODPUT))?,
-        row(1, "p99 first token", ("ms", Better::Lower), Target::ShareAtMost(FIRST_TOKEN))?,
+        row(0, "goodput", ("tokens/s", Better::Higher), BenchTarget::ShareAtLeast(GOODPUT))?,
+        row(1, "p99 first token", ("ms", Better::Lower), BenchTarget::ShareAtMost(FIRST_TOKEN))?,
     ])
 }
 
-fn figures(tries: &[Tries], length: Duration) -> Result<Figures> {
-    let tokens: usize = tries.iter().map(Tries::tokens).sum();
-    let first_ms = tries.iter().flat_map(Tries::first_tokens_ms).collect();
+fn figures(tries: &[TenantAttempts], length: Duration) -> Result<FairnessSample> {
+    let tokens: usize = tries.iter().map(TenantAttempts::tokens).sum();
+    let first_ms = tries.iter().flat_map(TenantAttempts::first_tokens_ms).collect();
     Ok([tokens as f64 / length.as_secs_f64(), Samples::new(first_ms)?.quantile(0.99)])
 }
 
-fn burst(config: &Config, cores: &Cores) -> Result<Comparison> {
+fn burst(config: &SuiteConfig, cores: &Cores) -> Result<Comparison> {
     let tenants = Tenants::start(config, cores, &MODERATE[..1], "", &[])?;
     let served = (0..config.runs).map(|round| Ok(tenants.burst(MODERATE[0], BURST, round)? as f64));
     Ok(Comparison {
@@ -110,17 +111,17 @@ fn burst(config: &Config, cores: &Cores) -> Result<Comparison> {
         better: Better::Higher,
         ours: Samples::new(served.collect::<Result<_>>()?)?,
         rival: rival("asked", Samples::new(vec![BURST as f64])?),
-        target: Some(Target::OursAtLeast(BURST as f64)),
+        target: Some(BenchTarget::OursAtLeast(BURST as f64)),
     })
 }
 
 /// All that the two ask for waits, so who gets how much is for the weights to say.
-fn weighted(config: &Config, cores: &Cores) -> Result<Comparison> {
+fn weighted(config: &SuiteConfig, cores: &Cores) -> Result<Comparison> {
     let class = |(name, weight): (&str, u64)| {
         format!("[[class]]\nname = \"{name}s\"\ntenants = [\"{name}\"]\nweight = {weight}\n\n")
     };
     let classes: String = WAITING.into_iter().zip([1, WEIGHT]).map(class).collect();
-    let settings: [Setting; 2] = [
+    let settings: [EnvSetting; 2] = [
         ("HOLOBIONT_MAX_RUNNING", RUNNING.to_string()),
         // Nobody is refused for a queue that stands: it is to stand.
         ("HOLOBIONT_CODEL_INTERVAL_MS", (10 * LENGTH).as_millis().to_string()),
@@ -129,7 +130,7 @@ fn weighted(config: &Config, cores: &Cores) -> Result<Comparison> {
     let mut ratios = Vec::new();
     for _ in 0..config.runs {
         let clients = WAITING.map(|name| (name, CLIENTS));
-        let tries = tenants.closed(&clients, Loop { settle: SETTLE, length: LENGTH })?;
+        let tries = tenants.closed(&clients, LoadWindow { settle: SETTLE, length: LENGTH })?;
         ensure!(tries[0].tokens() > 0, "'{}' got nothing", WAITING[0]);
         ratios.push(tries[1].tokens() as f64 / tries[0].tokens() as f64);
     }
@@ -140,10 +141,10 @@ fn weighted(config: &Config, cores: &Cores) -> Result<Comparison> {
         better: Better::Higher,
         ours: Samples::new(ratios)?,
         rival: rival("the weights", Samples::new(vec![WEIGHT as f64])?),
-        target: Some(Target::Near(NEAR)),
+        target: Some(BenchTarget::Near(NEAR)),
     })
 }
 
-fn rival(name: &str, samples: Samples) -> Rival {
-    Rival { name: name.to_owned(), format: "Q4_1".to_owned(), samples }
+fn rival(name: &str, samples: Samples) -> PeerSamples {
+    PeerSamples { name: name.to_owned(), format: "Q4_1".to_owned(), samples }
 }

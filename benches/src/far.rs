@@ -10,14 +10,14 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     http::{Timeline, free_port},
     machine::Cores,
     measure::{Samples, alternate},
-    ours::{Holobiont, Installation, Placement},
-    process::Process,
-    report::{Better, Comparison, Rival},
-    workload::{Job, first_token},
+    ours::{DeploymentPlacement, Holobiont, Installation},
+    process::LoggedProcess,
+    report::{Better, Comparison, PeerSamples},
+    workload::{BenchRequest, first_token},
 };
 
 /// Requests of a round, one after the other.
@@ -26,11 +26,11 @@ const LONE: usize = 20;
 const ANSWER_TOKENS: usize = 64;
 
 /// Every comparison of this benchmark.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let folder = tempfile::tempdir().context("no folder for deployments")?;
     let core = cores.numbers()[0];
     let near = start(config, &folder.path().join("near"), &format!("cores = \"{core}\"\n"), "")?;
-    let far = Far::start(config, &folder.path().join("far"), core)?;
+    let far = TlsExecutor::start(config, &folder.path().join("far"), core)?;
     let first_ms = |timeline: &Timeline| (timeline.first - timeline.sent).as_secs_f64() * 1e3;
     let each_ms = |timeline: &Timeline| {
         (timeline.last - timeline.first).as_secs_f64() * 1e3 / (timeline.tokens.max(2) - 1) as f64
@@ -52,14 +52,14 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
 }
 
 /// An executor alone, and a gateway that drives it through its door.
-struct Far {
+struct TlsExecutor {
     gateway: Holobiont,
     /// It ends after its gateway.
-    _executor: Process,
+    _executor: LoggedProcess,
 }
 
-impl Far {
-    fn start(config: &Config, folder: &Path, core: usize) -> Result<Self> {
+impl TlsExecutor {
+    fn start(config: &SuiteConfig, folder: &Path, core: usize) -> Result<Self> {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let (port, file) = (free_port()?, |name: &str| folder.join(name));
         certificates(config, folder)?;
@@ -73,7 +73,7 @@ impl Far {
         command.arg("--layer-client-ca").arg(file("ca.pem")).args(["--layer-gateways", "front"]);
         command.arg("--layer-listen").arg(format!("127.0.0.1:{port}"));
         command.args(["--cores", &core.to_string(), "--max-workers", "0"]);
-        let executor = Process::start(&mut command, &file("executor.log"))?;
+        let executor = LoggedProcess::start(&mut command, &file("executor.log"))?;
         let shown = |field: &str, name: &str| format!("{field} = {:?}\n", file(name));
         let gateway = shown("executor_ca", "ca.pem")
             + &shown("executor_cert", "client-front.pem")
@@ -84,7 +84,7 @@ impl Far {
 }
 
 /// Made as people make them.
-fn certificates(config: &Config, folder: &Path) -> Result<()> {
+fn certificates(config: &SuiteConfig, folder: &Path) -> Result<()> {
     let mut command = Command::new(config.ours.join("holobiont"));
     command.args(["cert", "--host", "127.0.0.1", "--client", "front", "--dir"]).arg(folder);
     let made = command.output().context("holobiont cert cannot be run")?;
@@ -93,7 +93,7 @@ fn certificates(config: &Config, folder: &Path) -> Result<()> {
 }
 
 /// A deployment with one named executor, without workers and trainers.
-fn start(config: &Config, folder: &Path, executor: &str, gateway: &str) -> Result<Holobiont> {
+fn start(config: &SuiteConfig, folder: &Path, executor: &str, gateway: &str) -> Result<Holobiont> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let file: PathBuf = folder.join("deployment.toml");
     let text = format!(
@@ -101,14 +101,15 @@ fn start(config: &Config, folder: &Path, executor: &str, gateway: &str) -> Resul
     );
     fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
     let (binaries, model) = (config.ours.clone(), config.model.clone());
-    let installation = Installation { binaries, model, placement: Placement::Described(file), key: None };
+    let installation =
+        Installation { binaries, model, placement: DeploymentPlacement::Described(file), key: None };
     Holobiont::start(&installation, &[], &folder.join("up"))
 }
 
 /// The median `figure` of some requests that are alone.
 fn median(server: &Holobiont, round: usize, tokens: usize, figure: impl Fn(&Timeline) -> f64) -> Result<f64> {
     let timelines: Result<Vec<_>> = (0..LONE)
-        .map(|number| server.ask(&Job { generate: tokens, ..first_token(round * LONE + number) }))
+        .map(|number| server.ask(&BenchRequest { generate: tokens, ..first_token(round * LONE + number) }))
         .collect();
     Ok(Samples::of(&timelines?, figure)?.median())
 }
@@ -121,7 +122,7 @@ fn comparison(case: &str, [far, near]: [Vec<f64>; 2]) -> Result<Comparison> {
         unit: "ms",
         better: Better::Lower,
         ours: Samples::new(far)?,
-        rival: Rival { name, format: "Q4_1".to_owned(), samples: Samples::new(near)? },
+        rival: PeerSamples { name, format: "Q4_1".to_owned(), samples: Samples::new(near)? },
         target: None,
     })
 }

@@ -14,17 +14,17 @@ mod visible;
 use anyhow::Result;
 
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::Cores,
     measure::Samples,
-    report::{Better, Comparison, Rival, Target},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
 /// A measurement.
-type Part = fn(&Config, &Cores) -> Result<Vec<Comparison>>;
+type FleetBench = fn(&SuiteConfig, &Cores) -> Result<Vec<Comparison>>;
 
 /// All of them, as they are called while they run.
-const PARTS: [(&str, Part); 4] = [
+const PARTS: [(&str, FleetBench); 4] = [
     ("through Envoy", through::run),
     ("known everywhere", visible::run),
     ("a new host", cold::run),
@@ -35,7 +35,7 @@ const PARTS: [(&str, Part); 4] = [
 ///
 /// # Errors
 /// If Envoy, PostgreSQL or moto is missing, or a request fails.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let mut rows = Vec::new();
     for (name, part) in PARTS {
         eprintln!("holobiont-bench: fleet, {name}");
@@ -50,9 +50,9 @@ fn row(
     unit: &'static str,
     ours: Samples,
     (name, samples): (&str, Samples),
-    target: Option<Target>,
+    target: Option<BenchTarget>,
 ) -> Comparison {
-    let rival = Rival { name: name.to_owned(), format: "Q4_1".to_owned(), samples };
+    let rival = PeerSamples { name: name.to_owned(), format: "Q4_1".to_owned(), samples };
     Comparison { bench: "fleet", case: case.to_owned(), unit, better: Better::Lower, ours, rival, target }
 }
 

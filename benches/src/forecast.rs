@@ -12,34 +12,35 @@ mod share;
 use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result};
-use policy::routing::{Policy, Slo};
+use policy::routing::{RoutingPolicy, Slo};
 use simulator::{
-    cost::{CostModel, Work},
+    cost::{ComputedWork, CostModel},
     fleet::{
-        self, Request, SECOND,
+        self, FleetRequest, SECOND,
         load::{Arrivals, FleetLoad},
-        measured::Measured,
+        measured::MeasuredFleet,
         summary::Summary,
     },
     workload::popularity::Popularity,
 };
 
-use self::deployment::{Fleet, NAMES, RANKS};
+use self::deployment::{NAMES, RANKS, UnequalFleet};
 use crate::{
     arrivals::at_their_times,
-    config::Config,
+    config::SuiteConfig,
     http::Timeline,
     machine::Cores,
     measure::Samples,
     reality::{LIMITS, SAID, costs},
-    report::{Better, Comparison, Rival, Target},
-    workload::{Job, Says, Use, prompt},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
+    workload::{AdapterChoice, AnswerKind, BenchRequest, prompt},
 };
 
 /// How near times are to be, as a share.
 const NEAR: f64 = 0.15;
 /// Those that are compared.
-const POLICIES: [Policy; 4] = [Policy::RankAware, Policy::MostIdle, Policy::FirstFit, Policy::Random];
+const POLICIES: [RoutingPolicy; 4] =
+    [RoutingPolicy::RankAware, RoutingPolicy::MostIdle, RoutingPolicy::FirstFit, RoutingPolicy::Random];
 /// Adapters.
 const ADAPTERS: usize = 20;
 /// What of all that the executors can do is asked of them.
@@ -52,20 +53,20 @@ const MEAN: (usize, usize) = (19, 58);
 const BESIDE: usize = 8;
 
 /// Mean milliseconds to the first token, and from token to token.
-type Figures = [f64; 2];
+type ForecastSample = [f64; 2];
 
 /// What came of a policy: for real and as it was forecast, run by run.
-struct Judged {
-    policy: Policy,
-    real: Vec<Figures>,
-    forecast: Vec<Figures>,
+struct PolicyForecast {
+    policy: RoutingPolicy,
+    real: Vec<ForecastSample>,
+    forecast: Vec<ForecastSample>,
 }
 
 /// Every comparison of this benchmark.
 ///
 /// # Errors
 /// If executors cannot be held to their shares, or a request fails.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let costs = measured(config, cores)?;
     let per_s = LOAD * costs.iter().map(served_per_s).sum::<f64>();
     eprintln!("holobiont-bench: {per_s:.2} requests a second");
@@ -77,7 +78,7 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
             real.push(ask(config, cores, policy, &requests)?);
             forecast.push(foretell(&costs, policy, &requests)?);
         }
-        all.push(Judged { policy, real, forecast });
+        all.push(PolicyForecast { policy, real, forecast });
     }
     let mut comparisons = Vec::new();
     for judged in &all {
@@ -88,14 +89,14 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
 }
 
 /// The costs of each executor, which are written beside `--costs`, for `holobiont simulate`.
-fn measured(config: &Config, cores: &Cores) -> Result<Vec<CostModel>> {
+fn measured(config: &SuiteConfig, cores: &Cores) -> Result<Vec<CostModel>> {
     let ranks = RANKS.into_iter().cycle().take(ADAPTERS).collect();
-    let models = Fleet::start(config, cores, Policy::RankAware, ranks)?.costs(config)?;
+    let models = UnequalFleet::start(config, cores, RoutingPolicy::RankAware, ranks)?.costs(config)?;
     NAMES.iter().zip(&models).try_for_each(|(name, model)| costs::write(model, &file(config, name)))?;
     Ok(models)
 }
 
-fn file(config: &Config, name: &str) -> PathBuf {
+fn file(config: &SuiteConfig, name: &str) -> PathBuf {
     let stem = config.costs.file_stem().unwrap_or_default().to_string_lossy();
     config.costs.with_file_name(format!("{stem}-{name}.json"))
 }
@@ -104,13 +105,13 @@ fn file(config: &Config, name: &str) -> PathBuf {
 fn served_per_s(costs: &CostModel) -> f64 {
     let (prompt, answer) = MEAN;
     let rank = RANKS.iter().sum::<usize>() / RANKS.len();
-    let step = Work {
+    let step = ComputedWork {
         decode_sequences: BESIDE,
         context_tokens: BESIDE * (prompt + answer / 2),
         rank_rows: BESIDE * rank,
-        ..Work::default()
+        ..ComputedWork::default()
     };
-    let both = Work { prefill_tokens: prompt, rank_rows: step.rank_rows + prompt * rank, ..step };
+    let both = ComputedWork { prefill_tokens: prompt, rank_rows: step.rank_rows + prompt * rank, ..step };
     let (step_s, both_s) = (costs.step(step).as_secs_f64(), costs.step(both).as_secs_f64());
     1.0 / (answer as f64 * step_s / BESIDE as f64 + both_s - step_s)
 }
@@ -129,10 +130,15 @@ fn load(per_s: f64) -> FleetLoad {
 }
 
 /// For real.
-fn ask(config: &Config, cores: &Cores, policy: Policy, requests: &[Request]) -> Result<Figures> {
-    let fleet = Fleet::start(config, cores, policy, ranks(requests))?;
-    let numbered: Vec<(usize, &Request)> = requests.iter().enumerate().collect();
-    let due = |(_, request): &(usize, &Request)| Duration::from_nanos(request.at);
+fn ask(
+    config: &SuiteConfig,
+    cores: &Cores,
+    policy: RoutingPolicy,
+    requests: &[FleetRequest],
+) -> Result<ForecastSample> {
+    let fleet = UnequalFleet::start(config, cores, policy, ranks(requests))?;
+    let numbered: Vec<(usize, &FleetRequest)> = requests.iter().enumerate().collect();
+    let due = |(_, request): &(usize, &FleetRequest)| Duration::from_nanos(request.at);
     let heard = at_their_times(&numbered, due, |&(number, request)| {
         Ok((request.at, fleet.server.ask(&job(number, request))?))
     })?;
@@ -153,24 +159,24 @@ fn ask(config: &Config, cores: &Cores, policy: Policy, requests: &[Request]) -> 
 }
 
 /// Of each adapter; one that nobody asks for has any.
-fn ranks(requests: &[Request]) -> Vec<usize> {
+fn ranks(requests: &[FleetRequest]) -> Vec<usize> {
     let mut ranks = vec![RANKS[0]; ADAPTERS];
     requests.iter().for_each(|request| ranks[request.adapter as usize] = request.rank as usize);
     ranks
 }
 
-fn job(number: usize, request: &Request) -> Job {
-    Job {
+fn job(number: usize, request: &FleetRequest) -> BenchRequest {
+    BenchRequest {
         prompt: prompt((1 << 32) + number as u64, request.prompt as usize),
-        who: Use::Adapter(request.adapter as usize),
+        who: AdapterChoice::Adapter(request.adapter as usize),
         generate: request.answer as usize,
-        says: Says::Token(SAID),
+        says: AnswerKind::Token(SAID),
     }
 }
 
 /// By the simulator.
-fn foretell(costs: &[CostModel], policy: Policy, requests: &[Request]) -> Result<Figures> {
-    let measured = Measured {
+fn foretell(costs: &[CostModel], policy: RoutingPolicy, requests: &[FleetRequest]) -> Result<ForecastSample> {
+    let measured = MeasuredFleet {
         limits: LIMITS,
         adapter_slots: ADAPTERS,
         kv_tokens: u64::MAX,
@@ -185,7 +191,7 @@ fn foretell(costs: &[CostModel], policy: Policy, requests: &[Request]) -> Result
     Ok([summary.ttft_ms, summary.tpot_ms])
 }
 
-fn compare(judged: &Judged) -> Result<Vec<Comparison>> {
+fn compare(judged: &PolicyForecast) -> Result<Vec<Comparison>> {
     let lines = ["mean time to first token", "mean time per token"];
     let row = |(index, what): (usize, &str)| {
         Ok(Comparison {
@@ -195,15 +201,16 @@ fn compare(judged: &Judged) -> Result<Vec<Comparison>> {
             better: Better::Lower,
             ours: Samples::of(&judged.real, |figures| figures[index])?,
             rival: forecast(Samples::of(&judged.forecast, |figures| figures[index])?),
-            target: Some(Target::Near(NEAR)),
+            target: Some(BenchTarget::Near(NEAR)),
         })
     };
     lines.into_iter().enumerate().map(row).collect()
 }
 
 /// How many pairs of policies are for real in the order that was forecast, by the time per token.
-fn order(all: &[Judged]) -> Result<Comparison> {
-    let median = |figures: &[Figures]| Samples::of(figures, |figures| figures[1]).map(|one| one.median());
+fn order(all: &[PolicyForecast]) -> Result<Comparison> {
+    let median =
+        |figures: &[ForecastSample]| Samples::of(figures, |figures| figures[1]).map(|one| one.median());
     let mut medians = Vec::new();
     for judged in all {
         medians.push((median(&judged.real)?, median(&judged.forecast)?));
@@ -219,10 +226,10 @@ fn order(all: &[Judged]) -> Result<Comparison> {
         better: Better::Higher,
         ours: Samples::new(vec![agree])?,
         rival: forecast(Samples::new(vec![pairs])?),
-        target: Some(Target::OursAtLeast(pairs)),
+        target: Some(BenchTarget::OursAtLeast(pairs)),
     })
 }
 
-fn forecast(samples: Samples) -> Rival {
-    Rival { name: "holobiont simulate".to_owned(), format: "Q4_1".to_owned(), samples }
+fn forecast(samples: Samples) -> PeerSamples {
+    PeerSamples { name: "holobiont simulate".to_owned(), format: "Q4_1".to_owned(), samples }
 }

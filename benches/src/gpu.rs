@@ -35,19 +35,19 @@ mod work;
 use anyhow::Result;
 use model::cuda::Graphs;
 
-use self::{lab::Lab, streams::Streams};
+use self::{lab::GpuBenchContext, streams::Streams};
 use crate::{
-    config::{Config, Name},
-    report::Outcome,
+    config::{Name, SuiteConfig},
+    report::SuiteOutcome,
 };
 
 /// Measures `names`, all of them for a GPU. One that fails does not keep the others from running.
 ///
 /// # Errors
 /// If there is no such device, or the shape cannot be read.
-pub(crate) fn run(config: &Config, names: &[Name]) -> Result<Outcome> {
-    let lab = Lab::open(config)?;
-    let mut outcome = Outcome::Complete;
+pub(crate) fn run(config: &SuiteConfig, names: &[Name]) -> Result<SuiteOutcome> {
+    let lab = GpuBenchContext::open(config)?;
+    let mut outcome = SuiteOutcome::Complete;
     // Of one model for those that follow each other: 13 GB take seconds to be made.
     let mut streams = None;
     for &name in names {
@@ -57,13 +57,13 @@ pub(crate) fn run(config: &Config, names: &[Name]) -> Result<Outcome> {
         }
         if let Err(error) = measure(&lab, name, &mut streams) {
             eprintln!("holobiont-bench: {name:?} could not be measured: {error:#}");
-            outcome = Outcome::Partial;
+            outcome = SuiteOutcome::Partial;
         }
     }
     Ok(outcome)
 }
 
-fn measure(lab: &Lab, name: Name, streams: &mut Option<Streams>) -> Result<()> {
+fn measure(lab: &GpuBenchContext, name: Name, streams: &mut Option<Streams>) -> Result<()> {
     match name {
         Name::CudaLink => link::run(lab),
         Name::CudaFused => fused::run(lab),

@@ -8,10 +8,10 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 use base_executor::{
     engine::{
-        Engine, Limits,
-        event::{ConnectionId, Event},
+        Engine, EngineLimits,
+        event::{ConnectionId, EngineEvent},
     },
-    grammars::Helpers,
+    grammars::GrammarWorkers,
 };
 use model::{
     forward::BLOCK_TOKENS,
@@ -26,10 +26,10 @@ use tokio::sync::mpsc;
 
 use crate::{
     asking::{CONTEXT, greedy, welcome},
-    config::Config,
+    config::SuiteConfig,
     machine::Cores,
     measure::Samples,
-    report::{Better, Comparison, Rival, Target},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
     workload::form,
 };
 
@@ -42,18 +42,18 @@ const TOKENS: usize = 64;
 const PROMPT_TOKENS: u32 = 16;
 
 /// An engine with a gateway.
-struct Side {
+struct GrammarEngine {
     engine: Engine<ResidentModel<ServedLayers>>,
     queue: mpsc::Receiver<ToGateway>,
     requests: u64,
 }
 
-impl Side {
-    fn open(config: &Config, cores: &Cores, helpers: Option<Helpers>) -> Result<Self> {
+impl GrammarEngine {
+    fn open(config: &SuiteConfig, cores: &Cores, helpers: Option<GrammarWorkers>) -> Result<Self> {
         let weights = LoadedWeights::open(&*open(&config.model)?, None, cores.numbers().len(), &|_| {})?;
         let options =
             ResidentOptions { cores: cores.numbers().to_vec(), kv_bytes: 256 << 20, kv_dtype: KvDtype::Auto };
-        let limits = Limits {
+        let limits = EngineLimits {
             max_running: STREAMS,
             max_waiting: STREAMS,
             max_waiting_tokens: STREAMS * CONTEXT,
@@ -67,7 +67,7 @@ impl Side {
             engine = engine.with_grammars(helpers);
         }
         let (outbox, queue) = mpsc::channel(1024);
-        engine.handle(Event::Connected { connection: GATEWAY, outbox });
+        engine.handle(EngineEvent::Connected { connection: GATEWAY, outbox });
         Ok(Self { engine, queue, requests: 0 })
     }
 
@@ -79,7 +79,11 @@ impl Side {
             let prompt: Vec<u32> = (first..first + PROMPT_TOKENS).collect();
             let grammar = (stream < formed).then(|| grammar.to_owned());
             let request = Generate { grammar, ..greedy(self.requests, &prompt, TOKENS) };
-            self.engine.handle(Event::Generate { connection: GATEWAY, request, received_at: Instant::now() });
+            self.engine.handle(EngineEvent::Generate {
+                connection: GATEWAY,
+                request,
+                received_at: Instant::now(),
+            });
         }
         let (mut said, mut begun) = (0, None);
         while !self.engine.is_idle() {
@@ -112,11 +116,11 @@ impl Side {
 ///
 /// # Errors
 /// If the model cannot be read, or the engine fails.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let grammar = Grammar::Json(form()).source()?;
-    let helpers = Helpers::of_model(config.model.clone(), OWN_PROGRAM.into(), || {})?;
+    let helpers = GrammarWorkers::of_model(config.model.clone(), OWN_PROGRAM.into(), || {})?;
     let (mut knows, mut plain) =
-        (Side::open(config, cores, Some(helpers))?, Side::open(config, cores, None)?);
+        (GrammarEngine::open(config, cores, Some(helpers))?, GrammarEngine::open(config, cores, None)?);
     let (mut all, mut half, mut none, mut free) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     // The first round reads the vocabulary.
     knows.decode(&grammar, STREAMS)?;
@@ -133,12 +137,12 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
             unit: "tokens/s",
             better: Better::Higher,
             ours: Samples::new(ours.to_vec())?,
-            rival: Rival {
+            rival: PeerSamples {
                 name: "none of a form".to_owned(),
                 format: "the same".to_owned(),
                 samples: Samples::new(free.clone())?,
             },
-            target: Some(Target::ShareAtLeast(least)),
+            target: Some(BenchTarget::ShareAtLeast(least)),
         })
     };
     Ok(vec![

@@ -11,7 +11,7 @@ use std::{
 
 use self::plain::agent;
 pub(crate) use self::plain::{get, get_as, post, post_json};
-use crate::{process::Process, workload, workload::Job};
+use crate::{process::LoggedProcess, workload, workload::BenchRequest};
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::Value;
 
@@ -27,7 +27,7 @@ const WARM_UP_TOKENS: usize = 8;
 
 /// What one event of a stream says.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Event {
+pub(crate) struct SseEvent {
     /// It carries generated text.
     pub(crate) has_text: bool,
     /// It tells how many tokens were generated in all.
@@ -41,12 +41,12 @@ pub(crate) trait Dialect: Sync {
     /// Path of the completion route.
     fn route(&self) -> &'static str;
     /// Body that asks for `job`: streamed, greedy, past the end of the text.
-    fn body(&self, job: &Job) -> Value;
+    fn body(&self, job: &BenchRequest) -> Value;
     /// What an event's JSON says.
     ///
     /// # Errors
     /// If it reports an error.
-    fn read(&self, event: &Value) -> Result<Event>;
+    fn read(&self, event: &Value) -> Result<SseEvent>;
     /// The key of whoever asks, where one is asked for.
     fn key(&self) -> Option<&str> {
         None
@@ -113,8 +113,8 @@ impl Burst {
 
 /// A server that speaks `D`.
 #[derive(Debug)]
-pub(crate) struct Server<D> {
-    process: Process,
+pub(crate) struct DialectServer<D> {
+    process: LoggedProcess,
     port: u16,
     dialect: D,
 }
@@ -128,12 +128,12 @@ pub(crate) fn free_port() -> Result<u16> {
     Ok(listener.local_addr().context("cannot find a free port")?.port())
 }
 
-impl<D: Dialect> Server<D> {
+impl<D: Dialect> DialectServer<D> {
     /// Waits until a started server answers `GET /health` with 200.
     ///
     /// # Errors
     /// If it ends or takes too long; with the end of its log.
-    pub(crate) fn when_ready(mut process: Process, port: u16, dialect: D) -> Result<Self> {
+    pub(crate) fn when_ready(mut process: LoggedProcess, port: u16, dialect: D) -> Result<Self> {
         let started = Instant::now();
         let agent = agent(Duration::from_secs(5));
         let health = format!("http://127.0.0.1:{port}/health");
@@ -176,15 +176,15 @@ impl<D: Dialect> Server<D> {
     ///
     /// # Errors
     /// If it fails or generates another number of tokens than asked for.
-    pub(crate) fn ask(&self, job: &Job) -> Result<Timeline> {
+    pub(crate) fn ask(&self, job: &BenchRequest) -> Result<Timeline> {
         stream(self.port, &self.dialect, job).map_err(|error| self.explain(error))
     }
 
-    /// As [`Server::attempt`], by whoever has `key`.
+    /// As [`DialectServer::attempt`], by whoever has `key`.
     ///
     /// # Errors
     /// If it fails in another way.
-    pub(crate) fn attempt_as(&self, key: &str, job: &Job) -> Result<Attempt> {
+    pub(crate) fn attempt_as(&self, key: &str, job: &BenchRequest) -> Result<Attempt> {
         attempt(self.port, &self.dialect, Some(key), job).map_err(|error| self.explain(error))
     }
 
@@ -192,15 +192,15 @@ impl<D: Dialect> Server<D> {
     ///
     /// # Errors
     /// If it fails in another way.
-    pub(crate) fn attempt(&self, job: &Job) -> Result<Attempt> {
+    pub(crate) fn attempt(&self, job: &BenchRequest) -> Result<Attempt> {
         attempt(self.port, &self.dialect, self.dialect.key(), job).map_err(|error| self.explain(error))
     }
 
     /// Sends all of `jobs` at the same moment and follows them to the end.
     ///
     /// # Errors
-    /// As [`Server::ask`], of the first that failed.
-    pub(crate) fn burst(&self, jobs: &[Job]) -> Result<Burst> {
+    /// As [`DialectServer::ask`], of the first that failed.
+    pub(crate) fn burst(&self, jobs: &[BenchRequest]) -> Result<Burst> {
         let gate = Barrier::new(jobs.len());
         let timelines: Result<Vec<Timeline>> = thread::scope(|scope| {
             let clients: Vec<_> = jobs
@@ -224,9 +224,9 @@ impl<D: Dialect> Server<D> {
     /// Sends `jobs` cut short, unmeasured, so that pages are mapped and adapters in place.
     ///
     /// # Errors
-    /// As [`Server::burst`].
-    pub(crate) fn warm_up(&self, jobs: &[Job]) -> Result<()> {
-        let short = |job: &Job| Job { generate: WARM_UP_TOKENS, ..job.clone() };
+    /// As [`DialectServer::burst`].
+    pub(crate) fn warm_up(&self, jobs: &[BenchRequest]) -> Result<()> {
+        let short = |job: &BenchRequest| BenchRequest { generate: WARM_UP_TOKENS, ..job.clone() };
         self.burst(&jobs.iter().map(short).collect::<Vec<_>>()).map(|_| ())
     }
 
@@ -235,14 +235,14 @@ impl<D: Dialect> Server<D> {
     }
 }
 
-fn stream(port: u16, dialect: &impl Dialect, job: &Job) -> Result<Timeline> {
+fn stream(port: u16, dialect: &impl Dialect, job: &BenchRequest) -> Result<Timeline> {
     match attempt(port, dialect, dialect.key(), job)? {
         Attempt::Served(timeline) => Ok(timeline),
         Attempt::Refused { .. } => Err(anyhow!("the server was full")),
     }
 }
 
-fn attempt(port: u16, dialect: &impl Dialect, key: Option<&str>, job: &Job) -> Result<Attempt> {
+fn attempt(port: u16, dialect: &impl Dialect, key: Option<&str>, job: &BenchRequest) -> Result<Attempt> {
     let url = format!("http://127.0.0.1:{port}{}", dialect.route());
     let body = dialect.body(job);
     let agent = agent(REQUEST_LIMIT);
@@ -262,7 +262,7 @@ fn attempt(port: u16, dialect: &impl Dialect, key: Option<&str>, job: &Job) -> R
 }
 
 /// Reads server-sent events to their end and notes when text came.
-fn follow(body: impl Read, dialect: &impl Dialect, job: &Job, sent: Instant) -> Result<Timeline> {
+fn follow(body: impl Read, dialect: &impl Dialect, job: &BenchRequest, sent: Instant) -> Result<Timeline> {
     let (mut first, mut last, mut generated, mut cached) = (None, sent, None, 0);
     for line in BufReader::new(body).lines() {
         let line = line.context("a stream broke off")?;
@@ -292,10 +292,10 @@ fn follow(body: impl Read, dialect: &impl Dialect, job: &Job, sent: Instant) -> 
 }
 
 /// What the bodies of both dialects share: nothing is sampled, nothing ends a text early (forms have no end here, and we refuse both).
-pub(crate) fn with_prompt(mut body: Value, job: &Job) -> Value {
+pub(crate) fn with_prompt(mut body: Value, job: &BenchRequest) -> Value {
     body["prompt"] = job.prompt.iter().copied().collect();
     body["stream"] = true.into();
-    body["ignore_eos"] = (job.says != workload::Says::Form).into();
+    body["ignore_eos"] = (job.says != workload::AnswerKind::Form).into();
     body["temperature"] = 0.into();
     body
 }
@@ -310,7 +310,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::workload::{Mix, burst};
+    use crate::workload::{BurstMix, burst};
 
     /// `{"t": text}` carries text, `{"n": tokens}` the count, `{"e": why}` an error.
     struct Toy;
@@ -319,18 +319,18 @@ mod tests {
         fn route(&self) -> &'static str {
             "/toy"
         }
-        fn body(&self, job: &Job) -> Value {
+        fn body(&self, job: &BenchRequest) -> Value {
             with_prompt(json!({}), job)
         }
-        fn read(&self, event: &Value) -> Result<Event> {
+        fn read(&self, event: &Value) -> Result<SseEvent> {
             ensure!(event["e"].is_null(), "refused: {}", event["e"]);
             let generated = event["n"].as_u64().map(|n| n as usize);
-            Ok(Event { has_text: event["t"].is_string(), generated, cached: None })
+            Ok(SseEvent { has_text: event["t"].is_string(), generated, cached: None })
         }
     }
 
-    fn job() -> Job {
-        Job { generate: 2, ..burst(Mix::Base, 0).swap_remove(0) }
+    fn job() -> BenchRequest {
+        BenchRequest { generate: 2, ..burst(BurstMix::Base, 0).swap_remove(0) }
     }
 
     fn followed(events: &str) -> Result<Timeline> {

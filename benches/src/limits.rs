@@ -7,18 +7,18 @@ use std::{path::Path, thread};
 
 use anyhow::{Context, Result, anyhow};
 use files::gguf::GgufFile;
-use kernels::{Isa, Pool, limits};
+use kernels::{Isa, ThreadPool, limits};
 
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::Cores,
     measure::{Samples, alternate},
-    report::{Better, Comparison, Rival, Target},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
 /// Operations and bytes a second, of all cores that are given.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Limits {
+pub(crate) struct MachineLimits {
     /// Of bytes, by vectors.
     pub(crate) int8_ops: f64,
     /// Of bytes, by the matrix unit.
@@ -31,7 +31,7 @@ pub(crate) struct Limits {
 
 /// What a model asks of a machine.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Work {
+pub(crate) struct ModelWork {
     /// Bytes of all matrices.
     pub(crate) bytes: f64,
     /// Weights of the blocks' matrices.
@@ -40,7 +40,7 @@ pub(crate) struct Work {
     head: f64,
 }
 
-impl Limits {
+impl MachineLimits {
     /// Measures them on `cores`, by as many threads, on a model of so many bytes.
     ///
     /// # Errors
@@ -49,7 +49,7 @@ impl Limits {
         let cores = cores.to_vec();
         // A thread of its own: a pool keeps its caller on a core.
         let measured = thread::spawn(move || -> Result<Self> {
-            let (mut pool, isa) = (Pool::new(&cores)?, Isa::best());
+            let (mut pool, isa) = (ThreadPool::new(&cores)?, Isa::best());
             Ok(Self {
                 int8_ops: limits::int8_ops_per_s(&mut pool, isa),
                 matrix_ops: limits::matrix_unit_ops_per_s(&mut pool, isa),
@@ -61,18 +61,18 @@ impl Limits {
     }
 
     /// Tokens of prompts a second, at most, by vectors.
-    pub(crate) fn prefill(&self, work: &Work) -> f64 {
+    pub(crate) fn prefill(&self, work: &ModelWork) -> f64 {
         self.int8_ops / (2.0 * work.blocks)
     }
 
     /// Tokens of `streams` a second, at most.
-    pub(crate) fn decode(&self, work: &Work, streams: usize) -> f64 {
+    pub(crate) fn decode(&self, work: &ModelWork, streams: usize) -> f64 {
         let by_memory = streams as f64 * self.read_bytes / work.bytes;
         by_memory.min(self.int8_ops / (2.0 * (work.blocks + work.head)))
     }
 }
 
-impl Work {
+impl ModelWork {
     /// Of a GGUF file.
     ///
     /// # Errors
@@ -104,9 +104,12 @@ pub(crate) fn share(
     limits: Samples,
     least: Option<f64>,
 ) -> Comparison {
-    let rival =
-        Rival { name: "the machine's limit".to_owned(), format: "as packed".to_owned(), samples: limits };
-    let target = least.map(Target::RatioAtLeast);
+    let rival = PeerSamples {
+        name: "the machine's limit".to_owned(),
+        format: "as packed".to_owned(),
+        samples: limits,
+    };
+    let target = least.map(BenchTarget::RatioAtLeast);
     Comparison { bench, case, unit: "tokens/s", better: Better::Higher, ours, rival, target }
 }
 
@@ -114,14 +117,17 @@ pub(crate) fn share(
 ///
 /// # Errors
 /// If they cannot be measured.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
-    let work = Work::of(&config.model)?;
-    let on = |cores: Vec<usize>| move |_| Limits::measure(&cores, work.bytes as usize);
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
+    let work = ModelWork::of(&config.model)?;
+    let on = |cores: Vec<usize>| move |_| MachineLimits::measure(&cores, work.bytes as usize);
     let all = cores.numbers().to_vec();
     let [all, one] = alternate(config.runs, [Box::new(on(all.clone())), Box::new(on(all[..1].to_vec()))])?;
-    let row = |case: &str, unit, figure: &dyn Fn(&Limits) -> f64| -> Result<Comparison> {
-        let rival =
-            Rival { name: "one core".to_owned(), format: String::new(), samples: Samples::of(&one, figure)? };
+    let row = |case: &str, unit, figure: &dyn Fn(&MachineLimits) -> f64| -> Result<Comparison> {
+        let rival = PeerSamples {
+            name: "one core".to_owned(),
+            format: String::new(),
+            samples: Samples::of(&one, figure)?,
+        };
         let (case, ours) = (case.to_owned(), Samples::of(&all, figure)?);
         Ok(Comparison { bench: "limits", case, unit, better: Better::Higher, ours, rival, target: None })
     };
@@ -142,8 +148,9 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
 mod tests {
     use super::*;
 
-    const WORK: Work = Work { bytes: 1e8, blocks: 1e8, head: 3e7 };
-    const LIMITS: Limits = Limits { int8_ops: 9e11, matrix_ops: None, bf16_flops: 5e11, read_bytes: 3e10 };
+    const WORK: ModelWork = ModelWork { bytes: 1e8, blocks: 1e8, head: 3e7 };
+    const LIMITS: MachineLimits =
+        MachineLimits { int8_ops: 9e11, matrix_ops: None, bf16_flops: 5e11, read_bytes: 3e10 };
 
     #[test]
     fn one_stream_is_bound_by_memory_and_many_by_products() {

@@ -56,14 +56,14 @@ impl Projection {
 
 /// What an adapter must fit: a base model's attention.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct AdapterShape {
     architecture: String,
     layers: usize,
     /// Output and input features of q, k, v, o.
     features: [(usize, usize); 4],
 }
 
-impl Shape {
+impl AdapterShape {
     /// Reads it from the base model's file.
     ///
     /// # Errors
@@ -121,7 +121,7 @@ impl Matrix {
 
 /// One adapted linear layer.
 #[derive(Debug, Clone, PartialEq)]
-struct Module {
+struct AdaptedLayer {
     layer: usize,
     projection: Projection,
     /// `[rank, in]`.
@@ -132,21 +132,21 @@ struct Module {
 
 /// An adapter of q, k, v and o, or some of them, in every layer, scaled by alpha / rank = 1.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Adapter {
+pub(crate) struct RandomAdapter {
     architecture: String,
     rank: usize,
-    modules: Vec<Module>,
+    modules: Vec<AdaptedLayer>,
 }
 
-impl Adapter {
+impl RandomAdapter {
     /// The adapter of `seed`: small enough to leave the text alone, never zero.
-    pub(crate) fn random(shape: &Shape, rank: usize, seed: u64) -> Self {
+    pub(crate) fn random(shape: &AdapterShape, rank: usize, seed: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let modules = (0..shape.layers)
             .flat_map(|layer| {
                 Projection::EACH.into_iter().zip(shape.features).map(move |module| (layer, module))
             })
-            .map(|(layer, (projection, (rows, cols)))| Module {
+            .map(|(layer, (projection, (rows, cols)))| AdaptedLayer {
                 layer,
                 projection,
                 a: Matrix::random(rank, cols, 0.05, &mut random),
@@ -175,9 +175,9 @@ impl Adapter {
 }
 
 #[cfg(test)]
-pub(super) fn sample() -> Adapter {
+pub(super) fn sample() -> RandomAdapter {
     let features = [(6, 4), (2, 4), (2, 4), (4, 6)];
-    Adapter::random(&Shape { architecture: "llama".to_owned(), layers: 3, features }, 2, 7)
+    RandomAdapter::random(&AdapterShape { architecture: "llama".to_owned(), layers: 3, features }, 2, 7)
 }
 
 #[cfg(test)]
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(adapter.modules.len(), 12);
         assert_eq!(adapter.bytes(), 3 * 2 * 2 * (10 + 6 + 6 + 10));
         assert_eq!(adapter, sample());
-        let shape = Shape { architecture: "llama".to_owned(), layers: 3, features: [(6, 4); 4] };
-        assert_ne!(Adapter::random(&shape, 2, 1).modules, Adapter::random(&shape, 2, 2).modules);
+        let shape = AdapterShape { architecture: "llama".to_owned(), layers: 3, features: [(6, 4); 4] };
+        assert_ne!(RandomAdapter::random(&shape, 2, 1).modules, RandomAdapter::random(&shape, 2, 2).modules);
     }
 }

@@ -15,23 +15,23 @@ mod simulation;
 use anyhow::Result;
 
 use self::{
-    costs::Costs,
-    pass::{Load, Pass},
+    costs::PoolCosts,
+    pass::{Pass, PassLoad},
     simulation::seconds,
 };
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::Cores,
     measure::Samples,
-    report::{Better, Comparison, Rival, Target},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
 const THREADS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
-const LOADS: [Load; 4] = [
-    Load { name: "decode, 1 stream", streams: 1, tokens: 1 },
-    Load { name: "decode, 8 streams", streams: 8, tokens: 1 },
-    Load { name: "decode, 16 streams", streams: 16, tokens: 1 },
-    Load { name: "prefill of 512", streams: 1, tokens: 512 },
+const LOADS: [PassLoad; 4] = [
+    PassLoad { name: "decode, 1 stream", streams: 1, tokens: 1 },
+    PassLoad { name: "decode, 8 streams", streams: 8, tokens: 1 },
+    PassLoad { name: "decode, 16 streams", streams: 16, tokens: 1 },
+    PassLoad { name: "prefill of 512", streams: 1, tokens: 512 },
 ];
 /// How near the forecast is to be where it can be checked.
 const NEAR: f64 = 0.15;
@@ -40,14 +40,14 @@ const NEAR: f64 = 0.15;
 ///
 /// # Errors
 /// If there are no two cores, or the model cannot be read.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
-    let costs = Costs::measure(cores.numbers(), config.runs)?;
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
+    let costs = PoolCosts::measure(cores.numbers(), config.runs)?;
     let mut pass = Pass::open(&config.model, cores.numbers())?;
     let mut rows = costs.rows()?;
     for load in &LOADS {
         let mut forecast = |threads| -> Result<[f64; 2]> {
             let regions = pass.rehearse(load, threads, config.runs)?;
-            Ok([costs, Costs::NONE].map(|costs| seconds(&regions, threads, &costs)))
+            Ok([costs, PoolCosts::NONE].map(|costs| seconds(&regions, threads, &costs)))
         };
         let times = THREADS.map(&mut forecast).into_iter().collect::<Result<Vec<_>>>()?;
         let one = times[0][0];
@@ -61,9 +61,9 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
 }
 
 /// Two threads, for real, beside what is foretold of them.
-fn checked(load: &Load, measured: f64, forecast: f64) -> Result<Comparison> {
+fn checked(load: &PassLoad, measured: f64, forecast: f64) -> Result<Comparison> {
     let case = format!("{}, 2 threads for real", load.name);
-    row(case, "times one thread", measured, ("the forecast", forecast), Some(Target::Near(NEAR)))
+    row(case, "times one thread", measured, ("the forecast", forecast), Some(BenchTarget::Near(NEAR)))
 }
 
 /// How much faster than one thread; beside it, if claims and waking cost nothing: what serial parts and few chunks leave.
@@ -76,9 +76,10 @@ fn row(
     unit: &'static str,
     ours: f64,
     (name, rival): (&str, f64),
-    target: Option<Target>,
+    target: Option<BenchTarget>,
 ) -> Result<Comparison> {
-    let rival = Rival { name: name.to_owned(), format: String::new(), samples: Samples::new(vec![rival])? };
+    let rival =
+        PeerSamples { name: name.to_owned(), format: String::new(), samples: Samples::new(vec![rival])? };
     let better = if unit == "ns" { Better::Lower } else { Better::Higher };
     Ok(Comparison { bench: "many-cores", case, unit, better, ours: Samples::new(vec![ours])?, rival, target })
 }

@@ -5,12 +5,12 @@ mod server;
 
 use anyhow::Result;
 
-pub(crate) use helper::Helper;
-pub(crate) use server::{Holobiont, Installation, NamedAdapter, Placement, Setting};
+pub(crate) use helper::BenchProgram;
+pub(crate) use server::{DeploymentPlacement, EnvSetting, Holobiont, Installation, NamedAdapter};
 
 /// Something to compute: `streams` sequences at once, each a prompt and its continuation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Load {
+pub(crate) struct SyntheticLoad {
     /// Tokens of each prompt, at least one.
     pub(crate) prompt_tokens: usize,
     /// Tokens to generate after each prompt; 0 measures prefill alone.
@@ -21,7 +21,7 @@ pub(crate) struct Load {
 
 /// Speeds over all streams together; 0 where a load has no such part.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Rates {
+pub(crate) struct TokenRates {
     /// Prompt tokens a second.
     pub(crate) prefill_tokens_per_s: f64,
     /// Generated tokens a second.
@@ -29,10 +29,10 @@ pub(crate) struct Rates {
 }
 
 /// Whoever can run a load through the forward pass that serves requests, without HTTP.
-pub(crate) trait Ours {
+pub(crate) trait HolobiontRunner {
     /// Runs `load` once, after a warm-up.
     ///
     /// # Errors
     /// If it cannot be run or measured.
-    fn rates(&self, load: Load) -> Result<Rates>;
+    fn rates(&self, load: SyntheticLoad) -> Result<TokenRates>;
 }

@@ -12,13 +12,13 @@ use anyhow::{Context, Result, ensure};
 use files::gguf::GgufFile;
 
 pub(crate) use python::Python;
-pub(crate) use server::{LlamaServer, Start};
+pub(crate) use server::{LlamaServer, LlamaServerOptions};
 
-use crate::config::Config;
+use crate::config::SuiteConfig;
 
 /// A model file the peer runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Weights {
+pub(crate) struct PeerWeights {
     /// A GGUF file.
     pub(crate) file: PathBuf,
     /// The name of its format: `Q4_1`.
@@ -27,21 +27,21 @@ pub(crate) struct Weights {
 
 /// llama.cpp's programs and the two files they run.
 #[derive(Debug, Clone)]
-pub(crate) struct Peer {
+pub(crate) struct LlamaCpp {
     folder: PathBuf,
     threads: usize,
     /// The same file as ours.
-    pub(crate) shipped: Weights,
+    pub(crate) shipped: PeerWeights,
     /// The same model in the peer's fastest format, made by its own tool.
-    pub(crate) q4_0: Weights,
+    pub(crate) q4_0: PeerWeights,
 }
 
-impl Peer {
+impl LlamaCpp {
     /// Checks that every program is there and requantizes the model unless that was done before.
     ///
     /// # Errors
     /// If a program is missing or fails.
-    pub(crate) fn prepare(config: &Config) -> Result<Self> {
+    pub(crate) fn prepare(config: &SuiteConfig) -> Result<Self> {
         let folder = config.peer.as_ref().context("llama.cpp's programs are needed: --peer")?;
         for program in
             ["llama-bench", "llama-batched-bench", "llama-server", "llama-quantize", "llama-perplexity"]
@@ -53,8 +53,8 @@ impl Peer {
         Ok(Self {
             folder: folder.clone(),
             threads: config.threads,
-            shipped: Weights { file: config.model.clone(), format: format_of(&config.model)? },
-            q4_0: Weights { file: q4_0, format: "Q4_0".to_owned() },
+            shipped: PeerWeights { file: config.model.clone(), format: format_of(&config.model)? },
+            q4_0: PeerWeights { file: q4_0, format: "Q4_0".to_owned() },
         })
     }
 
@@ -62,7 +62,7 @@ impl Peer {
     ///
     /// # Errors
     /// If llama-quantize fails.
-    pub(crate) fn requantized(&self, config: &Config, format: &str) -> Result<Weights> {
+    pub(crate) fn requantized(&self, config: &SuiteConfig, format: &str) -> Result<PeerWeights> {
         self.made(config, &config.model, format)
     }
 
@@ -70,13 +70,13 @@ impl Peer {
     ///
     /// # Errors
     /// If llama-quantize fails.
-    pub(crate) fn dequantized(&self, config: &Config, weights: &Weights) -> Result<Weights> {
+    pub(crate) fn dequantized(&self, config: &SuiteConfig, weights: &PeerWeights) -> Result<PeerWeights> {
         self.made(config, &weights.file, "F32")
     }
 
-    fn made(&self, config: &Config, model: &Path, format: &str) -> Result<Weights> {
+    fn made(&self, config: &SuiteConfig, model: &Path, format: &str) -> Result<PeerWeights> {
         let file = quantize::requantized(model, format, &config.requantized, &self.folder, self.threads)?;
-        Ok(Weights { file, format: format.to_owned() })
+        Ok(PeerWeights { file, format: format.to_owned() })
     }
 
     fn program(&self, name: &str) -> PathBuf {

@@ -10,17 +10,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use policy::perf::{
-    line::{Line, Sample},
-    serving::{ColdStart, Load, LoraForm, ServingFit},
+    line::{LinearFit, TimingSample},
+    serving::{ColdStart, LoraForm, RequestLoad, ServingFit},
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-use self::rig::Rig;
+use self::rig::PerfModelRig;
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::Cores,
     measure::Samples,
-    report::{Better, Comparison, Rival, Target},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
 /// How well each kernel is to be told by its own form.
@@ -38,12 +38,12 @@ const PROMPTS: usize = 6;
 const PROMPT: (usize, usize) = (8, 64);
 
 /// What a pass computes: for each sequence its rank, how many tokens it has before, and how many it computes.
-type Mix = Vec<(usize, usize, usize)>;
+type RankMix = Vec<(usize, usize, usize)>;
 
 /// How long a mix took, as the fits see it.
 #[derive(Debug, Clone, Copy)]
 struct Timing {
-    load: Load,
+    load: RequestLoad,
     took: Duration,
     /// Seconds more than without adapters.
     added_s: f64,
@@ -53,11 +53,11 @@ struct Timing {
 ///
 /// # Errors
 /// If the model or adapters cannot be made.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
-    let mut rig = Rig::open(&config.model, cores, SEQUENCES, CONTEXT.1.max(PROMPT.1) + 1, RANKS[4])?;
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
+    let mut rig = PerfModelRig::open(&config.model, cores, SEQUENCES, CONTEXT.1.max(PROMPT.1) + 1, RANKS[4])?;
     let mut random = StdRng::seed_from_u64(12);
-    let steps: Vec<Mix> = (0..MIXES).map(|_| step(&mut random)).collect();
-    let prompts: Vec<Mix> = (0..MIXES).map(|_| prompts(&mut random)).collect();
+    let steps: Vec<RankMix> = (0..MIXES).map(|_| step(&mut random)).collect();
+    let prompts: Vec<RankMix> = (0..MIXES).map(|_| prompts(&mut random)).collect();
     let mut comparisons = Vec::new();
     for kernel in [LoraForm::TrueRank, LoraForm::Padded] {
         let [steps, prompts] = [&steps, &prompts].map(|mixes| {
@@ -70,14 +70,14 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
 }
 
 /// Sequences that decode, after as many tokens each.
-fn step(random: &mut StdRng) -> Mix {
+fn step(random: &mut StdRng) -> RankMix {
     let context = random.random_range(CONTEXT.0..=CONTEXT.1);
     let count = random.random_range(1..=SEQUENCES);
     (0..count).map(|_| (rank(random), context, 1)).collect()
 }
 
 /// Prompts that are computed in one pass.
-fn prompts(random: &mut StdRng) -> Mix {
+fn prompts(random: &mut StdRng) -> RankMix {
     let count = random.random_range(1..=PROMPTS);
     (0..count).map(|_| (rank(random), 0, random.random_range(PROMPT.0..=PROMPT.1))).collect()
 }
@@ -110,12 +110,12 @@ fn row(kernel: LoraForm, what: &str, (own, others, other): (f64, f64, LoraForm))
         unit: "R²",
         better: Better::Higher,
         ours: Samples::new(vec![own])?,
-        rival: Rival {
+        rival: PeerSamples {
             name: format!("the form of {}", name(other)),
             format: "Q4_1".to_owned(),
             samples: Samples::new(vec![others])?,
         },
-        target: Some(Target::OursAtLeast(LEAST_FIT)),
+        target: Some(BenchTarget::OursAtLeast(LEAST_FIT)),
     })
 }
 
@@ -136,17 +136,17 @@ fn told(form: LoraForm, steps: &[Timing], prompts: &[Timing]) -> Result<[f64; 2]
 
 /// The same of what adapters add to decode steps, by the paper's `alpha · ranks + beta`.
 fn added_by_a_line(form: LoraForm, steps: &[Timing]) -> Result<f64> {
-    let ranks = |load: Load| match form {
+    let ranks = |load: RequestLoad| match form {
         LoraForm::TrueRank => load.ranks,
         LoraForm::Padded => load.requests * load.max_rank,
     };
-    let sample = |timing: &Timing| Sample::new(ranks(timing.load) as f64, timing.added_s);
+    let sample = |timing: &Timing| TimingSample::new(ranks(timing.load) as f64, timing.added_s);
     let is_held_out = |index: &usize| (index + 1).is_multiple_of(HELD_OUT_EVERY);
     let part = |held_out| {
         let part = steps.iter().enumerate().filter(move |(index, _)| is_held_out(index) == held_out);
-        part.map(|(_, timing)| sample(timing)).collect::<Vec<Sample>>()
+        part.map(|(_, timing)| sample(timing)).collect::<Vec<TimingSample>>()
     };
-    let line = Line::least_squares(&part(false)).context("there are no mixes")?;
+    let line = LinearFit::least_squares(&part(false)).context("there are no mixes")?;
     Ok(line.r_squared(&part(true)))
 }
 

@@ -7,20 +7,22 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use endpoint_picker::{ask::Head, fleet::Rules, picker::Picker};
-use fleet_protocol::{Adapter, Executor, Report, State, Tagged, Timings, Work};
+use endpoint_picker::{ask::RequestHead, fleet::PickRules, picker::Picker};
+use fleet_protocol::{
+    GatewayReport, GatewayState, ReportedAdapter, ReportedExecutor, ReportedLoad, Tagged, Timings,
+};
 use policy::{
-    perf::serving::Load,
+    perf::serving::RequestLoad,
     routing::{
-        Policy, Slo,
-        seen::{Seen, UNSEEN},
+        RoutingPolicy, Slo,
+        seen::{CostEstimate, UNSEEN},
     },
 };
 use serde_json::json;
 
 use crate::{
     measure::Samples,
-    report::{Better, Comparison, Rival, Target},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
 /// Hosts there are.
@@ -41,11 +43,13 @@ const GOAL_US: f64 = 50.0;
 pub(crate) fn run() -> Result<Vec<Comparison>> {
     let mut rows = Vec::new();
     for hosts in HOSTS {
-        let [ours, idle] = [Policy::RankAware, Policy::MostIdle].map(|policy| times_us(hosts, policy));
+        let [ours, idle] =
+            [RoutingPolicy::RankAware, RoutingPolicy::MostIdle].map(|policy| times_us(hosts, policy));
         let (ours, idle) = (ours?, idle?);
         for (name, share) in [("p50", 0.5), ("p99", 0.99)] {
             let at = |samples: &Samples| Samples::new(vec![samples.quantile(share)]);
-            let rival = Rival { name: "most-idle".to_owned(), format: String::new(), samples: at(&idle)? };
+            let rival =
+                PeerSamples { name: "most-idle".to_owned(), format: String::new(), samples: at(&idle)? };
             rows.push(Comparison {
                 bench: "picker",
                 case: format!("{hosts} hosts, {name}"),
@@ -53,7 +57,7 @@ pub(crate) fn run() -> Result<Vec<Comparison>> {
                 better: Better::Lower,
                 ours: at(&ours)?,
                 rival,
-                target: Some(Target::OursAtMost(GOAL_US)),
+                target: Some(BenchTarget::OursAtMost(GOAL_US)),
             });
         }
     }
@@ -61,9 +65,9 @@ pub(crate) fn run() -> Result<Vec<Comparison>> {
 }
 
 /// How long each decision took, from the body to the endpoint.
-fn times_us(hosts: u8, policy: Policy) -> Result<Samples> {
+fn times_us(hosts: u8, policy: RoutingPolicy) -> Result<Samples> {
     let picker = picker(hosts, policy)?;
-    let head = Head { path: "/v1/chat/completions".to_owned(), key: b"Bearer hb-key".to_vec() };
+    let head = RequestHead { path: "/v1/chat/completions".to_owned(), key: b"Bearer hb-key".to_vec() };
     let mut times = Vec::with_capacity(DECISIONS);
     for index in 0..DECISIONS {
         let text = format!("{index} {}", "x".repeat(PROMPT_BYTES));
@@ -80,13 +84,13 @@ fn times_us(hosts: u8, policy: Policy) -> Result<Samples> {
     Samples::new(times)
 }
 
-fn picker(hosts: u8, policy: Policy) -> Result<Picker> {
+fn picker(hosts: u8, policy: RoutingPolicy) -> Result<Picker> {
     let stale = Duration::from_secs(3600);
-    let picker = Picker::new(Rules { policy, slo: Slo::default(), stale, fallbacks: 2 }, 8 << 20);
+    let picker = Picker::new(PickRules { policy, slo: Slo::default(), stale, fallbacks: 2 }, 8 << 20);
     let addresses = (1..=hosts).map(|host| (host, SocketAddr::from(([10, 0, 0, host], 8080))));
     picker.fleet.set_hosts(&addresses.clone().map(|(_, address)| address).collect());
     let name = |index: usize| format!("adapter-{index}");
-    let adapters = (0..REGISTERED).map(|index| Adapter {
+    let adapters = (0..REGISTERED).map(|index| ReportedAdapter {
         name: name(index),
         rank: 16,
         bytes: 64 << 20,
@@ -95,8 +99,8 @@ fn picker(hosts: u8, policy: Policy) -> Result<Picker> {
     let registered = Tagged::of(adapters.collect::<Vec<_>>(), None);
     for (host, address) in addresses {
         let resident = (0..RESIDENT).map(|index| name((usize::from(host) * RESIDENT + index) % REGISTERED));
-        let report = Report {
-            state: State::Ready,
+        let report = GatewayReport {
+            state: GatewayState::Ready,
             instance: 1,
             base: "base".to_owned(),
             answer_tokens: 60.0,
@@ -111,14 +115,14 @@ fn picker(hosts: u8, policy: Policy) -> Result<Picker> {
 }
 
 /// An executor with something to do.
-fn executor(host: u8) -> Executor {
-    let running = (0..host % 32).fold(Load::default(), |sum, _| sum.plus(Load::of(16, 500)));
-    Executor {
+fn executor(host: u8) -> ReportedExecutor {
+    let running = (0..host % 32).fold(RequestLoad::default(), |sum, _| sum.plus(RequestLoad::of(16, 500)));
+    ReportedExecutor {
         open: true,
         places: 64,
         running: running.into(),
-        waiting: Work::default(),
+        waiting: ReportedLoad::default(),
         promised_tpot_us: None,
-        timings: Some(Timings::from(Seen { model: UNSEEN, is_stale: false })),
+        timings: Some(Timings::from(CostEstimate { model: UNSEEN, is_stale: false })),
     }
 }

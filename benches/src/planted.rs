@@ -7,11 +7,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base_executor::author::Author;
+use base_executor::author::SequenceDrafter;
 use policy::random::Rng;
 use speculation::{
-    combined::Price,
-    draft::{Draft, Guess},
+    combined::DraftCost,
+    draft::{Draft, DraftToken},
     tree::{NodeId, TokenTree},
 };
 
@@ -45,7 +45,7 @@ impl Quality {
 
 /// See the module. Which guesses are wrong follows from the place and `seed` alone.
 #[derive(Debug, Clone)]
-pub(crate) struct Planted {
+pub(crate) struct OracleDraft {
     pub(crate) answer: Arc<[u32]>,
     /// Tokens of it that were said.
     pub(crate) said: usize,
@@ -57,9 +57,9 @@ pub(crate) struct Planted {
     pub(crate) takes: Duration,
 }
 
-impl Planted {
+impl OracleDraft {
     /// What is guessed at a place of the answer; none behind its end.
-    pub(crate) fn at(&self, place: usize) -> Vec<Guess> {
+    pub(crate) fn at(&self, place: usize) -> Vec<DraftToken> {
         let Some(&truth) = self.answer.get(place) else { return Vec::new() };
         let rng = Rng::seeded(self.seed);
         let below = |draw: usize, share| rng.uniform((3 * place + draw) as u64) < share;
@@ -72,7 +72,7 @@ impl Planted {
             (false, false) => (truth ^ 1, truth ^ 2),
         };
         let guesses = [(first, correct), (second, (1.0 - correct) * SECOND)];
-        let guess = |(token, probability)| Guess { token, probability };
+        let guess = |(token, probability)| DraftToken { token, probability };
         guesses.into_iter().take(self.width).map(guess).collect()
     }
 
@@ -85,7 +85,7 @@ impl Planted {
     }
 }
 
-impl Draft for Planted {
+impl Draft for OracleDraft {
     type Error = Infallible;
 
     fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
@@ -93,7 +93,7 @@ impl Draft for Planted {
         Ok(())
     }
 
-    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<DraftToken>, Infallible> {
         self.work();
         Ok(self.at(self.said + tree.depth(at)))
     }
@@ -101,27 +101,27 @@ impl Draft for Planted {
 
 /// A planted draft that guesses where that is worth its time, as an engine takes it.
 #[derive(Debug)]
-pub(crate) struct Priced {
-    planted: Planted,
-    price: Option<Price>,
+pub(crate) struct PricedOracle {
+    planted: OracleDraft,
+    price: Option<DraftCost>,
     spent: Duration,
 }
 
-impl Priced {
+impl PricedOracle {
     /// It guesses nothing before it is told what that may cost.
-    pub(crate) fn new(planted: Planted) -> Self {
+    pub(crate) fn new(planted: OracleDraft) -> Self {
         Self { planted, price: None, spent: Duration::ZERO }
     }
 }
 
-impl Draft for Priced {
+impl Draft for PricedOracle {
     type Error = Infallible;
 
     fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
         self.planted.accept(tokens)
     }
 
-    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<DraftToken>, Infallible> {
         let Quality { sure, unsure, share } = self.planted.quality;
         let usual = sure * (1.0 - share) + unsure * share;
         let (takes_s, gain) = (self.planted.takes.as_secs_f64(), tree.confidence(at) * usual);
@@ -139,8 +139,8 @@ impl Draft for Priced {
     }
 }
 
-impl Author for Priced {
-    fn set_price(&mut self, price: Price) {
+impl SequenceDrafter for PricedOracle {
+    fn set_price(&mut self, price: DraftCost) {
         self.price = Some(price);
     }
 

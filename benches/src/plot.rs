@@ -24,7 +24,7 @@ const COLOURS: [RGBColor; 5] = [
 
 /// What was seen, as points, and what was forecast, as a line.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Curve {
+pub(crate) struct PlotCurve {
     /// For the legend.
     pub(crate) name: String,
     /// Measured.
@@ -72,7 +72,12 @@ pub(crate) fn distribution(path: &Path, title: &str, curves: &[(&str, Samples)])
 ///
 /// # Errors
 /// If the file cannot be written.
-pub(crate) fn lines(path: &Path, title: &str, [x_name, y_name]: [&str; 2], curves: &[Curve]) -> Result<()> {
+pub(crate) fn lines(
+    path: &Path,
+    title: &str,
+    [x_name, y_name]: [&str; 2],
+    curves: &[PlotCurve],
+) -> Result<()> {
     let all = || curves.iter().flat_map(|curve| curve.points.iter().chain(&curve.line));
     let over =
         |start: f64, pick: fn(f64, f64) -> f64, of: fn(&(f64, f64)) -> f64| all().map(of).fold(start, pick);

@@ -20,13 +20,13 @@ const LOG_LINES: usize = 12;
 
 /// A child process whose output goes to a log file. Dropping it stops it.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct LoggedProcess {
     name: String,
     child: Child,
     log: PathBuf,
 }
 
-impl Process {
+impl LoggedProcess {
     /// Starts `command` with its standard output and error in `log`.
     ///
     /// # Errors
@@ -94,7 +94,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for LoggedProcess {
     /// SIGTERM first, so that a supervisor can stop its own children.
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(Some(_))) {
@@ -120,7 +120,7 @@ pub(crate) fn output_of(command: &mut Command, limit: Duration) -> Result<String
     let (output, errors) = (folder.path().join("output"), folder.path().join("errors"));
     let files = File::create(&output).and_then(|out| Ok((out, File::create(&errors)?)));
     let (out, err) = files.with_context(|| format!("cannot write in {}", folder.path().display()))?;
-    let mut process = Process::spawn(command.stdout(out).stderr(err), &errors)?;
+    let mut process = LoggedProcess::spawn(command.stdout(out).stderr(err), &errors)?;
     let status = process.wait(limit)?;
     ensure!(
         status.success(),
@@ -133,7 +133,7 @@ pub(crate) fn output_of(command: &mut Command, limit: Duration) -> Result<String
 
 /// Resident memory of a process, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Memory {
+pub(crate) struct ProcessMemory {
     /// The most that was ever resident, mapped files included.
     pub(crate) peak_bytes: u64,
     /// Resident now, of all kinds.
@@ -146,7 +146,7 @@ pub(crate) struct Memory {
 ///
 /// # Errors
 /// If there is no such process.
-pub(crate) fn memory_of(id: u32) -> Result<Memory> {
+pub(crate) fn memory_of(id: u32) -> Result<ProcessMemory> {
     let path = format!("/proc/{id}/status");
     let status =
         fs::read_to_string(&path).with_context(|| format!("cannot read {path}; the process has ended"))?;
@@ -156,7 +156,7 @@ pub(crate) fn memory_of(id: u32) -> Result<Memory> {
             .map(|kib| kib * 1024)
             .with_context(|| format!("{path} has no usable {field}"))
     };
-    Ok(Memory {
+    Ok(ProcessMemory {
         peak_bytes: bytes("VmHWM")?,
         resident_bytes: bytes("VmRSS")?,
         shared_bytes: bytes("RssShmem")?,
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn a_dropped_process_is_gone() {
         let log = tempfile::NamedTempFile::new().unwrap();
-        let mut process = Process::start(&mut shell("exec sleep 60"), log.path()).unwrap();
+        let mut process = LoggedProcess::start(&mut shell("exec sleep 60"), log.path()).unwrap();
         process.ensure_running().unwrap();
         let id = process.id();
         assert!(memory_of(id).unwrap().peak_bytes > 0);
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn a_child_is_found_by_its_name() {
         let log = tempfile::NamedTempFile::new().unwrap();
-        let process = Process::start(&mut shell("exec tail -f /dev/null"), log.path()).unwrap();
+        let process = LoggedProcess::start(&mut shell("exec tail -f /dev/null"), log.path()).unwrap();
         let started = Instant::now();
         while child_called(std::process::id(), "tail").is_err() && started.elapsed() < GRACE {
             thread::sleep(POLL);

@@ -13,25 +13,25 @@ mod workloads;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use cache::Settings;
+use cache::CacheSettings;
 use policy::batch::BatchLimits;
 use simulator::{
     cost::CostModel,
     engine::{Design, Engine, Setup},
-    report::Report,
+    report::SimulationReport,
     workload::Workload,
 };
 
 use self::{
     deployment::{Blocks, Deployment},
-    talk::Heard,
-    workloads::Case,
+    talk::DialogueTiming,
+    workloads::WorkloadCase,
 };
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::Cores,
     measure::Samples,
-    report::{Better, Comparison, Rival, Target},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
 /// What every answer consists of: a word, so that each token is seen as soon as it is made.
@@ -53,7 +53,7 @@ const TAU: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// If a deployment cannot be measured.
-pub(crate) fn fit(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(crate) fn fit(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     costs::run(config, cores, &config.costs)
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn fit(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
 ///
 /// # Errors
 /// If there is no cost model yet, or a workload fails.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let cost = CostModel::read(&config.costs).context("`costs` makes one, with the same --costs")?;
     let mut comparisons = Vec::new();
     for case in workloads::cases() {
@@ -71,9 +71,13 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
 }
 
 /// Figures of a run: milliseconds to the first token and from token to token, and the part of prompts that was not computed.
-type Figures = [f64; 3];
+type ValidationSample = [f64; 3];
 
-fn compare(config: &Config, cores: &Cores, (case, cost): (&Case, CostModel)) -> Result<Vec<Comparison>> {
+fn compare(
+    config: &SuiteConfig,
+    cores: &Cores,
+    (case, cost): (&WorkloadCase, CostModel),
+) -> Result<Vec<Comparison>> {
     let workload = case.recipe.make(SEED);
     let mut real = Vec::new();
     let mut blocks = None;
@@ -85,9 +89,9 @@ fn compare(config: &Config, cores: &Cores, (case, cost): (&Case, CostModel)) -> 
     let blocks = blocks.context("nothing was run")?;
     let simulated = simulate(&workload, case.recipe.end, (cost, blocks))?;
     let lines = [
-        ("mean time to first token", "ms", Better::Lower, Target::Near(NEAR)),
-        ("mean time per token", "ms", Better::Lower, Target::Near(NEAR)),
-        ("prompt tokens found", "share", Better::Higher, Target::NearPoints(NEAR_HITS)),
+        ("mean time to first token", "ms", Better::Lower, BenchTarget::Near(NEAR)),
+        ("mean time per token", "ms", Better::Lower, BenchTarget::Near(NEAR)),
+        ("prompt tokens found", "share", Better::Higher, BenchTarget::NearPoints(NEAR_HITS)),
     ];
     lines
         .into_iter()
@@ -99,7 +103,7 @@ fn compare(config: &Config, cores: &Cores, (case, cost): (&Case, CostModel)) -> 
                 unit,
                 better,
                 ours: Samples::of(&real, |figures| figures[index])?,
-                rival: Rival {
+                rival: PeerSamples {
                     name: "holobiont-simulator".to_owned(),
                     format: "Q4_1".to_owned(),
                     samples: Samples::new(vec![simulated[index]])?,
@@ -110,9 +114,9 @@ fn compare(config: &Config, cores: &Cores, (case, cost): (&Case, CostModel)) -> 
         .collect()
 }
 
-fn figures(heard: &[Heard]) -> Result<Figures> {
+fn figures(heard: &[DialogueTiming]) -> Result<ValidationSample> {
     let mean = |values: Vec<f64>| Samples::new(values).map(|samples| samples.mean());
-    let sum = |of: fn(&Heard) -> usize| heard.iter().map(of).sum::<usize>() as f64;
+    let sum = |of: fn(&DialogueTiming) -> usize| heard.iter().map(of).sum::<usize>() as f64;
     Ok([
         mean(heard.iter().map(|heard| heard.ttft_s * 1e3).collect())?,
         mean(heard.iter().filter_map(|heard| Some(heard.tpot_s? * 1e3)).collect())?,
@@ -120,7 +124,11 @@ fn figures(heard: &[Heard]) -> Result<Figures> {
     ])
 }
 
-fn simulate(workload: &Workload, end: Duration, (cost, blocks): (CostModel, Blocks)) -> Result<Figures> {
+fn simulate(
+    workload: &Workload,
+    end: Duration,
+    (cost, blocks): (CostModel, Blocks),
+) -> Result<ValidationSample> {
     let setup = Setup {
         design: Design::Executor,
         cost,
@@ -133,13 +141,14 @@ fn simulate(workload: &Workload, end: Duration, (cost, blocks): (CostModel, Bloc
         adapter_share: None,
         max_adapter_blocks: Some(blocks.adapters),
         tau: TAU,
-        recompute_cost: Settings::RECOMPUTE_COST,
+        recompute_cost: CacheSettings::RECOMPUTE_COST,
         // Workers compute what has not come, and are no slower.
         cpu_assist: Some(1.0),
         end,
         keeps_series: false,
         audit_every: 0,
     };
-    let report = Report::of(&Engine::new(setup, workload)?.run()?, Duration::ZERO, cost.block_tokens);
+    let report =
+        SimulationReport::of(&Engine::new(setup, workload)?.run()?, Duration::ZERO, cost.block_tokens);
     Ok([report.ttft_ms.mean, report.tpot_ms.mean, report.device_hits + report.lower_hits])
 }

@@ -18,7 +18,7 @@ pub(crate) enum Better {
 
 /// What the project set out to reach.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Target {
+pub(crate) enum BenchTarget {
     /// `ratio` is at least this.
     RatioAtLeast(f64),
     /// Our own figure is at least this.
@@ -37,7 +37,7 @@ pub(crate) enum Target {
 
 /// What is set beside our figure.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Rival {
+pub(crate) struct PeerSamples {
     /// The program and, where it is not the shipped file, the weights it runs.
     pub(crate) name: String,
     /// Format of the weights it runs.
@@ -60,32 +60,32 @@ pub(crate) struct Comparison {
     /// What we reached.
     pub(crate) ours: Samples,
     /// What the other reached.
-    pub(crate) rival: Rival,
+    pub(crate) rival: PeerSamples,
     /// What to reach.
-    pub(crate) target: Option<Target>,
+    pub(crate) target: Option<BenchTarget>,
 }
 
 /// Whether every benchmark could be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum SuiteOutcome {
     /// All of them.
     Complete,
     /// Some failed; standard error says why.
     Partial,
 }
 
-impl From<Outcome> for ExitCode {
-    fn from(outcome: Outcome) -> Self {
+impl From<SuiteOutcome> for ExitCode {
+    fn from(outcome: SuiteOutcome) -> Self {
         match outcome {
-            Outcome::Complete => Self::SUCCESS,
-            Outcome::Partial => Self::FAILURE,
+            SuiteOutcome::Complete => Self::SUCCESS,
+            SuiteOutcome::Partial => Self::FAILURE,
         }
     }
 }
 
 /// A line of output.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct Row {
+pub(crate) struct ReportRow {
     bench: &'static str,
     case: String,
     unit: &'static str,
@@ -114,13 +114,13 @@ pub(crate) struct Row {
 
 impl Comparison {
     /// The line that reports this.
-    pub(crate) fn into_row(self, threads: usize) -> Row {
+    pub(crate) fn into_row(self, threads: usize) -> ReportRow {
         let (ours, peer) = (self.ours.median(), self.rival.samples.median());
         let ratio = match self.better {
             Better::Higher => ours / peer,
             Better::Lower => peer / ours,
         };
-        Row {
+        ReportRow {
             bench: self.bench,
             case: self.case,
             unit: self.unit,
@@ -135,13 +135,13 @@ impl Comparison {
             ours_range: self.ours.range().map(rounded),
             peer_range: self.rival.samples.range().map(rounded),
             threads,
-            target: self.target.map(Target::describe),
+            target: self.target.map(BenchTarget::describe),
             met: self.target.map(|target| target.is_met([ours, peer], ratio)),
         }
     }
 }
 
-impl Target {
+impl BenchTarget {
     fn describe(self) -> String {
         match self {
             Self::RatioAtLeast(least) => format!("ratio >= {least}"),
@@ -176,14 +176,14 @@ fn rounded(value: f64) -> f64 {
 mod tests {
     use super::*;
 
-    fn comparison(better: Better, target: Target) -> Comparison {
+    fn comparison(better: Better, target: BenchTarget) -> Comparison {
         Comparison {
             bench: "decode",
             case: "one stream".to_owned(),
             unit: "tokens/s",
             better,
             ours: Samples::new(vec![200.0, 300.0, 250.0]).unwrap(),
-            rival: Rival {
+            rival: PeerSamples {
                 name: "llama-bench".to_owned(),
                 format: "Q4_1".to_owned(),
                 samples: Samples::new(vec![125.0, 120.0]).unwrap(),
@@ -194,24 +194,24 @@ mod tests {
 
     #[test]
     fn a_rate_is_divided_by_the_peers_and_a_time_divides_it() {
-        let rate = comparison(Better::Higher, Target::RatioAtLeast(2.0)).into_row(2);
+        let rate = comparison(Better::Higher, BenchTarget::RatioAtLeast(2.0)).into_row(2);
         assert_eq!((rate.ratio, rate.met), (rounded(250.0 / 122.5), Some(true)));
-        let time = comparison(Better::Lower, Target::RatioAtLeast(2.0)).into_row(2);
+        let time = comparison(Better::Lower, BenchTarget::RatioAtLeast(2.0)).into_row(2);
         assert_eq!((time.ratio, time.met), (rounded(122.5 / 250.0), Some(false)));
     }
 
     #[test]
     fn a_share_may_be_negative_and_is_met_then() {
-        let mut slope = comparison(Better::Lower, Target::ShareAtMost(0.7));
+        let mut slope = comparison(Better::Lower, BenchTarget::ShareAtMost(0.7));
         slope.ours = Samples::new(vec![-1.0]).unwrap();
         assert_eq!(slope.into_row(2).met, Some(true));
-        let half = comparison(Better::Lower, Target::ShareAtMost(0.7)).into_row(2);
+        let half = comparison(Better::Lower, BenchTarget::ShareAtMost(0.7)).into_row(2);
         assert_eq!((half.target.as_deref(), half.met), (Some("ours <= 0.7 of the peer's"), Some(false)));
     }
 
     #[test]
     fn a_line_has_the_promised_fields() {
-        let row = comparison(Better::Higher, Target::OursAtMost(100.0)).into_row(2);
+        let row = comparison(Better::Higher, BenchTarget::OursAtMost(100.0)).into_row(2);
         let line = serde_json::to_value(&row).unwrap();
         for field in ["bench", "unit", "ours", "peer", "peer_name", "ratio", "runs", "spread", "threads"] {
             assert!(line.get(field).is_some(), "{field} is missing in {line}");

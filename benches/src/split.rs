@@ -28,24 +28,24 @@ mod watch;
 
 use crate::{
     measure::Samples,
-    report::{Better, Comparison, Rival, Target},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
 /// What is reported of two sides of ours: the figure, and what it is set beside.
 #[derive(Debug)]
-struct Row {
+struct SplitRow {
     bench: &'static str,
     case: String,
     unit: &'static str,
     better: Better,
-    target: Option<Target>,
+    target: Option<BenchTarget>,
 }
 
-impl Row {
+impl SplitRow {
     /// The comparison of `ours` with `rival`, which is called `name`.
     fn beside(self, ours: &Samples, name: &str, rival: &Samples) -> Comparison {
         let Self { bench, case, unit, better, target } = self;
-        let rival = Rival { name: name.to_owned(), format: "Q4_1".to_owned(), samples: rival.clone() };
+        let rival = PeerSamples { name: name.to_owned(), format: "Q4_1".to_owned(), samples: rival.clone() };
         Comparison { bench, case, unit, better, ours: ours.clone(), rival, target }
     }
 }

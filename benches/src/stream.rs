@@ -20,7 +20,7 @@ use model::{
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     sources::open::open,
-    sweep::SweepFigures,
+    sweep::WeightStreamStats,
     weights::{
         served::ServedLayers,
         streamed::{Readahead, StreamOptions},
@@ -28,10 +28,10 @@ use model::{
 };
 
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::Cores,
     measure::Samples,
-    report::{Better, Comparison, Rival, Target},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
 /// Sequences that decode together.
@@ -44,13 +44,13 @@ const BOUNDS: [u64; 4] = [100, 75, 50, 25];
 const SLOW: u64 = 100 << 20;
 
 /// A model under a bound.
-struct Side {
+struct StreamedSide {
     model: ResidentModel<ServedLayers>,
     sweep_bytes: u64,
 }
 
 /// What a measurement gave.
-struct Measured {
+struct StreamMeasurement {
     tokens_per_s: f64,
     mib_per_token: f64,
     /// Of the time, that which reading took.
@@ -61,14 +61,14 @@ struct Measured {
 
 /// How a base is read.
 #[derive(Clone, Copy)]
-struct Way {
+struct ReadMode {
     percent: u64,
     readahead: Readahead,
     pace: Option<NonZeroU64>,
 }
 
-impl Side {
-    fn open(path: &Path, directory: &Path, cores: &Cores, way: Way) -> Result<Self> {
+impl StreamedSide {
+    fn open(path: &Path, directory: &Path, cores: &Cores, way: ReadMode) -> Result<Self> {
         let source = open(path)?;
         let threads = cores.numbers().len();
         let all = LoadedWeights::load(&*source, threads)?.bytes() as u64;
@@ -88,7 +88,7 @@ impl Side {
     }
 
     /// Decodes with so many streams.
-    fn decode(&mut self, streams: usize) -> Result<Measured> {
+    fn decode(&mut self, streams: usize) -> Result<StreamMeasurement> {
         let each = (2 * STEPS).div_ceil(BLOCK_TOKENS);
         let blocks: Vec<BlockId> = (0..(streams * each) as u32).map(BlockId).collect();
         let tokens: Vec<u32> = (1000..1000 + 2 * STEPS as u32).collect();
@@ -102,7 +102,7 @@ impl Side {
         let after = self.figures();
         let [bytes, read, waited] = [0, 1, 2].map(|figure| after[figure] - before[figure]);
         let count = (streams * STEPS) as f64;
-        Ok(Measured {
+        Ok(StreamMeasurement {
             tokens_per_s: count / took,
             mib_per_token: bytes / count / f64::from(1 << 20),
             reading: 100.0 * read / took,
@@ -120,7 +120,7 @@ impl Side {
     }
 
     /// What its sweeps cost, as they go on.
-    fn model_figures(&self) -> Option<Arc<SweepFigures>> {
+    fn model_figures(&self) -> Option<Arc<WeightStreamStats>> {
         self.model.sweep_figures()
     }
 
@@ -136,10 +136,10 @@ impl Side {
 ///
 /// # Errors
 /// If the model cannot be read, or there is no room for it in memory or on the disk.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let directory = tempfile::tempdir_in(config.model.parent().unwrap_or(Path::new(".")))?;
     let side = |percent, readahead, pace| {
-        Side::open(&config.model, directory.path(), cores, Way { percent, readahead, pace })
+        StreamedSide::open(&config.model, directory.path(), cores, ReadMode { percent, readahead, pace })
     };
     let mut resident = side(100, Readahead::Next, None)?;
     let mut rows = Vec::new();
@@ -167,7 +167,12 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
 }
 
 /// A way beside all weights in memory, beside loading and computing in turns, and beside the bytes of a sweep.
-fn compare(case: &str, streams: usize, sides: [&mut Side; 3], runs: usize) -> Result<Vec<Comparison>> {
+fn compare(
+    case: &str,
+    streams: usize,
+    sides: [&mut StreamedSide; 3],
+    runs: usize,
+) -> Result<Vec<Comparison>> {
     let [ahead, resident, std] = sides;
     let (mut ours, mut memory, mut load) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..runs {
@@ -183,11 +188,12 @@ fn compare(case: &str, streams: usize, sides: [&mut Side; 3], runs: usize) -> Re
         unit,
         better,
         ours,
-        rival: Rival { name: name.to_owned(), format: "as packed".to_owned(), samples },
+        rival: PeerSamples { name: name.to_owned(), format: "as packed".to_owned(), samples },
         target,
     };
-    let of = |measured: &[Measured], figure: fn(&Measured) -> f64| Samples::of(measured, figure);
-    let rate: fn(&Measured) -> f64 = |measured| measured.tokens_per_s;
+    let of =
+        |measured: &[StreamMeasurement], figure: fn(&StreamMeasurement) -> f64| Samples::of(measured, figure);
+    let rate: fn(&StreamMeasurement) -> f64 = |measured| measured.tokens_per_s;
     Ok(vec![
         row(
             "tokens",
@@ -214,7 +220,7 @@ fn compare(case: &str, streams: usize, sides: [&mut Side; 3], runs: usize) -> Re
             of(&ours, |measured| measured.mib_per_token)?,
             "a sweep, shared",
             Samples::new(vec![ideal])?,
-            Some(Target::ShareAtMost(1.1)),
+            Some(BenchTarget::ShareAtMost(1.1)),
         ),
         row(
             "reading, of the time",

@@ -4,11 +4,11 @@ use anyhow::{Context, Result};
 
 use crate::{
     board, cold,
-    config::{Config, Name},
+    config::{Name, SuiteConfig},
     executors, fairness, far, fleet, forecast, gpu, grammar, limits, llama_cpp,
     machine::Cores,
     many_cores, perf_model, picker, reality,
-    report::{Comparison, Outcome},
+    report::{Comparison, SuiteOutcome},
     split, stream, tune, xab,
 };
 
@@ -16,26 +16,26 @@ use crate::{
 ///
 /// # Errors
 /// If the sides cannot be made ready.
-pub(crate) fn run(config: &Config) -> Result<Outcome> {
+pub(crate) fn run(config: &SuiteConfig) -> Result<SuiteOutcome> {
     let (on_gpu, others): (Vec<_>, Vec<_>) = config.names.iter().partition(|name| name.is_for_gpu());
-    let mut outcome = Outcome::Complete;
+    let mut outcome = SuiteOutcome::Complete;
     if !on_gpu.is_empty() {
         // Before this process is confined to some of its cores.
         outcome = gpu::run(config, &on_gpu)?;
     }
-    if !others.is_empty() && run_on_cpu(config, others)? == Outcome::Partial {
-        outcome = Outcome::Partial;
+    if !others.is_empty() && run_on_cpu(config, others)? == SuiteOutcome::Partial {
+        outcome = SuiteOutcome::Partial;
     }
     Ok(outcome)
 }
 
-fn run_on_cpu(config: &Config, names: Vec<Name>) -> Result<Outcome> {
+fn run_on_cpu(config: &SuiteConfig, names: Vec<Name>) -> Result<SuiteOutcome> {
     let (cores, board_cores) = (Cores::first(config.threads)?, Cores::first(config.cores)?);
     cores.confine()?;
     cores.warn_if_busy();
     let with_llama = names.iter().any(|name| name.needs_llama_cpp());
     let setup = with_llama.then(|| llama_cpp::Setup::prepare(config.clone(), &cores)).transpose()?;
-    let mut outcome = Outcome::Complete;
+    let mut outcome = SuiteOutcome::Complete;
     for name in names {
         eprintln!("holobiont-bench: {name:?}");
         let used = if name == Name::Board { &board_cores } else { &cores };
@@ -48,7 +48,7 @@ fn run_on_cpu(config: &Config, names: Vec<Name>) -> Result<Outcome> {
             Ok(comparisons) => print(comparisons, used.numbers().len())?,
             Err(error) => {
                 eprintln!("holobiont-bench: {name:?} could not be measured: {error:#}");
-                outcome = Outcome::Partial;
+                outcome = SuiteOutcome::Partial;
             }
         }
     }
@@ -56,7 +56,7 @@ fn run_on_cpu(config: &Config, names: Vec<Name>) -> Result<Outcome> {
 }
 
 /// What needs no llama.cpp: other peers, or our own baselines.
-fn measure_alone(name: Name, config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+fn measure_alone(name: Name, config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     match name {
         Name::Xab => xab::run(config, cores),
         Name::Limits => limits::run(config, cores),

@@ -16,15 +16,15 @@ mod trainer;
 use anyhow::{Context, Result};
 
 use self::{
-    inside::Inside,
+    inside::InProcessJob,
     peft::Peft,
-    trainer::{Bench, Trained},
+    trainer::{Trained, TrainerBench},
 };
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::Cores,
     measure::{Contestant, Samples, alternate},
-    report::{Better, Comparison, Rival, Target},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
 const BENCH: &str = "tune";
@@ -48,8 +48,8 @@ const SPLIT_TIMES: f64 = 1.7;
 const FLAT: f64 = 1.05;
 
 /// Every comparison of this benchmark.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
-    let bench = Bench::start(config, cores)?;
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
+    let bench = TrainerBench::start(config, cores)?;
     let mut comparisons = Vec::new();
     if let Some(python) = &config.torch_python {
         let mut peft = Peft::start(python, &config.model, config.threads)?;
@@ -65,7 +65,7 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
 }
 
 /// One job of ours beside one of PEFT's.
-fn beside_peft(config: &Config, bench: &Bench, peft: &mut Peft) -> Result<Comparison> {
+fn beside_peft(config: &SuiteConfig, bench: &TrainerBench, peft: &mut Peft) -> Result<Comparison> {
     let [ours, theirs] = alternate(
         config.runs,
         [
@@ -79,17 +79,17 @@ fn beside_peft(config: &Config, bench: &Bench, peft: &mut Peft) -> Result<Compar
         unit: "tokens/s",
         better: Better::Higher,
         ours: Samples::new(ours)?,
-        rival: Rival {
+        rival: PeerSamples {
             name: format!("PEFT, threads: {}", config.threads),
             format: "bf16".to_owned(),
             samples: Samples::new(theirs)?,
         },
-        target: Some(Target::RatioAtLeast(OVER_PEFT)),
+        target: Some(BenchTarget::RatioAtLeast(OVER_PEFT)),
     })
 }
 
 /// Several jobs beside one: what they learn together, and what they take.
-fn jobs_at_once(config: &Config, bench: &Bench) -> Result<Vec<Comparison>> {
+fn jobs_at_once(config: &SuiteConfig, bench: &TrainerBench) -> Result<Vec<Comparison>> {
     let mut many: Vec<Trained> = Vec::new();
     let mut one: Vec<Trained> = Vec::new();
     for _ in 0..config.runs {
@@ -98,7 +98,7 @@ fn jobs_at_once(config: &Config, bench: &Bench) -> Result<Vec<Comparison>> {
     }
     let row = |case: String, unit, better, target, figure: fn(&Trained) -> f64| -> Result<Comparison> {
         let samples = Samples::of(&one, figure)?;
-        let rival = Rival { name: "one job".to_owned(), format: "Q4_1".to_owned(), samples };
+        let rival = PeerSamples { name: "one job".to_owned(), format: "Q4_1".to_owned(), samples };
         Ok(Comparison {
             bench: BENCH,
             case,
@@ -114,29 +114,29 @@ fn jobs_at_once(config: &Config, bench: &Bench) -> Result<Vec<Comparison>> {
             format!("{JOBS} jobs at once, in total"),
             "tokens/s",
             Better::Higher,
-            Target::ShareAtLeast(JOBS_SHARE),
+            BenchTarget::ShareAtLeast(JOBS_SHARE),
             |trained| trained.tokens_per_s,
         )?,
         row(
             format!("memory of all processes of {JOBS} jobs at once"),
             "bytes",
             Better::Lower,
-            Target::OursAtMost(JOBS_BYTES),
+            BenchTarget::OursAtMost(JOBS_BYTES),
             |trained| trained.bytes as f64,
         )?,
         row(
             format!("memory of the executor under {JOBS} jobs at once"),
             "bytes",
             Better::Lower,
-            Target::ShareAtMost(FLAT),
+            BenchTarget::ShareAtMost(FLAT),
             |trained| trained.executor_bytes as f64,
         )?,
     ])
 }
 
 /// One job over rented layers beside one in the process that has the weights, on the same cores.
-fn split(config: &Config, bench: &Bench, cores: &Cores) -> Result<Comparison> {
-    let mut inside = Inside::new(&config.model, cores).context("no job inside")?;
+fn split(config: &SuiteConfig, bench: &TrainerBench, cores: &Cores) -> Result<Comparison> {
+    let mut inside = InProcessJob::new(&config.model, cores).context("no job inside")?;
     let [ours, theirs] = alternate(
         config.runs,
         [
@@ -150,12 +150,12 @@ fn split(config: &Config, bench: &Bench, cores: &Cores) -> Result<Comparison> {
         unit: "ms",
         better: Better::Lower,
         ours: Samples::new(ours)?,
-        rival: Rival {
+        rival: PeerSamples {
             name: "in the process that has the weights".to_owned(),
             format: "Q4_1".to_owned(),
             samples: Samples::new(theirs)?,
         },
-        target: Some(Target::ShareAtMost(SPLIT_TIMES)),
+        target: Some(BenchTarget::ShareAtMost(SPLIT_TIMES)),
     })
 }
 

@@ -24,7 +24,7 @@ pub(crate) const LAST_WORD: u32 = 30_000;
 
 /// Which of a server's adapters a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Use {
+pub(crate) enum AdapterChoice {
     /// The base model.
     Base,
     /// The adapter of this index, in the order they were loaded.
@@ -33,20 +33,20 @@ pub(crate) enum Use {
 
 /// One request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Job {
+pub(crate) struct BenchRequest {
     /// The prompt.
     pub(crate) prompt: Vec<u32>,
     /// Base or adapter.
-    pub(crate) who: Use,
+    pub(crate) who: AdapterChoice,
     /// Exactly how many tokens to generate.
     pub(crate) generate: usize,
     /// What they are to be.
-    pub(crate) says: Says,
+    pub(crate) says: AnswerKind,
 }
 
 /// What an answer is to say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Says {
+pub(crate) enum AnswerKind {
     /// Whatever the model says.
     Anything,
     /// This token again and again, so that a later prompt can go on from the answer.
@@ -73,7 +73,7 @@ pub(crate) fn form() -> Value {
 
 /// Requests of one burst: [`STREAMS`] on the base, or on an adapter each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mix {
+pub(crate) enum BurstMix {
     /// All on the base model.
     Base,
     /// Request i on adapter i.
@@ -81,39 +81,39 @@ pub(crate) enum Mix {
 }
 
 /// The burst of round `round`. No two prompts of a run share their first token block, so that no prefix cache helps.
-pub(crate) fn burst(mix: Mix, round: usize) -> Vec<Job> {
+pub(crate) fn burst(mix: BurstMix, round: usize) -> Vec<BenchRequest> {
     (0..STREAMS)
-        .map(|stream| Job {
+        .map(|stream| BenchRequest {
             prompt: prompt(seed(mix, round, stream), PROMPT_TOKENS),
             who: match mix {
-                Mix::Base => Use::Base,
-                Mix::Adapters => Use::Adapter(stream),
+                BurstMix::Base => AdapterChoice::Base,
+                BurstMix::Adapters => AdapterChoice::Adapter(stream),
             },
             generate: GENERATED_TOKENS,
-            says: Says::Anything,
+            says: AnswerKind::Anything,
         })
         .collect()
 }
 
 /// A single request for one token of the base model.
-pub(crate) fn first_token(round: usize) -> Job {
-    let prompt = prompt(seed(Mix::Base, round, STREAMS), SHORT_PROMPT_TOKENS);
-    Job { prompt, who: Use::Base, generate: 1, says: Says::Anything }
+pub(crate) fn first_token(round: usize) -> BenchRequest {
+    let prompt = prompt(seed(BurstMix::Base, round, STREAMS), SHORT_PROMPT_TOKENS);
+    BenchRequest { prompt, who: AdapterChoice::Base, generate: 1, says: AnswerKind::Anything }
 }
 
 /// Arrival `number` of loop `round` of an open or a closed loop: short, on one of the adapters. Answers differ in length,
 /// as people's do: were they all equal, requests that began together would end together for ever.
-pub(crate) fn arrival(round: usize, number: usize) -> Job {
-    let who = Use::Adapter(number % STREAMS);
+pub(crate) fn arrival(round: usize, number: usize) -> BenchRequest {
+    let who = AdapterChoice::Adapter(number % STREAMS);
     let seed = (1 << 40) + ((round << 24) + number) as u64;
     let generate = StdRng::seed_from_u64(!seed).random_range(1..2 * ARRIVAL_TOKENS);
-    Job { prompt: prompt(seed, ARRIVAL_TOKENS), who, generate, says: Says::Anything }
+    BenchRequest { prompt: prompt(seed, ARRIVAL_TOKENS), who, generate, says: AnswerKind::Anything }
 }
 
-fn seed(mix: Mix, round: usize, stream: usize) -> u64 {
+fn seed(mix: BurstMix, round: usize, stream: usize) -> u64 {
     let mix = match mix {
-        Mix::Base => 0,
-        Mix::Adapters => 1,
+        BurstMix::Base => 0,
+        BurstMix::Adapters => 1,
     };
     ((round * (STREAMS + 1) + stream) * 2 + mix) as u64
 }
@@ -132,8 +132,10 @@ mod tests {
 
     #[test]
     fn no_two_prompts_begin_alike_and_every_run_asks_the_same() {
-        let jobs =
-            || (0..20).flat_map(|round| [burst(Mix::Base, round), burst(Mix::Adapters, round)].concat());
+        let jobs = || {
+            (0..20)
+                .flat_map(|round| [burst(BurstMix::Base, round), burst(BurstMix::Adapters, round)].concat())
+        };
         let beginnings: HashSet<Vec<u32>> = jobs().map(|job| job.prompt[..4].to_vec()).collect();
         assert_eq!(beginnings.len(), 20 * 2 * STREAMS);
         assert!(jobs().eq(jobs()));
@@ -141,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_burst_on_adapters_uses_each_once() {
-        let who: Vec<Use> = burst(Mix::Adapters, 0).iter().map(|job| job.who).collect();
-        assert_eq!(who, (0..STREAMS).map(Use::Adapter).collect::<Vec<_>>());
+        let who: Vec<AdapterChoice> = burst(BurstMix::Adapters, 0).iter().map(|job| job.who).collect();
+        assert_eq!(who, (0..STREAMS).map(AdapterChoice::Adapter).collect::<Vec<_>>());
     }
 }

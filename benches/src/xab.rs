@@ -12,17 +12,17 @@ use std::{
 
 use anyhow::{Context, Result};
 use kernels::{
-    Activations, Isa, Pool,
-    lora::{HeadSegment, LoraMatrix, LoraPrecision, MatrixLayout, SharedBytes, sum_heads, sum_ranks},
+    Activations, Isa, ThreadPool,
+    lora::{LeadingSegment, LoraMatrix, LoraPrecision, MatrixLayout, SharedBytes, sum_heads, sum_ranks},
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::{Cores, pin},
     measure::{Samples, alternate},
     peer::Python,
-    report::{Better, Comparison, Rival, Target},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
 const SCRIPT: &str = include_str!("xab.py");
@@ -39,7 +39,7 @@ const RUNS: usize = 15;
 const PEER_SETTLES: Duration = Duration::from_millis(20);
 
 /// A form of ours and the type PyTorch computes in beside it.
-struct Form {
+struct AdapterFormat {
     name: &'static str,
     precision: LoraPrecision,
     peer: &'static str,
@@ -47,24 +47,24 @@ struct Form {
     target: f64,
 }
 
-const FORMS: [Form; 3] = [
-    Form { name: "f32", precision: LoraPrecision::Exact, peer: "float32", target: 1.8 },
-    Form { name: "f16 stored", precision: LoraPrecision::Compact, peer: "float32", target: 1.8 },
-    Form { name: "bf16", precision: LoraPrecision::Bf16, peer: "bfloat16", target: 1.1 },
+const FORMS: [AdapterFormat; 3] = [
+    AdapterFormat { name: "f32", precision: LoraPrecision::Exact, peer: "float32", target: 1.8 },
+    AdapterFormat { name: "f16 stored", precision: LoraPrecision::Compact, peer: "float32", target: 1.8 },
+    AdapterFormat { name: "bf16", precision: LoraPrecision::Bf16, peer: "bfloat16", target: 1.1 },
 ];
 
 /// Every form, each by one thread, by a pool of two, and by two workers.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let python = config.torch_python.as_ref().context("xab needs a Python with torch: --torch-python")?;
     let numbers = [ROWS, HIDDEN, RANK, WARM_UP_CALLS, CALLS].map(|number| number.to_string().into());
     let mut torch = Python::start(python, SCRIPT, &numbers)?;
     let mut comparisons = Vec::new();
     for form in FORMS {
-        let product = Product::random(form.precision)?;
+        let product = LayerProduct::random(form.precision)?;
         let two = cores.numbers().get(..2);
         comparisons.push(contest(config, &form, "one thread", &mut torch, 1, || product.on_one_thread())?);
         if let Some(cores) = two {
-            let mut pool = Pool::new(cores).context("no threads on the cores")?;
+            let mut pool = ThreadPool::new(cores).context("no threads on the cores")?;
             let pooled = || product.on_a_pool(&mut pool);
             comparisons.push(contest(config, &form, "two threads", &mut torch, 2, pooled)?);
             let workers = || product.by_workers(cores);
@@ -83,8 +83,8 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
 
 /// Ours and PyTorch's on `threads` threads, in alternation.
 fn contest(
-    config: &Config,
-    form: &Form,
+    config: &SuiteConfig,
+    form: &AdapterFormat,
     who: &str,
     torch: &mut Python,
     threads: usize,
@@ -107,12 +107,12 @@ fn contest(
         unit: "ms",
         better: Better::Lower,
         ours: Samples::new(ours)?,
-        rival: Rival {
+        rival: PeerSamples {
             name: format!("torch, threads: {threads}"),
             format: form.peer.to_owned(),
             samples: Samples::new(theirs)?,
         },
-        target: (threads > 1).then_some(Target::RatioAtLeast(form.target)),
+        target: (threads > 1).then_some(BenchTarget::RatioAtLeast(form.target)),
     })
 }
 
@@ -123,12 +123,12 @@ fn ms(torch: &mut Python, kind: &str, threads: usize) -> Result<f64> {
 }
 
 /// One layer and the rows it is applied to.
-struct Product {
+struct LayerProduct {
     matrix: LoraMatrix,
     x: Activations,
 }
 
-impl Product {
+impl LayerProduct {
     fn random(precision: LoraPrecision) -> Result<Self> {
         let random = &mut StdRng::seed_from_u64(1);
         let mut numbers =
@@ -148,9 +148,9 @@ impl Product {
         median_ms(|| sum_ranks(Isa::best(), self.x.values(), &self.matrix, 0..RANK, &mut out))
     }
 
-    fn on_a_pool(&self, pool: &mut Pool) -> Result<f64> {
+    fn on_a_pool(&self, pool: &mut ThreadPool) -> Result<f64> {
         let mut out = vec![0.0; ROWS * HIDDEN];
-        let head = HeadSegment { first_row: 0, rows: ROWS, matrix: &self.matrix, ranks: RANK, offset: 0 };
+        let head = LeadingSegment { first_row: 0, rows: ROWS, matrix: &self.matrix, ranks: RANK, offset: 0 };
         median_ms(|| sum_heads(pool, Isa::best(), &self.x, &[head], &mut out))
     }
 

@@ -1,6 +1,6 @@
 //! The copy engine: one thread that moves everything between tiers, piece by piece.
 //!
-//! Before each piece the engine looks again at who is first, so what a request waits for ([`Class::Demand`])
+//! Before each piece the engine looks again at who is first, so what a request waits for ([`CopyPriority::Demand`])
 //! overtakes at the next piece whatever is brought in ahead of its need. Where a link is emulated, a piece is copied
 //! only when its time on that link is over: it is never seen sooner than it could have arrived. Where somebody comes first at the
 //! disk that copies share, those that nobody waits for give way ([`policy::deference`]).
@@ -11,7 +11,7 @@
 //! - `courier`: the thread's steps, and what it shares with engine and tickets.
 //! - `link`: when a piece arrives on an emulated link.
 //!
-//! A load ends in exactly one way ([`End`]), and whoever submitted it is told on the engine's thread.
+//! A load ends in exactly one way ([`CopyEnd`]), and whoever submitted it is told on the engine's thread.
 
 mod courier;
 mod link;
@@ -32,12 +32,12 @@ use std::{
 
 use policy::{
     clock::{Clock, SystemClock},
-    deference::First,
+    deference::ForegroundIo,
 };
 use thiserror::Error;
 
 use self::{
-    courier::{Courier, Shared},
+    courier::{CopyShared, CopyWorker},
     queue::JobId,
 };
 
@@ -46,7 +46,7 @@ pub const MAX_JOBS: usize = 4096;
 
 /// How urgent a job is; the first is the most urgent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Class {
+pub enum CopyPriority {
     /// A request waits for it.
     Demand,
     /// A policy has decided that it will be used.
@@ -55,13 +55,13 @@ pub enum Class {
     Preload,
 }
 
-impl Class {
+impl CopyPriority {
     /// All classes, the most urgent first.
     pub const ALL: [Self; 3] = [Self::Demand, Self::SwapIn, Self::Preload];
 }
 
 /// Something to copy, piece by piece.
-pub trait Load: Send {
+pub trait CopySource: Send {
     /// Bytes of the next piece; `None` when nothing is left. The same at every call until the piece is copied.
     fn next_bytes(&self) -> Option<usize>;
 
@@ -71,7 +71,7 @@ pub trait Load: Send {
 
 /// How a job ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum CopyEnd {
     /// All of it was copied.
     Done,
     /// It was cancelled, or the engine was dropped, before all of it was copied.
@@ -98,20 +98,20 @@ pub struct CopyStats {
     pub copied_bytes: u64,
     /// Time in which there was a piece to copy, an emulated link's time included, in microseconds.
     pub copy_us: u64,
-    /// Jobs that ended [`End::Done`].
+    /// Jobs that ended [`CopyEnd::DoneCallback`].
     pub done: u64,
-    /// Jobs that ended [`End::Cancelled`].
+    /// Jobs that ended [`CopyEnd::Cancelled`].
     pub cancelled: u64,
-    /// Jobs that ended [`End::Failed`].
+    /// Jobs that ended [`CopyEnd::Failed`].
     pub failed: u64,
-    /// Jobs that have not ended, in the order of [`Class::ALL`].
+    /// Jobs that have not ended, in the order of [`CopyPriority::ALL`].
     pub queued: [usize; 3],
 }
 
 /// See the module. Dropping it cancels what is left and ends its thread.
 #[derive(Debug)]
 pub struct CopyEngine {
-    shared: Arc<Shared>,
+    shared: Arc<CopyShared>,
     bandwidth: Option<BytesPerSecond>,
     thread: Option<JoinHandle<()>>,
 }
@@ -129,9 +129,9 @@ impl CopyEngine {
     ///
     /// # Errors
     /// If the thread cannot be started.
-    pub fn start_behind(first: Arc<dyn First>) -> io::Result<Self> {
-        let shared = Arc::new(Shared::new(MAX_JOBS, Box::new(SystemClock)));
-        Self::run(Courier::new(Arc::clone(&shared), None).behind(first), shared, None)
+    pub fn start_behind(first: Arc<dyn ForegroundIo>) -> io::Result<Self> {
+        let shared = Arc::new(CopyShared::new(MAX_JOBS, Box::new(SystemClock)));
+        Self::run(CopyWorker::new(Arc::clone(&shared), None).behind(first), shared, None)
     }
 
     /// As [`start`](Self::start), with another clock and at most `max_jobs` jobs that have not ended.
@@ -143,11 +143,15 @@ impl CopyEngine {
         max_jobs: usize,
         clock: Box<dyn Clock>,
     ) -> io::Result<Self> {
-        let shared = Arc::new(Shared::new(max_jobs, clock));
-        Self::run(Courier::new(Arc::clone(&shared), link), shared, link)
+        let shared = Arc::new(CopyShared::new(max_jobs, clock));
+        Self::run(CopyWorker::new(Arc::clone(&shared), link), shared, link)
     }
 
-    fn run(mut courier: Courier, shared: Arc<Shared>, bandwidth: Option<BytesPerSecond>) -> io::Result<Self> {
+    fn run(
+        mut courier: CopyWorker,
+        shared: Arc<CopyShared>,
+        bandwidth: Option<BytesPerSecond>,
+    ) -> io::Result<Self> {
         let thread = thread::Builder::new().name("copy".to_owned()).spawn(move || courier.run())?;
         Ok(Self { shared, bandwidth, thread: Some(thread) })
     }
@@ -159,9 +163,9 @@ impl CopyEngine {
     /// If the queue is full; then `load` and `done` are dropped and `done` is not called.
     pub fn submit(
         &self,
-        class: Class,
-        load: Box<dyn Load>,
-        done: Box<dyn FnOnce(End) + Send>,
+        class: CopyPriority,
+        load: Box<dyn CopySource>,
+        done: Box<dyn FnOnce(CopyEnd) + Send>,
     ) -> Result<Ticket, SubmitError> {
         self.shared.submit(class, load, done)
     }
@@ -192,14 +196,14 @@ impl Drop for CopyEngine {
 /// A job's owner holds it. Dropping it leaves the job alone.
 #[derive(Debug, Clone)]
 pub struct Ticket {
-    shared: Arc<Shared>,
+    shared: Arc<CopyShared>,
     job: JobId,
     ended: Arc<AtomicBool>,
 }
 
 impl Ticket {
     /// Makes the job more urgent: it goes behind those that are in `class` already. Never makes it less urgent.
-    pub fn raise(&self, class: Class) {
+    pub fn raise(&self, class: CopyPriority) {
         self.shared.lock().raise(self.job, class);
         self.shared.work.notify_one();
     }

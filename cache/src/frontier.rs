@@ -23,7 +23,7 @@ pub(crate) fn worth_of(key: i64) -> f64 {
 
 /// What a tenant has in a tier.
 #[derive(Debug, Default)]
-struct Share {
+struct TierShare {
     /// Its blocks that may leave.
     candidates: BTreeSet<(i64, u32)>,
     /// All of its blocks.
@@ -33,14 +33,14 @@ struct Share {
 
 /// The candidates of one tier.
 #[derive(Debug, Default)]
-pub(crate) struct Frontier {
-    shares: HashMap<TenantId, Share>,
+pub(crate) struct EvictionCandidates {
+    shares: HashMap<TenantId, TierShare>,
     /// Of tenants whose part is not the usual one.
     weights: HashMap<TenantId, u32>,
     adapters: BTreeSet<(i64, u32)>,
 }
 
-impl Frontier {
+impl EvictionCandidates {
     /// The parts that tenants have in the tier, beside 1 for everybody else.
     pub(crate) fn weigh(&mut self, weights: HashMap<TenantId, u32>) {
         self.weights = weights;
@@ -95,12 +95,12 @@ impl Frontier {
     /// The least valuable block of those who have more than their share of `total` blocks, or have not been here for long; of
     /// all, if these have none.
     pub(crate) fn first_block(&self, total: u32, now: Duration) -> Option<(i64, u32)> {
-        let is_active = |share: &Share| share.visited_at + SHARE_MEMORY > now;
+        let is_active = |share: &TierShare| share.visited_at + SHARE_MEMORY > now;
         let weight = |owner: &TenantId| u64::from(self.weights.get(owner).copied().unwrap_or(1));
         let active = self.shares.iter().filter(|(_, share)| is_active(share));
         let weights = active.map(|(owner, _)| weight(owner)).sum::<u64>().max(1);
-        let first = |share: &Share| share.candidates.first().copied();
-        let owes = |(owner, share): &(&TenantId, &Share)| {
+        let first = |share: &TierShare| share.candidates.first().copied();
+        let owes = |(owner, share): &(&TenantId, &TierShare)| {
             u64::from(share.blocks) > u64::from(total) * weight(owner) / weights || !is_active(share)
         };
         let owed = self.shares.iter().filter(owes).filter_map(|(_, share)| first(share)).min();
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn who_has_more_than_a_share_gives_first_and_who_has_not_is_spared() {
-        let (mut frontier, now) = (Frontier::default(), Duration::from_secs(1));
+        let (mut frontier, now) = (EvictionCandidates::default(), Duration::from_secs(1));
         for index in 0..10 {
             frontier.enter(FLOODER, now);
             frontier.list(FLOODER, key_of(1000.0), index);

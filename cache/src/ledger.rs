@@ -17,7 +17,7 @@ use std::{
 #[error(
     "{asked_bytes} bytes are more than is left of the {limit_bytes} bytes of {account}, of which {held_bytes} are held"
 )]
-pub struct Full {
+pub struct OutOfBudget {
     /// The account that is full: the one that was asked, or one that it is a part of.
     pub account: String,
     /// Bytes that were asked for.
@@ -30,27 +30,27 @@ pub struct Full {
 
 /// Bytes that somebody may hold. Clones are the same account.
 #[derive(Clone)]
-pub struct Account(Arc<Book>);
+pub struct MemoryAccount(Arc<AccountState>);
 
-struct Book {
+struct AccountState {
     name: String,
     limit_bytes: u64,
     held_bytes: AtomicU64,
-    part_of: Option<Account>,
+    part_of: Option<MemoryAccount>,
 }
 
-impl Default for Account {
+impl Default for MemoryAccount {
     /// One without a bound.
     fn default() -> Self {
         Self::new("memory", u64::MAX)
     }
 }
 
-impl Account {
+impl MemoryAccount {
     /// One that is part of no other; `name` is for people.
     #[must_use]
     pub fn new(name: &str, limit_bytes: u64) -> Self {
-        Self(Arc::new(Book {
+        Self(Arc::new(AccountState {
             name: name.to_owned(),
             limit_bytes,
             held_bytes: AtomicU64::new(0),
@@ -62,7 +62,7 @@ impl Account {
     #[must_use]
     pub fn part(&self, name: &str, limit_bytes: u64) -> Self {
         let (name, part_of) = (name.to_owned(), Some(self.clone()));
-        Self(Arc::new(Book { name, limit_bytes, held_bytes: AtomicU64::new(0), part_of }))
+        Self(Arc::new(AccountState { name, limit_bytes, held_bytes: AtomicU64::new(0), part_of }))
     }
 
     /// What people call it.
@@ -93,8 +93,8 @@ impl Account {
     ///
     /// # Errors
     /// If it, or one that it is a part of, has too few left.
-    pub fn charge(&self, bytes: u64) -> Result<Charge, Full> {
-        let mut charge = Charge { account: self.clone(), bytes: 0 };
+    pub fn charge(&self, bytes: u64) -> Result<MemoryReservation, OutOfBudget> {
+        let mut charge = MemoryReservation { account: self.clone(), bytes: 0 };
         charge.resize(bytes).map(|()| charge)
     }
 
@@ -102,7 +102,7 @@ impl Account {
     ///
     /// # Errors
     /// If they are more than it, or one that it is a part of, may hold at all.
-    pub fn could_hold(&self, bytes: u64) -> Result<(), Full> {
+    pub fn could_hold(&self, bytes: u64) -> Result<(), OutOfBudget> {
         self.line().try_for_each(|account| {
             if bytes <= account.limit_bytes() { Ok(()) } else { Err(account.full(0, bytes)) }
         })
@@ -113,7 +113,7 @@ impl Account {
         std::iter::successors(Some(self), |account| account.0.part_of.as_ref())
     }
 
-    fn take(&self, bytes: u64) -> Result<(), Full> {
+    fn take(&self, bytes: u64) -> Result<(), OutOfBudget> {
         let limit = self.limit_bytes();
         let more = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= limit);
         let taken = self.0.held_bytes.fetch_update(Relaxed, Relaxed, more);
@@ -130,19 +130,24 @@ impl Account {
         self.line().for_each(|account| account.0.give_back(bytes));
     }
 
-    fn full(&self, held_bytes: u64, asked_bytes: u64) -> Full {
-        Full { account: self.name().to_owned(), asked_bytes, held_bytes, limit_bytes: self.limit_bytes() }
+    fn full(&self, held_bytes: u64, asked_bytes: u64) -> OutOfBudget {
+        OutOfBudget {
+            account: self.name().to_owned(),
+            asked_bytes,
+            held_bytes,
+            limit_bytes: self.limit_bytes(),
+        }
     }
 }
 
-impl Book {
+impl AccountState {
     fn give_back(&self, bytes: u64) {
         let before = self.held_bytes.fetch_sub(bytes, Relaxed);
         debug_assert!(before >= bytes, "{} gives back {bytes} bytes of {before}", self.name);
     }
 }
 
-impl fmt::Debug for Account {
+impl fmt::Debug for MemoryAccount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} of {} bytes", self.name(), self.held_bytes(), self.limit_bytes())
     }
@@ -150,12 +155,12 @@ impl fmt::Debug for Account {
 
 /// Bytes of an account, given back when dropped.
 #[derive(Debug)]
-pub struct Charge {
-    account: Account,
+pub struct MemoryReservation {
+    account: MemoryAccount,
     bytes: u64,
 }
 
-impl Charge {
+impl MemoryReservation {
     /// How many.
     #[must_use]
     pub fn bytes(&self) -> u64 {
@@ -171,7 +176,7 @@ impl Charge {
     ///
     /// # Errors
     /// If there are not so many.
-    pub fn another(&self, bytes: u64) -> Result<Self, Full> {
+    pub fn another(&self, bytes: u64) -> Result<Self, OutOfBudget> {
         self.account.charge(bytes)
     }
 
@@ -179,7 +184,7 @@ impl Charge {
     ///
     /// # Errors
     /// If there are not so many; it holds what it held.
-    pub fn resize(&mut self, bytes: u64) -> Result<(), Full> {
+    pub fn resize(&mut self, bytes: u64) -> Result<(), OutOfBudget> {
         match bytes.checked_sub(self.bytes) {
             Some(more) => self.account.take(more)?,
             None => self.account.give_back(self.bytes - bytes),
@@ -189,7 +194,7 @@ impl Charge {
     }
 }
 
-impl Drop for Charge {
+impl Drop for MemoryReservation {
     fn drop(&mut self) {
         self.account.give_back(self.bytes);
     }
@@ -207,7 +212,7 @@ mod tests {
 
     #[test]
     fn what_a_part_holds_its_whole_holds_and_whoever_is_full_says_so() {
-        let machine = Account::new("this machine", 100);
+        let machine = MemoryAccount::new("this machine", 100);
         let (adapters, history) = (machine.part("adapters", 80), machine.part("history", 80));
         let held = adapters.charge(60).unwrap();
         assert_eq!((machine.held_bytes(), adapters.held_bytes(), history.held_bytes()), (60, 60, 0));
@@ -222,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_charge_grows_while_there_is_room_and_shrinks_always() {
-        let account = Account::new("adapters", 100);
+        let account = MemoryAccount::new("adapters", 100);
         let mut held = account.charge(40).unwrap();
         let _other = account.charge(50).unwrap();
         assert!(held.resize(51).is_err());
@@ -235,14 +240,14 @@ mod tests {
 
     #[test]
     fn no_account_is_ever_above_its_bound_whatever_threads_ask_for() {
-        let machine = Account::new("this machine", 1000);
+        let machine = MemoryAccount::new("this machine", 1000);
         let parts = [machine.part("a", 600), machine.part("b", 700)];
         thread::scope(|scope| {
             for number in 0..4_u64 {
                 let (machine, parts) = (&machine, &parts);
                 scope.spawn(move || {
                     let random = Rng::seeded(number);
-                    let mut held: Vec<Charge> = Vec::new();
+                    let mut held: Vec<MemoryReservation> = Vec::new();
                     for step in 0..20_000 {
                         let (draw, bytes) = (random.bits(2 * step) as usize, random.bits(2 * step + 1) % 200);
                         match draw % 3 {

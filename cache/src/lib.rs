@@ -34,8 +34,8 @@ pub mod tier;
 pub mod trail;
 pub mod tree;
 
-pub use manager::{Cache, Counts, Prefix, Settings, Statistics};
+pub use manager::{BlockCounts, Cache, CacheSettings, Prefix, Statistics};
 pub use namespace::{Chain, Namespace};
 pub use tier::Tier;
-pub use trail::Trail;
+pub use trail::PrefixPath;
 pub use tree::{Cursor, NodeId};

@@ -33,22 +33,22 @@ use std::{
 use ids::{AdapterId, BlockId};
 
 pub use self::{
-    adapters::{AdapterPlace, Removal},
-    audit::Violation,
-    settings::{AdapterUnit, Settings},
-    swap::{Copy, Outcome, Restored},
+    adapters::{PlacementOutcome, RemoveOutcome},
+    audit::InvariantViolation,
+    settings::{AdapterUnit, CacheSettings},
+    swap::{CopyOutcome, RestoredBlocks, TierCopy},
 };
 use crate::{
-    frontier::Frontier,
+    frontier::EvictionCandidates,
     pool::{BlockPool, Released},
-    replacement::{AdapterDemand, AdapterUsage, Policy},
-    tier::{Place, Slots, Tier},
+    replacement::{AdapterDemand, AdapterUsage, ReplacementPolicy},
+    tier::{FreeSlots, Tier, TierSlot},
     tree::{Cursor, DependencyTree, NodeId},
 };
 
 /// How the blocks of the device are divided; `free + used + cached + adapters = total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counts {
+pub struct BlockCounts {
     /// Blocks of the pool.
     pub total: usize,
     /// Blocks that hold nothing.
@@ -100,19 +100,19 @@ pub struct Statistics {
 /// See the module.
 #[derive(Debug)]
 pub struct Cache {
-    settings: Settings,
+    settings: CacheSettings,
     pool: BlockPool,
     tree: DependencyTree,
     /// The nodes of device blocks.
     node_of: HashMap<BlockId, u32>,
     adapters: adapters::Adapters,
-    slots: [Slots; Tier::LOWER.len()],
-    frontiers: [Frontier; Tier::ALL.len()],
-    policy: Box<dyn Policy>,
+    slots: [FreeSlots; Tier::LOWER.len()],
+    frontiers: [EvictionCandidates; Tier::ALL.len()],
+    policy: Box<dyn ReplacementPolicy>,
     usage: AdapterUsage,
     /// Blocks that could come back to the device, the least valuable first.
     returning: BTreeSet<(i64, u32)>,
-    copies: Vec<Copy>,
+    copies: Vec<TierCopy>,
     /// Blocks that no lower tier has, in the order in which they were let go of.
     dirty: VecDeque<NodeId>,
     /// Copies out that may be begun before their bytes have gone: as many as somebody has room for.
@@ -126,7 +126,7 @@ pub struct Cache {
 impl Cache {
     /// An empty cache.
     #[must_use]
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: CacheSettings) -> Self {
         let settings = settings.divided();
         Self {
             settings,
@@ -134,7 +134,7 @@ impl Cache {
             tree: DependencyTree::default(),
             node_of: HashMap::new(),
             adapters: adapters::Adapters::default(),
-            slots: Tier::LOWER.map(|tier| Slots::new(settings.blocks(tier))),
+            slots: Tier::LOWER.map(|tier| FreeSlots::new(settings.blocks(tier))),
             frontiers: Default::default(),
             policy: settings.variant.policy(settings.tau),
             usage: AdapterUsage::default(),
@@ -150,10 +150,10 @@ impl Cache {
 
     /// How the blocks of the device are divided now.
     #[must_use]
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> BlockCounts {
         let pool = self.pool.counts();
         let adapters = self.adapters.blocks();
-        Counts {
+        BlockCounts {
             total: pool.total,
             free: pool.free,
             used: pool.used - adapters,
@@ -193,7 +193,7 @@ impl Cache {
     /// Blocks of keys and values that one sequence can have, whatever adapters others use.
     #[must_use]
     pub fn sure_kv_blocks(&self) -> u32 {
-        let Settings { device, max_kv_blocks, max_adapter_blocks, .. } = self.settings;
+        let CacheSettings { device, max_kv_blocks, max_adapter_blocks, .. } = self.settings;
         max_kv_blocks.min(device.saturating_sub(max_adapter_blocks))
     }
 
@@ -235,7 +235,7 @@ impl Cache {
         let mut prefix = Prefix { blocks: Vec::new(), cursor: after.into() };
         for tokens in tokens.chunks_exact(self.settings.block_tokens) {
             let Some(id) = self.tree.child(&prefix.cursor, tokens) else { break };
-            let Place::Here(block) = self.tree.node(id.index).place(Tier::Device) else { break };
+            let TierSlot::Here(block) = self.tree.node(id.index).place(Tier::Device) else { break };
             self.hold(BlockId(block), id.index);
             self.visit(id.index);
             prefix.cursor = self.tree.cursor_of(id);
@@ -264,15 +264,15 @@ impl Cache {
             return block;
         };
         match self.tree.node(id.index).place(Tier::Device) {
-            Place::Here(other) => {
+            TierSlot::Here(other) => {
                 self.hold(BlockId(other), id.index);
                 self.release(&[block]);
                 *cursor = self.tree.cursor_of(id);
                 return BlockId(other);
             }
             // Its bytes come from below for somebody else; who holds a block holds all before it, so this way ends here.
-            Place::Coming(_) => *cursor = cursor.nowhere(),
-            Place::None => {
+            TierSlot::Coming(_) => *cursor = cursor.nowhere(),
+            TierSlot::None => {
                 self.settle_on_device(id, block);
                 self.statistics.inserted_blocks += 1;
                 *cursor = self.tree.cursor_of(id);
@@ -334,7 +334,7 @@ impl Cache {
         self.pool.cache(block);
         self.node_of.insert(block, id.index);
         self.tree.node_mut(id.index).is_held = true;
-        self.set_place(id.index, Tier::Device, Place::Here(block.0));
+        self.set_place(id.index, Tier::Device, TierSlot::Here(block.0));
         self.visit(id.index);
     }
 

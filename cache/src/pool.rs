@@ -27,7 +27,7 @@ pub enum Released {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Slot {
+struct BlockSlot {
     holders: u32,
     cached: bool,
 }
@@ -35,7 +35,7 @@ struct Slot {
 /// A fixed number of blocks, each free, used or cached.
 #[derive(Debug)]
 pub struct BlockPool {
-    slots: Vec<Slot>,
+    slots: Vec<BlockSlot>,
     free: Vec<BlockId>,
     cached: usize,
 }
@@ -46,7 +46,7 @@ impl BlockPool {
     pub fn new(blocks: u32) -> Self {
         // The last of the list is taken first: low ids are used first and stay warm.
         Self {
-            slots: vec![Slot::default(); blocks as usize],
+            slots: vec![BlockSlot::default(); blocks as usize],
             free: (0..blocks).rev().map(BlockId).collect(),
             cached: 0,
         }
@@ -88,11 +88,11 @@ impl BlockPool {
         assert!(slot.holders > 0, "block {} is released more often than it was retained", block.0);
         slot.holders -= 1;
         match *slot {
-            Slot { holders: 0, cached: true } => {
+            BlockSlot { holders: 0, cached: true } => {
                 self.cached += 1;
                 Released::Cached
             }
-            Slot { holders: 0, cached: false } => {
+            BlockSlot { holders: 0, cached: false } => {
                 self.free.push(block);
                 Released::Freed
             }
@@ -124,7 +124,7 @@ impl BlockPool {
         }
     }
 
-    fn slot(&mut self, block: BlockId) -> &mut Slot {
+    fn slot(&mut self, block: BlockId) -> &mut BlockSlot {
         &mut self.slots[block.0 as usize]
     }
 }

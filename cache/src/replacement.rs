@@ -46,7 +46,7 @@ pub struct AdapterDemand {
 
 /// What else a policy decides: how blocks may leave, and whether they stay at all.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Rules {
+pub struct EvictionRules {
     /// Only what nothing in the tier depends on may leave it (E-05).
     pub keeps_dependencies: bool,
     /// Blocks outlive their sequences.
@@ -57,14 +57,14 @@ pub struct Rules {
     pub adapter_share: Option<f64>,
 }
 
-impl Default for Rules {
+impl Default for EvictionRules {
     fn default() -> Self {
         Self { keeps_dependencies: true, keeps_history: true, by_branch: false, adapter_share: None }
     }
 }
 
 /// Says what candidates are worth.
-pub trait Policy: fmt::Debug + Send {
+pub trait ReplacementPolicy: fmt::Debug + Send {
     /// What a node is worth at a time; the least valuable leaves first.
     fn worth(&self, candidate: &Candidate, now: Duration) -> f64;
 
@@ -80,7 +80,7 @@ pub trait Policy: fmt::Debug + Send {
     }
 
     /// What else it decides.
-    fn rules(&self) -> Rules {
-        Rules::default()
+    fn rules(&self) -> EvictionRules {
+        EvictionRules::default()
     }
 }

@@ -10,12 +10,12 @@ use std::collections::{HashMap, VecDeque};
 use ids::{AdapterId, BlockId};
 
 use crate::{
-    copy::Class,
-    manager::{AdapterPlace, Cache, Removal},
+    copy::CopyPriority,
+    manager::{Cache, PlacementOutcome, RemoveOutcome},
 };
 
 /// A copy on its way to the device, or there.
-pub trait Transit {
+pub trait DeviceTransfer {
     /// Bytes that have not arrived.
     fn missing_bytes(&self) -> u64;
 
@@ -26,7 +26,7 @@ pub trait Transit {
     fn is_over(&self) -> bool;
 
     /// Makes its way at least as urgent as `class`.
-    fn raise(&self, class: Class);
+    fn raise(&self, class: CopyPriority);
 
     /// Ends its way and takes away what has arrived. Nothing computes with it any more.
     fn discard(self);
@@ -34,7 +34,7 @@ pub trait Transit {
 
 /// What an adapter takes on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Size {
+pub struct AdapterSize {
     /// Blocks of the pool.
     pub blocks: u32,
     /// Bytes that travel.
@@ -43,7 +43,7 @@ pub struct Size {
 
 /// How far an adapter is on its way to the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum TransferStatus {
     /// All of it is there.
     There,
     /// So much of it is not there yet.
@@ -57,7 +57,7 @@ pub enum Way {
 
 /// Where an adapter is.
 #[derive(Debug)]
-enum State<A, C> {
+enum ResidencyState<A, C> {
     /// In the host tier alone.
     Host {
         /// Its users found no room: it gets what others leave.
@@ -67,7 +67,7 @@ enum State<A, C> {
     Boarding {
         adapter: A,
         bytes: u64,
-        class: Class,
+        class: CopyPriority,
         /// As below.
         is_awaited: bool,
     },
@@ -84,52 +84,54 @@ enum State<A, C> {
 }
 
 #[derive(Debug)]
-struct Entry<A, C> {
+struct ResidencyEntry<A, C> {
     /// Requests under way. An adapter with users keeps its place.
     users: u32,
-    state: State<A, C>,
+    state: ResidencyState<A, C>,
 }
 
-impl<A, C> Default for Entry<A, C> {
+impl<A, C> Default for ResidencyEntry<A, C> {
     fn default() -> Self {
-        Self { users: 0, state: State::Host { left_out: None } }
+        Self { users: 0, state: ResidencyState::Host { left_out: None } }
     }
 }
 
-impl<A, C: Transit> Entry<A, C> {
+impl<A, C: DeviceTransfer> ResidencyEntry<A, C> {
     fn copy(&self) -> Option<&C> {
         match &self.state {
-            State::Placed { copy, .. } | State::Failed { copy: Some(copy) } => Some(copy),
-            State::Host { .. } | State::Boarding { .. } | State::Failed { copy: None } => None,
+            ResidencyState::Placed { copy, .. } | ResidencyState::Failed { copy: Some(copy) } => Some(copy),
+            ResidencyState::Host { .. }
+            | ResidencyState::Boarding { .. }
+            | ResidencyState::Failed { copy: None } => None,
         }
     }
 
     /// How far it is, now asked for with this urgency.
-    fn way(&mut self, wanted: Class) -> Way {
+    fn way(&mut self, wanted: CopyPriority) -> TransferStatus {
         match &mut self.state {
-            State::Placed { copy, .. } if copy.is_complete() => Way::There,
-            State::Placed { copy, .. } => {
+            ResidencyState::Placed { copy, .. } if copy.is_complete() => TransferStatus::There,
+            ResidencyState::Placed { copy, .. } => {
                 copy.raise(wanted);
-                Way::Missing { bytes: copy.missing_bytes() }
+                TransferStatus::Missing { bytes: copy.missing_bytes() }
             }
-            State::Boarding { bytes, class, .. } => {
+            ResidencyState::Boarding { bytes, class, .. } => {
                 *class = wanted.min(*class);
-                Way::Missing { bytes: *bytes }
+                TransferStatus::Missing { bytes: *bytes }
             }
-            State::Host { .. } | State::Failed { .. } => Way::NoRoom,
+            ResidencyState::Host { .. } | ResidencyState::Failed { .. } => TransferStatus::NoRoom,
         }
     }
 
     /// There is nothing to remember of it.
     fn is_idle(&self) -> bool {
-        self.users == 0 && matches!(self.state, State::Host { left_out: None })
+        self.users == 0 && matches!(self.state, ResidencyState::Host { left_out: None })
     }
 }
 
 /// The adapters `A` of a device, and their copies `C`.
 #[derive(Debug)]
 pub struct Residency<A, C> {
-    adapters: HashMap<AdapterId, Entry<A, C>>,
+    adapters: HashMap<AdapterId, ResidencyEntry<A, C>>,
     /// Those that are to set out, in this order; some may have lost their place.
     boarding: VecDeque<AdapterId>,
 }
@@ -140,7 +142,7 @@ impl<A, C> Default for Residency<A, C> {
     }
 }
 
-impl<A: Clone, C: Transit> Residency<A, C> {
+impl<A: Clone, C: DeviceTransfer> Residency<A, C> {
     /// Takes in who has given up its place to others since this was last called. Nothing may be written where an adapter was
     /// before.
     pub fn settle(&mut self, pool: &mut Cache) {
@@ -148,26 +150,34 @@ impl<A: Clone, C: Transit> Residency<A, C> {
     }
 
     /// Sees to it that an adapter is there or comes, if there is room. It sets out with the next [`depart`](Self::depart).
-    pub fn bring(&mut self, pool: &mut Cache, key: AdapterId, adapter: &A, size: Size, class: Class) -> Way {
+    pub fn bring(
+        &mut self,
+        pool: &mut Cache,
+        key: AdapterId,
+        adapter: &A,
+        size: AdapterSize,
+        class: CopyPriority,
+    ) -> TransferStatus {
         self.settle(pool);
         if self.has_failed(key) {
-            return Way::NoRoom;
+            return TransferStatus::NoRoom;
         }
         match pool.place_adapter(key, size.blocks) {
-            AdapterPlace::AlreadyThere => {}
-            AdapterPlace::NoRoom | AdapterPlace::TooLarge => return Way::NoRoom,
-            AdapterPlace::Placed => {
+            PlacementOutcome::AlreadyThere => {}
+            PlacementOutcome::NoRoom | PlacementOutcome::TooLarge => return TransferStatus::NoRoom,
+            PlacementOutcome::Placed => {
                 self.settle(pool);
                 let adapter = adapter.clone();
                 let entry = self.adapters.entry(key).or_default();
-                entry.state = State::Boarding { adapter, bytes: size.bytes, class, is_awaited: false };
+                entry.state =
+                    ResidencyState::Boarding { adapter, bytes: size.bytes, class, is_awaited: false };
                 self.boarding.push_back(key);
                 if entry.users > 0 {
                     let _ = pool.pin_adapter(key);
                 }
             }
         }
-        self.adapters.get_mut(&key).map_or(Way::NoRoom, |entry| entry.way(class))
+        self.adapters.get_mut(&key).map_or(TransferStatus::NoRoom, |entry| entry.way(class))
     }
 
     /// Starts the ways of those that have a place. Nobody needs what was in their blocks any more. `send` starts one, or says that
@@ -175,14 +185,14 @@ impl<A: Clone, C: Transit> Residency<A, C> {
     pub fn depart(
         &mut self,
         pool: &Cache,
-        mut send: impl FnMut(AdapterId, &A, &[BlockId], Class) -> Option<C>,
+        mut send: impl FnMut(AdapterId, &A, &[BlockId], CopyPriority) -> Option<C>,
     ) {
         while let Some(&key) = self.boarding.front() {
             if let Some(entry) = self.adapters.get_mut(&key)
-                && let State::Boarding { adapter, class, is_awaited, .. } = &entry.state
+                && let ResidencyState::Boarding { adapter, class, is_awaited, .. } = &entry.state
             {
                 let Some(copy) = send(key, adapter, pool.adapter_blocks(key), *class) else { return };
-                entry.state = State::Placed { copy, is_awaited: *is_awaited };
+                entry.state = ResidencyState::Placed { copy, is_awaited: *is_awaited };
             }
             self.boarding.pop_front();
         }
@@ -191,14 +201,14 @@ impl<A: Clone, C: Transit> Residency<A, C> {
     /// It gives up its place. Evictions happen between two passes, and nobody uses it.
     fn evict(&mut self, key: AdapterId) {
         let Some(entry) = self.adapters.get_mut(&key) else { return };
-        match std::mem::replace(&mut entry.state, State::Host { left_out: None }) {
-            State::Placed { copy, .. } => copy.discard(),
-            State::Failed { copy } => {
+        match std::mem::replace(&mut entry.state, ResidencyState::Host { left_out: None }) {
+            ResidencyState::Placed { copy, .. } => copy.discard(),
+            ResidencyState::Failed { copy } => {
                 copy.into_iter().for_each(C::discard);
-                entry.state = State::Failed { copy: None };
+                entry.state = ResidencyState::Failed { copy: None };
             }
-            State::Boarding { .. } => {}
-            stays @ State::Host { .. } => entry.state = stays,
+            ResidencyState::Boarding { .. } => {}
+            stays @ ResidencyState::Host { .. } => entry.state = stays,
         }
         self.sweep(key);
     }
@@ -220,7 +230,7 @@ impl<A: Clone, C: Transit> Residency<A, C> {
         if entry.users > 0 {
             return false;
         }
-        if let State::Host { left_out } = &mut entry.state {
+        if let ResidencyState::Host { left_out } = &mut entry.state {
             *left_out = None;
         }
         self.sweep(key);
@@ -234,7 +244,8 @@ impl<A: Clone, C: Transit> Residency<A, C> {
     /// A request waits until it has arrived; until then it keeps its place.
     pub fn await_arrival(&mut self, pool: &mut Cache, key: AdapterId) {
         let Some(entry) = self.adapters.get_mut(&key) else { return };
-        if let State::Placed { is_awaited, .. } | State::Boarding { is_awaited, .. } = &mut entry.state
+        if let ResidencyState::Placed { is_awaited, .. } | ResidencyState::Boarding { is_awaited, .. } =
+            &mut entry.state
             && !*is_awaited
         {
             *is_awaited = pool.pin_adapter(key);
@@ -243,7 +254,7 @@ impl<A: Clone, C: Transit> Residency<A, C> {
 
     /// Its users found no room: it gets what others leave.
     pub fn leave_out(&mut self, key: AdapterId, adapter: &A) {
-        if let State::Host { left_out } = &mut self.adapters.entry(key).or_default().state {
+        if let ResidencyState::Host { left_out } = &mut self.adapters.entry(key).or_default().state {
             *left_out = Some(adapter.clone());
         }
     }
@@ -251,8 +262,8 @@ impl<A: Clone, C: Transit> Residency<A, C> {
     /// Those that get what others leave.
     #[must_use]
     pub fn left_out(&self) -> Vec<(AdapterId, A)> {
-        let wanting = |(key, entry): (&AdapterId, &Entry<A, C>)| match &entry.state {
-            State::Host { left_out: Some(adapter) } => Some((*key, adapter.clone())),
+        let wanting = |(key, entry): (&AdapterId, &ResidencyEntry<A, C>)| match &entry.state {
+            ResidencyState::Host { left_out: Some(adapter) } => Some((*key, adapter.clone())),
             _ => None,
         };
         self.adapters.iter().filter_map(wanting).collect()
@@ -261,7 +272,7 @@ impl<A: Clone, C: Transit> Residency<A, C> {
     /// The way of its copy may be over: news that may be of a copy that was given up before it set out again.
     pub fn arrived(&mut self, pool: &mut Cache, key: AdapterId) {
         let Some(entry) = self.adapters.get_mut(&key) else { return };
-        let State::Placed { copy, is_awaited } = &mut entry.state else { return };
+        let ResidencyState::Placed { copy, is_awaited } = &mut entry.state else { return };
         if !copy.is_over() {
             return;
         }
@@ -269,9 +280,9 @@ impl<A: Clone, C: Transit> Residency<A, C> {
             pool.unpin_adapter(key);
         }
         if !copy.is_complete() {
-            let state = std::mem::replace(&mut entry.state, State::Host { left_out: None });
-            if let State::Placed { copy, .. } = state {
-                entry.state = State::Failed { copy: Some(copy) };
+            let state = std::mem::replace(&mut entry.state, ResidencyState::Host { left_out: None });
+            if let ResidencyState::Placed { copy, .. } = state {
+                entry.state = ResidencyState::Failed { copy: Some(copy) };
             }
         }
     }
@@ -279,22 +290,23 @@ impl<A: Clone, C: Transit> Residency<A, C> {
     /// It has left the host tier; nobody uses it.
     pub fn remove(&mut self, pool: &mut Cache, key: AdapterId) {
         let Some(entry) = self.adapters.remove(&key) else { return };
-        if let State::Placed { is_awaited: true, .. } | State::Boarding { is_awaited: true, .. } = entry.state
+        if let ResidencyState::Placed { is_awaited: true, .. }
+        | ResidencyState::Boarding { is_awaited: true, .. } = entry.state
         {
             pool.unpin_adapter(key);
         }
         match entry.state {
-            State::Placed { copy, .. } => copy.discard(),
-            State::Failed { copy } => copy.into_iter().for_each(C::discard),
-            State::Host { .. } | State::Boarding { .. } => {}
+            ResidencyState::Placed { copy, .. } => copy.discard(),
+            ResidencyState::Failed { copy } => copy.into_iter().for_each(C::discard),
+            ResidencyState::Host { .. } | ResidencyState::Boarding { .. } => {}
         }
         let removal = pool.remove_adapter_place(key);
-        debug_assert_ne!(removal, Removal::Pinned, "an adapter that is used was unloaded");
+        debug_assert_ne!(removal, RemoveOutcome::Pinned, "an adapter that is used was unloaded");
     }
 
     /// Forgets an adapter of which there is nothing to remember.
     fn sweep(&mut self, key: AdapterId) {
-        if self.adapters.get(&key).is_some_and(Entry::is_idle) {
+        if self.adapters.get(&key).is_some_and(ResidencyEntry::is_idle) {
             self.adapters.remove(&key);
         }
     }
@@ -302,7 +314,7 @@ impl<A: Clone, C: Transit> Residency<A, C> {
     /// Its way ended by a fault.
     #[must_use]
     pub fn has_failed(&self, key: AdapterId) -> bool {
-        self.adapters.get(&key).is_some_and(|entry| matches!(entry.state, State::Failed { .. }))
+        self.adapters.get(&key).is_some_and(|entry| matches!(entry.state, ResidencyState::Failed { .. }))
     }
 
     /// Its copy, on its way or there.
@@ -314,9 +326,9 @@ impl<A: Clone, C: Transit> Residency<A, C> {
     /// Bytes that have not arrived of all that is on its way.
     #[must_use]
     pub fn on_the_way_bytes(&self) -> u64 {
-        let missing = |entry: &Entry<A, C>| match &entry.state {
-            State::Placed { copy, .. } if !copy.is_over() => copy.missing_bytes(),
-            State::Boarding { bytes, .. } => *bytes,
+        let missing = |entry: &ResidencyEntry<A, C>| match &entry.state {
+            ResidencyState::Placed { copy, .. } if !copy.is_over() => copy.missing_bytes(),
+            ResidencyState::Boarding { bytes, .. } => *bytes,
             _ => 0,
         };
         self.adapters.values().map(missing).sum()

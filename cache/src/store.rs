@@ -1,8 +1,8 @@
 //! Blocks of keys and values in a file, which outlives the process: the tier below memory.
 //!
-//! The file has as many equal slots as it is told, each for the bytes of a block and a [`Record`] of what they are. It
+//! The file has as many equal slots as it is told, each for the bytes of a block and a [`BlockRecord`] of what they are. It
 //! takes room on the disk as slots are written. Which slot holds what, and which is given up, is for others to decide; they
-//! learn from [`Opened::blocks`] what earlier processes left behind.
+//! learn from [`OpenedStore::blocks`] what earlier processes left behind.
 //!
 //! # Layout
 //!
@@ -24,7 +24,7 @@ mod record;
 #[cfg(test)]
 mod tests;
 
-pub use self::{place::OpenError, record::Record};
+pub use self::{place::OpenError, record::BlockRecord};
 
 use std::{
     fs::File,
@@ -37,7 +37,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use thiserror::Error;
 
 use self::{
-    format::{Entry, Format, HEADER_BYTES, MAGIC, NO_SEAL, SEGMENT_SLOTS, VERSION},
+    format::{HEADER_BYTES, MAGIC, NO_SEAL, SEGMENT_SLOTS, StoreEntry, StoreFormat, VERSION},
     place::failed,
 };
 
@@ -46,13 +46,13 @@ pub const MAX_BLOCK_BYTES: usize = 1 << 30;
 /// Tokens of a block at most.
 pub const MAX_BLOCK_TOKENS: usize = 1024;
 
-/// A place for a block, below [`Layout::slots`].
+/// A place for a block, below [`StoreLayout::slots`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Slot(pub u32);
+pub struct StoreSlot(pub u32);
 
 /// What a store holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Layout {
+pub struct StoreLayout {
     /// A hash of all that decides a block's bits: the base model, the kind of device, how the bytes lie.
     pub fingerprint: [u8; 32],
     /// Bytes of a block, from 1 to [`MAX_BLOCK_BYTES`].
@@ -74,7 +74,7 @@ pub enum StoreError {
         /// What the system says.
         source: io::Error,
     },
-    /// The operating system said no. After a write or [`Store::forget`], whether the slot holds what it held is unknown.
+    /// The operating system said no. After a write or [`BlockStore::forget`], whether the slot holds what it held is unknown.
     #[error("cannot {action} {}: {source}; check the disk", path.display())]
     Io {
         /// What was attempted.
@@ -86,15 +86,15 @@ pub enum StoreError {
     },
     /// The slot is empty, or it holds another block.
     #[error("slot {} does not hold this block; compute it anew", .0.0)]
-    Absent(Slot),
+    Absent(StoreSlot),
     /// What the slot holds is not what was written.
     #[error("the KV block in slot {} is damaged; compute it anew", .0.0)]
-    Damaged(Slot),
+    Damaged(StoreSlot),
 }
 
 /// What there was when a store was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Found {
+pub enum StoreContents {
     /// No file, or an empty one.
     Nothing,
     /// A store of this fingerprint and these blocks. All others are begun anew.
@@ -112,14 +112,14 @@ pub enum Found {
 
 /// An open store, and what is in it.
 #[derive(Debug)]
-pub struct Opened {
+pub struct OpenedStore {
     /// The store.
-    pub store: Store,
-    /// What was there; nothing is left of it but [`Found::Same`].
-    pub found: Found,
+    pub store: BlockStore,
+    /// What was there; nothing is left of it but [`StoreContents::Same`].
+    pub found: StoreContents,
     /// The blocks it holds, in the order of their slots. Several slots may hold the same block. Its bytes are checked
     /// when they are read.
-    pub blocks: Vec<(Slot, Record)>,
+    pub blocks: Vec<(StoreSlot, BlockRecord)>,
     /// Slots whose entries are damaged, as by a process that was killed as it wrote them. They count as empty.
     pub damaged: usize,
 }
@@ -127,14 +127,14 @@ pub struct Opened {
 /// See the module. Different slots may be written and read at once. What is read from a slot while it is written is the
 /// block that was asked for or an error.
 #[derive(Debug)]
-pub struct Store {
+pub struct BlockStore {
     file: File,
     path: PathBuf,
-    format: Format,
+    format: StoreFormat,
     slots: u32,
 }
 
-impl Store {
+impl BlockStore {
     /// Opens the store at `path` for this process alone, creates it if it is not there, and begins it anew if it is not of
     /// this `layout`. Of slots beyond those of `layout` the contents are given up. The file and its directory are this
     /// user's alone.
@@ -144,7 +144,7 @@ impl Store {
     ///
     /// # Panics
     /// If blocks of this length are not possible.
-    pub fn open(path: &Path, layout: &Layout) -> Result<Opened, OpenError> {
+    pub fn open(path: &Path, layout: &StoreLayout) -> Result<OpenedStore, OpenError> {
         assert!((1..=MAX_BLOCK_BYTES).contains(&layout.block_bytes), "{} bytes a block", layout.block_bytes);
         assert!(
             (1..=MAX_BLOCK_TOKENS).contains(&layout.block_tokens),
@@ -152,14 +152,15 @@ impl Store {
             layout.block_tokens
         );
         let file = place::claim(path)?;
-        let store = Self { file, path: path.to_owned(), format: Format::new(layout), slots: layout.slots };
+        let store =
+            Self { file, path: path.to_owned(), format: StoreFormat::new(layout), slots: layout.slots };
         let found = store.identify()?;
         match found {
-            Found::Same => store.give_up_excess().map_err(failed("shorten", path))?,
+            StoreContents::Same => store.give_up_excess().map_err(failed("shorten", path))?,
             _ => store.begin_anew().map_err(failed("begin", path))?,
         }
         let (blocks, damaged) = store.scan().map_err(failed("read", path))?;
-        Ok(Opened { store, found, blocks, damaged })
+        Ok(OpenedStore { store, found, blocks, damaged })
     }
 
     /// Places there are.
@@ -182,7 +183,7 @@ impl Store {
     ///
     /// # Panics
     /// If the slot does not exist, or `bytes` or the record's tokens are not one block's worth.
-    pub fn write(&self, slot: Slot, record: &Record, bytes: &[u8]) -> Result<(), StoreError> {
+    pub fn write(&self, slot: StoreSlot, record: &BlockRecord, bytes: &[u8]) -> Result<(), StoreError> {
         self.check(slot);
         assert_eq!(bytes.len(), self.format.block_bytes, "bytes of one block");
         assert_eq!(record.tokens.len(), self.format.block_tokens, "tokens of one block");
@@ -204,15 +205,15 @@ impl Store {
     ///
     /// # Panics
     /// If the slot does not exist, or `into` is not one block's worth.
-    pub fn read(&self, slot: Slot, record: &Record, into: &mut [u8]) -> Result<(), StoreError> {
+    pub fn read(&self, slot: StoreSlot, record: &BlockRecord, into: &mut [u8]) -> Result<(), StoreError> {
         self.check(slot);
         assert_eq!(into.len(), self.format.block_bytes, "bytes of one block");
         let mut entry = vec![0; self.format.entry_bytes()];
         self.read_at(&mut entry, self.format.entry_at(slot)).map_err(|source| self.not_read(source))?;
         let payload = match self.format.unseal(slot, &entry) {
-            Entry::Block(found, payload) if found.is_of_same_block(record) => payload,
-            Entry::Damaged => return Err(StoreError::Damaged(slot)),
-            Entry::Block(..) | Entry::Empty => return Err(StoreError::Absent(slot)),
+            StoreEntry::Block(found, payload) if found.is_of_same_block(record) => payload,
+            StoreEntry::Damaged => return Err(StoreError::Damaged(slot)),
+            StoreEntry::Block(..) | StoreEntry::Empty => return Err(StoreError::Absent(slot)),
         };
         let filled = self.read_at(into, self.format.payload_at(slot));
         match filled.map_err(|source| self.not_read(source))? {
@@ -229,7 +230,7 @@ impl Store {
     ///
     /// # Panics
     /// If the slot does not exist.
-    pub fn forget(&self, slot: Slot) -> Result<(), StoreError> {
+    pub fn forget(&self, slot: StoreSlot) -> Result<(), StoreError> {
         self.check(slot);
         self.take_entry_away(slot).map_err(|source| self.not_written(source))?;
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -238,33 +239,33 @@ impl Store {
         Ok(())
     }
 
-    fn check(&self, slot: Slot) {
+    fn check(&self, slot: StoreSlot) {
         assert!(slot.0 < self.slots, "slot {} of {}", slot.0, self.slots);
     }
 
-    fn take_entry_away(&self, slot: Slot) -> io::Result<()> {
+    fn take_entry_away(&self, slot: StoreSlot) -> io::Result<()> {
         self.file.write_all_at(&NO_SEAL, self.format.entry_at(slot))
     }
 
     /// Whose the file is, from its beginning.
-    fn identify(&self) -> Result<Found, OpenError> {
+    fn identify(&self) -> Result<StoreContents, OpenError> {
         let mut header = [0; HEADER_BYTES];
         let filled = self.read_at(&mut header, 0).map_err(failed("read", &self.path))?;
         let (magic, rest) = header.split_at(MAGIC.len());
         // A process or a machine that stopped as it began the file may have left zeroes, or half of it.
         if header[..filled].iter().all(|&byte| byte == 0) {
-            return Ok(Found::Nothing);
+            return Ok(StoreContents::Nothing);
         }
         if magic != MAGIC && !MAGIC.starts_with(&header[..filled]) {
             return Err(OpenError::NotAStore(self.path.clone()));
         }
         let version = rest.first_chunk().map_or(0, |version| u32::from_le_bytes(*version));
         Ok(match () {
-            () if header == *self.format.header() => Found::Same,
-            () if filled < HEADER_BYTES => Found::Damaged,
-            () if version != VERSION => Found::OtherVersion { version },
-            () if Format::is_header(&header) => Found::Other,
-            () => Found::Damaged,
+            () if header == *self.format.header() => StoreContents::Same,
+            () if filled < HEADER_BYTES => StoreContents::Damaged,
+            () if version != VERSION => StoreContents::OtherVersion { version },
+            () if StoreFormat::is_header(&header) => StoreContents::Other,
+            () => StoreContents::Damaged,
         })
     }
 
@@ -284,28 +285,28 @@ impl Store {
         if !self.slots.is_multiple_of(SEGMENT_SLOTS) {
             let excess = SEGMENT_SLOTS - self.slots % SEGMENT_SLOTS;
             let entries = vec![0; excess as usize * self.format.entry_bytes()];
-            self.file.write_all_at(&entries, self.format.entry_at(Slot(self.slots)))?;
+            self.file.write_all_at(&entries, self.format.entry_at(StoreSlot(self.slots)))?;
         }
         self.file.set_len(end)
     }
 
     /// The blocks that entries tell of, and how many entries are damaged.
-    fn scan(&self) -> io::Result<(Vec<(Slot, Record)>, usize)> {
+    fn scan(&self) -> io::Result<(Vec<(StoreSlot, BlockRecord)>, usize)> {
         let (mut blocks, mut damaged) = (Vec::new(), 0);
         let entry_bytes = self.format.entry_bytes();
         let mut table = vec![0; SEGMENT_SLOTS as usize * entry_bytes];
         for first in (0..self.slots).step_by(SEGMENT_SLOTS as usize) {
             let entries = SEGMENT_SLOTS.min(self.slots - first) as usize;
             let filled =
-                self.read_at(&mut table[..entries * entry_bytes], self.format.entry_at(Slot(first)))?;
+                self.read_at(&mut table[..entries * entry_bytes], self.format.entry_at(StoreSlot(first)))?;
             if filled == 0 {
                 break;
             }
-            for (slot, entry) in (first..).map(Slot).zip(table[..filled].chunks_exact(entry_bytes)) {
+            for (slot, entry) in (first..).map(StoreSlot).zip(table[..filled].chunks_exact(entry_bytes)) {
                 match self.format.unseal(slot, entry) {
-                    Entry::Empty => {}
-                    Entry::Damaged => damaged += 1,
-                    Entry::Block(record, _) => blocks.push((slot, record)),
+                    StoreEntry::Empty => {}
+                    StoreEntry::Damaged => damaged += 1,
+                    StoreEntry::Block(record, _) => blocks.push((slot, record)),
                 }
             }
         }

@@ -21,7 +21,7 @@ impl Tier {
 
 /// Whether a node has a place in a tier: the index of its block or slot there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Place {
+pub enum TierSlot {
     /// It has none.
     #[default]
     None,
@@ -31,7 +31,7 @@ pub enum Place {
     Here(u32),
 }
 
-impl Place {
+impl TierSlot {
     /// The index of the place, if there is one.
     #[must_use]
     pub fn index(self) -> Option<u32> {
@@ -56,12 +56,12 @@ impl Place {
 
 /// The slots of a lower tier that nobody has.
 #[derive(Debug)]
-pub(crate) struct Slots {
+pub(crate) struct FreeSlots {
     free: Vec<u32>,
     total: u32,
 }
 
-impl Slots {
+impl FreeSlots {
     pub(crate) fn new(total: u32) -> Self {
         Self { free: (0..total).rev().collect(), total }
     }

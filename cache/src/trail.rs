@@ -8,7 +8,7 @@ use crate::{Cache, Cursor, Namespace, NodeId, Prefix};
 
 /// See the module.
 #[derive(Debug, Clone, Copy)]
-pub struct Trail {
+pub struct PrefixPath {
     /// Of what the adapter does not change.
     base: Namespace,
     /// Of what it does.
@@ -19,7 +19,7 @@ pub struct Trail {
     fork: usize,
 }
 
-impl Trail {
+impl PrefixPath {
     /// Of an adapter that applies everywhere, or of none.
     #[must_use]
     pub fn whole(own: Namespace) -> Self {

@@ -18,7 +18,7 @@ use std::collections::HashMap;
 
 use ids::{AdapterId, TenantId};
 
-pub(crate) use self::node::{Kind, Node, RETURNING};
+pub(crate) use self::node::{Node, NodeKind, RETURNING};
 use self::{
     index::ChildIndex,
     namespaces::Namespaces,
@@ -26,7 +26,7 @@ use self::{
 };
 use crate::{
     namespace::Namespace,
-    tier::{Place, Tier},
+    tier::{Tier, TierSlot},
 };
 
 /// Names a node; one that has been removed is never named again.
@@ -120,7 +120,7 @@ impl DependencyTree {
             Position::Nowhere => return None,
         };
         let namespace = self.namespaces.enter(cursor.namespace);
-        let index = self.push(Node::new(Kind::Block(tokens.into()), parent, namespace));
+        let index = self.push(Node::new(NodeKind::Block(tokens.into()), parent, namespace));
         self.link(index);
         self.index.insert(&self.nodes, index);
         Some(self.id(index))
@@ -131,7 +131,7 @@ impl DependencyTree {
         if let Some(&index) = self.adapters.get(&adapter) {
             return index;
         }
-        let index = self.push(Node::new(Kind::Adapter(adapter.map(Box::new)), NONE, NONE));
+        let index = self.push(Node::new(NodeKind::Adapter(adapter.map(Box::new)), NONE, NONE));
         self.adapters.insert(adapter, index);
         index
     }
@@ -142,7 +142,7 @@ impl DependencyTree {
     }
 
     /// Says where a node is in a tier; its parent counts along.
-    pub(crate) fn set_place(&mut self, index: u32, tier: Tier, place: Place) {
+    pub(crate) fn set_place(&mut self, index: u32, tier: Tier, place: TierSlot) {
         let node = &mut self.nodes[index as usize];
         let (parent, had) = (node.links.parent, node.place(tier).index().is_some());
         node.set_place(tier, place);
@@ -215,8 +215,8 @@ impl DependencyTree {
     /// Whose share a node is counted against.
     pub(crate) fn owner(&self, index: u32) -> TenantId {
         match self.node(index).kind {
-            Kind::Block(_) => self.namespaces.get(self.node(index).namespace).owner,
-            Kind::Adapter(_) => TenantId::EVERYBODY,
+            NodeKind::Block(_) => self.namespaces.get(self.node(index).namespace).owner,
+            NodeKind::Adapter(_) => TenantId::EVERYBODY,
         }
     }
 

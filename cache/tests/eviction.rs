@@ -5,9 +5,9 @@
 use std::time::Duration;
 
 use cache::{
-    Cache, Cursor, Namespace, Prefix, Settings, Tier,
-    copy::Class,
-    manager::{AdapterPlace, AdapterUnit, Copy, Outcome},
+    Cache, CacheSettings, Cursor, Namespace, Prefix, Tier,
+    copy::CopyPriority,
+    manager::{AdapterUnit, CopyOutcome, PlacementOutcome, TierCopy},
 };
 use ids::{AdapterId, TenantId};
 
@@ -21,7 +21,7 @@ fn namespace() -> Namespace {
 }
 
 fn cache(device: u32, host: u32) -> Cache {
-    let mut cache = Cache::new(Settings { host, ..Settings::device_alone(device, BLOCK_TOKENS) });
+    let mut cache = Cache::new(CacheSettings { host, ..CacheSettings::device_alone(device, BLOCK_TOKENS) });
     cache.set_spill_room(8);
     cache
 }
@@ -38,9 +38,9 @@ fn compute(cache: &mut Cache, tokens: [u32; 2], at_s: u64) {
 fn spill(cache: &mut Cache) {
     cache.spill(1);
     for copy in cache.take_copies() {
-        let Copy::Out { node, slots, .. } = copy else { continue };
+        let TierCopy::Out { node, slots, .. } = copy else { continue };
         assert!(slots[0].is_some(), "the host had room");
-        cache.copied_out(node, Tier::Host, Outcome::Done);
+        cache.copied_out(node, Tier::Host, CopyOutcome::Done);
     }
 }
 
@@ -96,7 +96,7 @@ fn the_favourite_that_has_no_room_or_needs_none_keeps_no_other_from_coming() {
     cache.advance(Duration::from_secs(1), 1);
     let blocks = |id| if id == favourite { None } else { Some(if id == large { 9 } else { 2 }) };
     assert_eq!(cache.wanted_adapter(blocks), Some(small));
-    assert_eq!(cache.place_adapter(small, 2), AdapterPlace::Placed);
+    assert_eq!(cache.place_adapter(small, 2), PlacementOutcome::Placed);
     assert_eq!(cache.wanted_adapter(blocks), None);
 }
 
@@ -104,8 +104,8 @@ fn the_favourite_that_has_no_room_or_needs_none_keeps_no_other_from_coming() {
 fn an_adapter_gives_up_the_blocks_that_came_last_and_before_its_history_does() {
     let id = AdapterId([1; 32]);
     let unit = AdapterUnit::Block { cost: 0.5 };
-    let mut cache = Cache::new(Settings { adapter_unit: unit, ..Settings::device_alone(6, 1) });
-    assert_eq!(cache.place_adapter(id, 4), AdapterPlace::Placed);
+    let mut cache = Cache::new(CacheSettings { adapter_unit: unit, ..CacheSettings::device_alone(6, 1) });
+    assert_eq!(cache.place_adapter(id, 4), PlacementOutcome::Placed);
     let place = cache.adapter_blocks(id).to_vec();
     let namespace = Namespace { adapter: Some(id), sharing: [0; 32], owner: TenantId([0; 32]) };
     let mut prefix = cache.lookup(namespace, &[7]);
@@ -121,14 +121,14 @@ fn an_adapter_gives_up_the_blocks_that_came_last_and_before_its_history_does() {
     cache.release(&found.blocks);
     // Somebody asks for it: it gets what there is, which is its history's room.
     assert!(cache.pin_adapter(id));
-    assert_eq!(cache.place_adapter(id, 4), AdapterPlace::Placed);
+    assert_eq!(cache.place_adapter(id, 4), PlacementOutcome::Placed);
     assert_eq!(cache.adapter_blocks(id).len(), 3);
-    assert_eq!(cache.place_adapter(id, 4), AdapterPlace::NoRoom);
+    assert_eq!(cache.place_adapter(id, 4), PlacementOutcome::NoRoom);
     cache.release(&held);
-    assert_eq!(cache.place_adapter(id, 4), AdapterPlace::Placed);
+    assert_eq!(cache.place_adapter(id, 4), PlacementOutcome::Placed);
     assert!(cache.adapter_blocks(id).starts_with(&place[..2]));
     assert_eq!((cache.counts().adapters, cache.statistics().shed_adapter_blocks), (4, 2));
-    assert_eq!(cache.place_adapter(id, 4), AdapterPlace::AlreadyThere);
+    assert_eq!(cache.place_adapter(id, 4), PlacementOutcome::AlreadyThere);
     cache.unpin_adapter(id);
     cache.audit().unwrap();
 }
@@ -143,10 +143,10 @@ fn what_comes_without_haste_is_hastened_as_soon_as_somebody_asks_for_it() {
     cache.advance(Duration::from_secs(2), 0);
     cache.prefetch(1);
     let coming: Vec<_> = cache.take_copies();
-    let [Copy::In { node, class: Class::SwapIn, .. }] = coming[..] else { panic!("{coming:?}") };
+    let [TierCopy::In { node, class: CopyPriority::SwapIn, .. }] = coming[..] else { panic!("{coming:?}") };
     let mut prefix = cache.lookup(namespace(), &OLD);
     assert_eq!((cache.fetch(&mut prefix, &OLD), cache.arrived(&[node])), (vec![node], None));
     let copies = cache.take_copies();
-    assert!(matches!(copies[..], [Copy::Hasten { node: wanted }] if wanted == node), "{copies:?}");
+    assert!(matches!(copies[..], [TierCopy::Hasten { node: wanted }] if wanted == node), "{copies:?}");
     cache.release(&prefix.blocks);
 }

@@ -7,10 +7,10 @@ use std::{
 };
 
 use cache::{
-    Cache, Chain, Cursor, Namespace, NodeId, Settings, Tier,
-    manager::{AdapterPlace, AdapterUnit, Copy, Outcome, Removal},
+    Cache, CacheSettings, Chain, Cursor, Namespace, NodeId, Tier,
+    manager::{AdapterUnit, CopyOutcome, PlacementOutcome, RemoveOutcome, TierCopy},
     replacement::Variant,
-    store::{Record, Slot},
+    store::{BlockRecord, StoreSlot},
 };
 use ids::{AdapterId, BlockId, TenantId};
 use proptest::prelude::*;
@@ -20,7 +20,7 @@ const ADAPTERS: u8 = 3;
 const ADAPTER_BLOCKS: u32 = 3;
 
 #[derive(Debug, Clone)]
-enum Step {
+enum TieredStep {
     /// A sequence begins: what the device and the tiers below it have of its tokens is its.
     Begin { adapter: u8, tokens: Vec<u32> },
     /// It looks whether what it waits for has come.
@@ -41,19 +41,19 @@ enum Step {
     Restart,
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = TieredStep> {
     let tokens = prop::collection::vec(0..2u32, 1..14);
     prop_oneof![
-        6 => (0..ADAPTERS, tokens).prop_map(|(adapter, tokens)| Step::Begin { adapter, tokens }),
-        6 => (0..8usize).prop_map(|sequence| Step::Look { sequence }),
-        12 => (0..8usize).prop_map(|sequence| Step::Insert { sequence }),
-        5 => (0..8usize).prop_map(|sequence| Step::End { sequence }),
+        6 => (0..ADAPTERS, tokens).prop_map(|(adapter, tokens)| TieredStep::Begin { adapter, tokens }),
+        6 => (0..8usize).prop_map(|sequence| TieredStep::Look { sequence }),
+        12 => (0..8usize).prop_map(|sequence| TieredStep::Insert { sequence }),
+        5 => (0..8usize).prop_map(|sequence| TieredStep::End { sequence }),
         5 => (0..6usize, 0..4usize, 0..3usize)
-            .prop_map(|(room, spills, prefetches)| Step::Copy { room, spills, prefetches }),
-        12 => (0..8usize, prop::bool::weighted(0.9)).prop_map(|(which, is_good)| Step::EndCopy { which, is_good }),
-        1 => (0..ADAPTERS).prop_map(|adapter| Step::Unload { adapter }),
-        2 => (0..20_000u64).prop_map(|ms| Step::Wait { ms }),
-        1 => Just(Step::Restart),
+            .prop_map(|(room, spills, prefetches)| TieredStep::Copy { room, spills, prefetches }),
+        12 => (0..8usize, prop::bool::weighted(0.9)).prop_map(|(which, is_good)| TieredStep::EndCopy { which, is_good }),
+        1 => (0..ADAPTERS).prop_map(|adapter| TieredStep::Unload { adapter }),
+        2 => (0..20_000u64).prop_map(|ms| TieredStep::Wait { ms }),
+        1 => Just(TieredStep::Restart),
     ]
 }
 
@@ -72,7 +72,7 @@ fn chain(number: u8, tokens: &[u32]) -> Chain {
         .fold(Chain::root(&namespace(number)), |chain, tokens| chain.then(tokens))
 }
 
-struct Sequence {
+struct TieredSequence {
     adapter: u8,
     tokens: Vec<u32>,
     blocks: Vec<BlockId>,
@@ -85,23 +85,23 @@ struct Sequence {
 }
 
 /// A copy under way; what goes out has been taken from its block.
-enum Under {
-    Out { node: NodeId, tier: Tier, slot: u32, record: Record },
+enum CopyInFlight {
+    Out { node: NodeId, tier: Tier, slot: u32, record: BlockRecord },
     In { node: NodeId, block: BlockId, tier: Tier, slot: u32 },
 }
 
-struct World {
-    settings: Settings,
+struct TieredModel {
+    settings: CacheSettings,
     cache: Cache,
     on_device: HashMap<BlockId, Chain>,
-    below: HashMap<(Tier, u32), Record>,
-    copies: Vec<Under>,
-    sequences: Vec<Sequence>,
+    below: HashMap<(Tier, u32), BlockRecord>,
+    copies: Vec<CopyInFlight>,
+    sequences: Vec<TieredSequence>,
     now: Duration,
 }
 
-impl World {
-    fn new(settings: Settings) -> Self {
+impl TieredModel {
+    fn new(settings: CacheSettings) -> Self {
         Self {
             settings,
             cache: Cache::new(settings),
@@ -113,36 +113,38 @@ impl World {
         }
     }
 
-    fn apply(&mut self, step: Step) {
+    fn apply(&mut self, step: TieredStep) {
         let sequences = self.sequences.len();
         match step {
-            Step::Begin { adapter, tokens } => self.begin(adapter, tokens),
-            Step::Look { sequence } if sequence < sequences => self.look(sequence),
-            Step::Insert { sequence } if sequence < sequences => self.insert(sequence),
-            Step::End { sequence } if sequence < sequences => self.end(sequence),
-            Step::Look { .. } | Step::Insert { .. } | Step::End { .. } => {}
-            Step::Copy { room, spills, prefetches } => {
+            TieredStep::Begin { adapter, tokens } => self.begin(adapter, tokens),
+            TieredStep::Look { sequence } if sequence < sequences => self.look(sequence),
+            TieredStep::Insert { sequence } if sequence < sequences => self.insert(sequence),
+            TieredStep::End { sequence } if sequence < sequences => self.end(sequence),
+            TieredStep::Look { .. } | TieredStep::Insert { .. } | TieredStep::End { .. } => {}
+            TieredStep::Copy { room, spills, prefetches } => {
                 self.cache.set_spill_room(room);
                 self.cache.spill(spills);
                 self.cache.prefetch(prefetches);
             }
-            Step::EndCopy { which, is_good } if which < self.copies.len() => self.end_copy(which, is_good),
-            Step::EndCopy { .. } => {}
-            Step::Unload { adapter: number } => {
+            TieredStep::EndCopy { which, is_good } if which < self.copies.len() => {
+                self.end_copy(which, is_good)
+            }
+            TieredStep::EndCopy { .. } => {}
+            TieredStep::Unload { adapter: number } => {
                 if let Some(id) = adapter(number)
                     && self.sequences.iter().all(|sequence| sequence.adapter != number)
                 {
-                    assert_ne!(self.cache.remove_adapter_place(id), Removal::Pinned);
+                    assert_ne!(self.cache.remove_adapter_place(id), RemoveOutcome::Pinned);
                     self.cache.remove_adapter(id);
                     let found = self.cache.lookup(namespace(number), &[0; BLOCK_TOKENS]);
                     assert!(found.blocks.is_empty(), "an adapter that is unloaded has nothing on the device");
                 }
             }
-            Step::Wait { ms } => {
+            TieredStep::Wait { ms } => {
                 self.now += Duration::from_millis(ms);
                 self.cache.advance(self.now, self.sequences.len());
             }
-            Step::Restart => self.restart(),
+            TieredStep::Restart => self.restart(),
         }
         self.take_copies();
         self.check();
@@ -156,9 +158,9 @@ impl World {
             let has = self.cache.adapter_blocks(id);
             assert!(has.starts_with(&had), "what arrived first stays where it is");
             match place {
-                AdapterPlace::NoRoom | AdapterPlace::TooLarge => assert_eq!(has, had),
-                AdapterPlace::AlreadyThere => assert_eq!(has.len(), ADAPTER_BLOCKS as usize),
-                AdapterPlace::Placed => assert!(has.len() > had.len()),
+                PlacementOutcome::NoRoom | PlacementOutcome::TooLarge => assert_eq!(has, had),
+                PlacementOutcome::AlreadyThere => assert_eq!(has.len(), ADAPTER_BLOCKS as usize),
+                PlacementOutcome::Placed => assert!(has.len() > had.len()),
             }
             let is_whole = has.is_empty() || has.len() == ADAPTER_BLOCKS as usize;
             assert!(is_whole || self.settings.adapter_unit != AdapterUnit::Whole);
@@ -174,7 +176,7 @@ impl World {
         let (at_once, below) = (found.blocks.len(), self.cache.below(&found, &tokens));
         let awaited = self.cache.fetch(&mut found, &tokens);
         assert!(awaited.len() <= below);
-        self.sequences.push(Sequence {
+        self.sequences.push(TieredSequence {
             adapter: number,
             tokens,
             blocks: found.blocks,
@@ -191,7 +193,7 @@ impl World {
     /// Goes on once everything it waits for has come, or will not.
     fn look(&mut self, sequence: usize) {
         let Self { cache, sequences, on_device, .. } = self;
-        let Sequence { adapter, tokens, blocks, found, awaited, cursor, inserted, .. } =
+        let TieredSequence { adapter, tokens, blocks, found, awaited, cursor, inserted, .. } =
             &mut sequences[sequence];
         if *inserted > 0 || blocks.len() > *found + awaited.len() {
             return;
@@ -214,7 +216,7 @@ impl World {
         match fresh {
             Some(fresh) => {
                 self.take_copies();
-                let Sequence { adapter, tokens, blocks, inserted, .. } = &mut self.sequences[sequence];
+                let TieredSequence { adapter, tokens, blocks, inserted, .. } = &mut self.sequences[sequence];
                 for (index, block) in fresh.iter().enumerate() {
                     let end = ((*inserted + index + 1) * BLOCK_TOKENS).min(tokens.len());
                     self.on_device.insert(*block, chain(*adapter, &tokens[..end]));
@@ -263,7 +265,7 @@ impl World {
         }
         for copy in self.cache.take_copies() {
             match copy {
-                Copy::Out { node, block, slots } => {
+                TierCopy::Out { node, block, slots } => {
                     let Some(record) = self.cache.record(node, 7) else { continue };
                     assert_eq!(
                         self.on_device.get(&block),
@@ -272,16 +274,15 @@ impl World {
                     );
                     for (tier, slot) in Tier::LOWER.into_iter().zip(slots) {
                         if let Some(slot) = slot {
-                            self.copies.push(Under::Out { node, tier, slot, record: record.clone() });
+                            self.copies.push(CopyInFlight::Out { node, tier, slot, record: record.clone() });
                         }
                     }
                 }
-                Copy::In { node, block, tier, slot, .. } => {
-                    self.copies.push(Under::In { node, block, tier, slot })
+                TierCopy::In { node, block, tier, slot, .. } => {
+                    self.copies.push(CopyInFlight::In { node, block, tier, slot })
                 }
-                Copy::Hasten { node } => {
-                    let is_coming =
-                        |under: &Under| matches!(under, Under::In { node: coming, .. } if *coming == node);
+                TierCopy::Hasten { node } => {
+                    let is_coming = |under: &CopyInFlight| matches!(under, CopyInFlight::In { node: coming, .. } if *coming == node);
                     assert!(self.copies.iter().any(is_coming), "what is hastened is on its way");
                 }
             }
@@ -289,22 +290,22 @@ impl World {
     }
 
     fn end_copy(&mut self, which: usize, is_good: bool) {
-        let outcome = |is_good| if is_good { Outcome::Done } else { Outcome::Failed };
+        let outcome = |is_good| if is_good { CopyOutcome::Done } else { CopyOutcome::Failed };
         match self.copies.remove(which) {
-            Under::Out { node, tier, slot, record } => {
+            CopyInFlight::Out { node, tier, slot, record } => {
                 if is_good {
                     self.below.insert((tier, slot), record);
                 }
                 self.cache.copied_out(node, tier, outcome(is_good));
             }
-            Under::In { node, block, tier, slot } => {
+            CopyInFlight::In { node, block, tier, slot } => {
                 if !self.cache.awaits(node, block) {
                     return;
                 }
                 let wanted = self.cache.record(node, 7).expect("it awaits it");
                 // What is on its way down is still at hand.
                 let on_its_way = self.copies.iter().rev().find_map(|copy| match copy {
-                    Under::Out { tier: to, slot: at, record, .. } if (*to, *at) == (tier, slot) => {
+                    CopyInFlight::Out { tier: to, slot: at, record, .. } if (*to, *at) == (tier, slot) => {
                         Some(record)
                     }
                     _ => None,
@@ -325,7 +326,8 @@ impl World {
         self.sequences.clear();
         self.on_device.clear();
         self.below.retain(|(tier, _), _| *tier == Tier::Disk);
-        let records = self.below.iter().map(|((_, slot), record)| (Slot(*slot), record.clone())).collect();
+        let records =
+            self.below.iter().map(|((_, slot), record)| (StoreSlot(*slot), record.clone())).collect();
         self.cache.advance(self.now, 0);
         self.cache.restore(records);
     }
@@ -352,17 +354,19 @@ impl World {
     }
 }
 
-fn settings() -> impl Strategy<Value = Settings> {
+fn settings() -> impl Strategy<Value = CacheSettings> {
     let variant = prop::sample::select(Variant::ALL);
     let unit = prop_oneof![Just(AdapterUnit::Whole), Just(AdapterUnit::Block { cost: 0.5 })];
-    (8..16u32, 0..8u32, 0..24u32, variant, unit).prop_map(|(device, host, disk, variant, unit)| Settings {
-        host,
-        disk,
-        max_kv_blocks: device - 2,
-        max_adapter_blocks: device / 2,
-        adapter_unit: unit,
-        variant,
-        ..Settings::device_alone(device, BLOCK_TOKENS)
+    (8..16u32, 0..8u32, 0..24u32, variant, unit).prop_map(|(device, host, disk, variant, unit)| {
+        CacheSettings {
+            host,
+            disk,
+            max_kv_blocks: device - 2,
+            max_adapter_blocks: device / 2,
+            adapter_unit: unit,
+            variant,
+            ..CacheSettings::device_alone(device, BLOCK_TOKENS)
+        }
     })
 }
 
@@ -374,7 +378,7 @@ proptest! {
         settings in settings(),
         steps in prop::collection::vec(step(), 1..200),
     ) {
-        let mut world = World::new(settings);
+        let mut world = TieredModel::new(settings);
         // A policy may have shares of its own.
         world.settings.max_kv_blocks = world.cache.available() as u32;
         for step in steps {

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use cache::{Cache, Cursor, Namespace, Settings};
+use cache::{Cache, CacheSettings, Cursor, Namespace};
 use ids::{AdapterId, BlockId, TenantId};
 use proptest::prelude::*;
 
@@ -13,7 +13,7 @@ const BLOCK_TOKENS: usize = 2;
 type Content = (u8, Vec<u32>);
 
 #[derive(Debug, Clone)]
-enum Step {
+enum PropertyStep {
     /// A sequence begins: look its tokens up, allocate the rest.
     Begin { adapter: u8, tokens: Vec<u32> },
     /// A sequence offers its next full block.
@@ -24,13 +24,13 @@ enum Step {
     Forget { adapter: u8 },
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = PropertyStep> {
     let tokens = prop::collection::vec(0..2u32, 1..14);
     prop_oneof![
-        4 => (0..2u8, tokens).prop_map(|(adapter, tokens)| Step::Begin { adapter, tokens }),
-        8 => (0..8usize).prop_map(|sequence| Step::Insert { sequence }),
-        3 => (0..8usize).prop_map(|sequence| Step::End { sequence }),
-        1 => (0..2u8).prop_map(|adapter| Step::Forget { adapter }),
+        4 => (0..2u8, tokens).prop_map(|(adapter, tokens)| PropertyStep::Begin { adapter, tokens }),
+        8 => (0..8usize).prop_map(|sequence| PropertyStep::Insert { sequence }),
+        3 => (0..8usize).prop_map(|sequence| PropertyStep::End { sequence }),
+        1 => (0..2u8).prop_map(|adapter| PropertyStep::Forget { adapter }),
     ]
 }
 
@@ -38,7 +38,7 @@ fn namespace(adapter: u8) -> Namespace {
     Namespace { adapter: Some(AdapterId([adapter; 32])), sharing: [9; 32], owner: TenantId([adapter; 32]) }
 }
 
-struct Sequence {
+struct ModelSequence {
     adapter: u8,
     tokens: Vec<u32>,
     blocks: Vec<BlockId>,
@@ -46,35 +46,35 @@ struct Sequence {
     inserted: usize,
 }
 
-struct World {
+struct CacheModel {
     cache: Cache,
     content: HashMap<BlockId, Content>,
-    sequences: Vec<Sequence>,
+    sequences: Vec<ModelSequence>,
 }
 
-impl World {
+impl CacheModel {
     fn new() -> Self {
         Self {
-            cache: Cache::new(Settings::device_alone(BLOCKS, BLOCK_TOKENS)),
+            cache: Cache::new(CacheSettings::device_alone(BLOCKS, BLOCK_TOKENS)),
             content: HashMap::new(),
             sequences: Vec::new(),
         }
     }
 
-    fn apply(&mut self, step: Step) {
+    fn apply(&mut self, step: PropertyStep) {
         match step {
-            Step::Begin { adapter, tokens } => self.begin(adapter, tokens),
-            Step::Insert { sequence } if sequence < self.sequences.len() => self.insert(sequence),
-            Step::End { sequence } if sequence < self.sequences.len() => {
+            PropertyStep::Begin { adapter, tokens } => self.begin(adapter, tokens),
+            PropertyStep::Insert { sequence } if sequence < self.sequences.len() => self.insert(sequence),
+            PropertyStep::End { sequence } if sequence < self.sequences.len() => {
                 let ended = self.sequences.swap_remove(sequence);
                 self.cache.release(&ended.blocks);
             }
-            Step::Forget { adapter } => {
+            PropertyStep::Forget { adapter } => {
                 self.cache.remove_adapter(AdapterId([adapter; 32]));
                 let found = self.cache.lookup(namespace(adapter), &[0; BLOCK_TOKENS]);
                 assert!(found.blocks.is_empty(), "a forgotten adapter answers nothing");
             }
-            Step::Insert { .. } | Step::End { .. } => {}
+            PropertyStep::Insert { .. } | PropertyStep::End { .. } => {}
         }
         self.check();
     }
@@ -104,7 +104,7 @@ impl World {
             let end = ((index + 1) * BLOCK_TOKENS).min(tokens.len());
             self.content.insert(*block, (adapter, tokens[..end].to_vec()));
         }
-        self.sequences.push(Sequence { adapter, tokens, blocks, cursor: found.cursor, inserted });
+        self.sequences.push(ModelSequence { adapter, tokens, blocks, cursor: found.cursor, inserted });
     }
 
     fn insert(&mut self, sequence: usize) {
@@ -134,7 +134,7 @@ proptest! {
 
     #[test]
     fn every_block_is_accounted_for_and_every_hit_is_true(steps in prop::collection::vec(step(), 1..80)) {
-        let mut world = World::new();
+        let mut world = CacheModel::new();
         for step in steps {
             world.apply(step);
         }
@@ -162,7 +162,7 @@ fn serve(cache: &mut Cache, adapter: u8, tokens: &[u32]) -> usize {
 
 #[test]
 fn a_prefix_is_found_again_up_to_its_last_full_block() {
-    let mut cache = Cache::new(Settings::device_alone(BLOCKS, BLOCK_TOKENS));
+    let mut cache = Cache::new(CacheSettings::device_alone(BLOCKS, BLOCK_TOKENS));
     assert_eq!(serve(&mut cache, 0, &[1, 2, 3, 4, 5]), 0);
     assert_eq!(serve(&mut cache, 0, &[1, 2, 3, 4, 9, 9]), 2);
     assert_eq!(serve(&mut cache, 0, &[1, 2, 9, 9, 3, 4]), 1);
@@ -171,7 +171,7 @@ fn a_prefix_is_found_again_up_to_its_last_full_block() {
 
 #[test]
 fn the_prefix_used_least_recently_makes_room() {
-    let mut cache = Cache::new(Settings::device_alone(4, BLOCK_TOKENS));
+    let mut cache = Cache::new(CacheSettings::device_alone(4, BLOCK_TOKENS));
     serve(&mut cache, 0, &[1, 1]);
     serve(&mut cache, 0, &[2, 2]);
     serve(&mut cache, 0, &[3, 3]);
@@ -184,7 +184,7 @@ fn the_prefix_used_least_recently_makes_room() {
 
 #[test]
 fn forgetting_an_adapter_frees_what_nobody_holds_at_once() {
-    let mut cache = Cache::new(Settings::device_alone(4, BLOCK_TOKENS));
+    let mut cache = Cache::new(CacheSettings::device_alone(4, BLOCK_TOKENS));
     serve(&mut cache, 0, &[1, 1, 2, 2]);
     serve(&mut cache, 1, &[1, 1]);
     let held = cache.lookup(namespace(0), &[1, 1]);

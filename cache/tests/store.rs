@@ -15,19 +15,22 @@ use std::{
 
 use cache::{
     Chain, Namespace,
-    store::{Found, Layout, OpenError, Opened, Record, Slot, Store, StoreError},
+    store::{
+        BlockRecord, BlockStore, OpenError, OpenedStore, StoreContents, StoreError, StoreLayout, StoreSlot,
+    },
 };
 use ids::{AdapterId, TenantId};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-const LAYOUT: Layout = Layout { fingerprint: [7; 32], block_bytes: 5000, block_tokens: 16, slots: 4 };
+const LAYOUT: StoreLayout =
+    StoreLayout { fingerprint: [7; 32], block_bytes: 5000, block_tokens: 16, slots: 4 };
 
-fn record(number: u32) -> Record {
+fn record(number: u32) -> BlockRecord {
     let adapter = number.is_multiple_of(3).then_some(AdapterId([5; 32]));
     let namespace = Namespace { adapter, sharing: [9; 32], owner: TenantId([4; 32]) };
     let tokens = (number..number + 16).collect();
-    Record { parent: Chain::root(&namespace).then(&[1]), namespace, tokens, used_at_s: number.into() }
+    BlockRecord { parent: Chain::root(&namespace).then(&[1]), namespace, tokens, used_at_s: number.into() }
 }
 
 fn bytes(number: u32) -> Vec<u8> {
@@ -36,11 +39,11 @@ fn bytes(number: u32) -> Vec<u8> {
     bytes
 }
 
-struct Bench {
+struct StoreHarness {
     directory: TempDir,
 }
 
-impl Bench {
+impl StoreHarness {
     fn new() -> Self {
         Self { directory: tempfile::tempdir().unwrap() }
     }
@@ -49,51 +52,51 @@ impl Bench {
         self.directory.path().join("a/private/blocks")
     }
 
-    fn open(&self) -> Opened {
+    fn open(&self) -> OpenedStore {
         self.open_as(&LAYOUT)
     }
 
-    fn open_as(&self, layout: &Layout) -> Opened {
-        Store::open(&self.path(), layout).unwrap()
+    fn open_as(&self, layout: &StoreLayout) -> OpenedStore {
+        BlockStore::open(&self.path(), layout).unwrap()
     }
 
     fn refused(&self) -> OpenError {
-        Store::open(&self.path(), &LAYOUT).unwrap_err()
+        BlockStore::open(&self.path(), &LAYOUT).unwrap_err()
     }
 
     /// A file with a block of its number in each slot.
-    fn filled(layout: &Layout) -> Self {
+    fn filled(layout: &StoreLayout) -> Self {
         let bench = Self::new();
         let store = bench.open_as(layout).store;
-        (0..layout.slots).for_each(|n| store.write(Slot(n), &record(n), &bytes(n)).unwrap());
+        (0..layout.slots).for_each(|n| store.write(StoreSlot(n), &record(n), &bytes(n)).unwrap());
         bench
     }
 }
 
-fn read(store: &Store, slot: u32, number: u32) -> Result<Vec<u8>, StoreError> {
+fn read(store: &BlockStore, slot: u32, number: u32) -> Result<Vec<u8>, StoreError> {
     let mut into = vec![0; LAYOUT.block_bytes];
-    store.read(Slot(slot), &record(number), &mut into).map(|()| into)
+    store.read(StoreSlot(slot), &record(number), &mut into).map(|()| into)
 }
 
-fn slots(opened: &Opened) -> Vec<u32> {
+fn slots(opened: &OpenedStore) -> Vec<u32> {
     opened.blocks.iter().map(|(slot, _)| slot.0).collect()
 }
 
 #[derive(Debug, Clone)]
-enum Step {
+enum StoreStep {
     Write { slot: u32, number: u32 },
     Read { slot: u32, number: u32 },
     Forget { slot: u32 },
     Reopen { slots: u32 },
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = StoreStep> {
     let (slot, number) = (0..LAYOUT.slots, 0..6u32);
     prop_oneof![
-        4 => (slot.clone(), number.clone()).prop_map(|(slot, number)| Step::Write { slot, number }),
-        4 => (slot.clone(), number).prop_map(|(slot, number)| Step::Read { slot, number }),
-        1 => slot.prop_map(|slot| Step::Forget { slot }),
-        2 => (1..=LAYOUT.slots).prop_map(|slots| Step::Reopen { slots }),
+        4 => (slot.clone(), number.clone()).prop_map(|(slot, number)| StoreStep::Write { slot, number }),
+        4 => (slot.clone(), number).prop_map(|(slot, number)| StoreStep::Read { slot, number }),
+        1 => slot.prop_map(|slot| StoreStep::Forget { slot }),
+        2 => (1..=LAYOUT.slots).prop_map(|slots| StoreStep::Reopen { slots }),
     ]
 }
 
@@ -101,33 +104,33 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
     #[test]
     fn a_store_holds_what_was_written_last_over_every_restart(steps in prop::collection::vec(step(), 1..60)) {
-        let bench = Bench::new();
+        let bench = StoreHarness::new();
         let mut opened = bench.open();
         let mut model: HashMap<u32, u32> = HashMap::new();
         for step in steps {
             match step {
-                Step::Write { slot, number } if slot < opened.store.slots() => {
-                    opened.store.write(Slot(slot), &record(number), &bytes(number)).unwrap();
+                StoreStep::Write { slot, number } if slot < opened.store.slots() => {
+                    opened.store.write(StoreSlot(slot), &record(number), &bytes(number)).unwrap();
                     model.insert(slot, number);
                 }
-                Step::Read { slot, number } if slot < opened.store.slots() => {
+                StoreStep::Read { slot, number } if slot < opened.store.slots() => {
                     match read(&opened.store, slot, number) {
                         Ok(read) => prop_assert!(model[&slot] == number && read == bytes(number)),
                         Err(StoreError::Absent(_)) => prop_assert_ne!(model.get(&slot), Some(&number)),
                         Err(error) => prop_assert!(false, "{}", error),
                     }
                 }
-                Step::Forget { slot } if slot < opened.store.slots() => {
-                    opened.store.forget(Slot(slot)).unwrap();
+                StoreStep::Forget { slot } if slot < opened.store.slots() => {
+                    opened.store.forget(StoreSlot(slot)).unwrap();
                     model.remove(&slot);
                 }
-                Step::Reopen { slots } => {
+                StoreStep::Reopen { slots } => {
                     drop(opened);
-                    opened = bench.open_as(&Layout { slots, ..LAYOUT });
+                    opened = bench.open_as(&StoreLayout { slots, ..LAYOUT });
                     model.retain(|&slot, _| slot < slots);
-                    let expected: HashMap<u32, Record> =
+                    let expected: HashMap<u32, BlockRecord> =
                         model.iter().map(|(&slot, &number)| (slot, record(number))).collect();
-                    let found: HashMap<u32, Record> =
+                    let found: HashMap<u32, BlockRecord> =
                         opened.blocks.iter().map(|(slot, record)| (slot.0, record.clone())).collect();
                     prop_assert_eq!(found, expected);
                     prop_assert_eq!(opened.damaged, 0);
@@ -140,7 +143,7 @@ proptest! {
 
 #[test]
 fn a_second_opener_is_told_so_until_the_first_is_gone() {
-    let bench = Bench::filled(&LAYOUT);
+    let bench = StoreHarness::filled(&LAYOUT);
     let first = bench.open();
     assert!(matches!(bench.refused(), OpenError::InUse(_)));
     drop(first);
@@ -150,48 +153,48 @@ fn a_second_opener_is_told_so_until_the_first_is_gone() {
 #[test]
 fn a_file_of_another_model_or_other_blocks_is_begun_anew() {
     let others = [
-        Layout { fingerprint: [8; 32], ..LAYOUT },
-        Layout { block_bytes: 4999, ..LAYOUT },
-        Layout { block_tokens: 8, ..LAYOUT },
+        StoreLayout { fingerprint: [8; 32], ..LAYOUT },
+        StoreLayout { block_bytes: 4999, ..LAYOUT },
+        StoreLayout { block_tokens: 8, ..LAYOUT },
     ];
     for other in others {
-        let bench = Bench::filled(&LAYOUT);
+        let bench = StoreHarness::filled(&LAYOUT);
         let opened = bench.open_as(&other);
-        assert_eq!((opened.found, slots(&opened)), (Found::Other, vec![]));
+        assert_eq!((opened.found, slots(&opened)), (StoreContents::Other, vec![]));
         drop(opened);
         let opened = bench.open();
-        assert_eq!((opened.found, slots(&opened)), (Found::Other, vec![]), "nothing is left of it");
+        assert_eq!((opened.found, slots(&opened)), (StoreContents::Other, vec![]), "nothing is left of it");
         drop(opened);
-        assert_eq!(bench.open().found, Found::Same);
+        assert_eq!(bench.open().found, StoreContents::Same);
     }
 }
 
 #[test]
 fn what_was_there_is_told() {
-    let bench = Bench::new();
-    assert_eq!(bench.open().found, Found::Nothing);
-    assert_eq!(bench.open().found, Found::Same);
+    let bench = StoreHarness::new();
+    assert_eq!(bench.open().found, StoreContents::Nothing);
+    assert_eq!(bench.open().found, StoreContents::Same);
     let change = |at: usize| {
         let mut image = fs::read(bench.path()).unwrap();
         image[at] ^= 4;
         fs::write(bench.path(), image).unwrap();
     };
     change(8);
-    assert_eq!(bench.open().found, Found::OtherVersion { version: 5 });
+    assert_eq!(bench.open().found, StoreContents::OtherVersion { version: 5 });
     change(40);
-    assert_eq!(bench.open().found, Found::Damaged);
+    assert_eq!(bench.open().found, StoreContents::Damaged);
     fs::write(bench.path(), [0; 8192]).unwrap();
-    assert_eq!(bench.open().found, Found::Nothing, "a crash can leave zeroes");
+    assert_eq!(bench.open().found, StoreContents::Nothing, "a crash can leave zeroes");
 }
 
 #[test]
 fn fewer_slots_keep_what_fits_and_give_the_room_back() {
-    let many = Layout { slots: 1030, ..LAYOUT };
-    let bench = Bench::filled(&many);
+    let many = StoreLayout { slots: 1030, ..LAYOUT };
+    let bench = StoreHarness::filled(&many);
     let room = || fs::metadata(bench.path()).unwrap().blocks() * 512;
     let before = room();
     for kept in [1025, 1024, 5, 0] {
-        let few = bench.open_as(&Layout { slots: kept, ..LAYOUT });
+        let few = bench.open_as(&StoreLayout { slots: kept, ..LAYOUT });
         assert_eq!(slots(&few), (0..kept).collect::<Vec<_>>());
         drop(few);
         let again = bench.open_as(&many);
@@ -205,11 +208,11 @@ fn fewer_slots_keep_what_fits_and_give_the_room_back() {
 
 #[test]
 fn a_forgotten_block_gives_its_room_back_and_its_neighbours_stay() {
-    let bench = Bench::filled(&LAYOUT);
+    let bench = StoreHarness::filled(&LAYOUT);
     let store = bench.open().store;
-    store.forget(Slot(1)).unwrap();
-    store.forget(Slot(1)).unwrap();
-    assert!(matches!(read(&store, 1, 1), Err(StoreError::Absent(Slot(1)))));
+    store.forget(StoreSlot(1)).unwrap();
+    store.forget(StoreSlot(1)).unwrap();
+    assert!(matches!(read(&store, 1, 1), Err(StoreError::Absent(StoreSlot(1)))));
     assert_eq!(read(&store, 2, 2).unwrap(), bytes(2));
     drop(store);
     assert_eq!(slots(&bench.open()), [0, 2, 3]);
@@ -220,29 +223,29 @@ fn a_forgotten_block_gives_its_room_back_and_its_neighbours_stay() {
 
 #[test]
 fn only_what_was_asked_for_is_read() {
-    let bench = Bench::filled(&LAYOUT);
+    let bench = StoreHarness::filled(&LAYOUT);
     let store = bench.open().store;
-    assert!(matches!(read(&store, 1, 2), Err(StoreError::Absent(Slot(1)))));
+    assert!(matches!(read(&store, 1, 2), Err(StoreError::Absent(StoreSlot(1)))));
     let mut into = vec![0; LAYOUT.block_bytes];
-    let used_later = Record { used_at_s: 99, ..record(1) };
-    store.read(Slot(1), &used_later, &mut into).unwrap();
+    let used_later = BlockRecord { used_at_s: 99, ..record(1) };
+    store.read(StoreSlot(1), &used_later, &mut into).unwrap();
     assert_eq!(into, bytes(1));
     let foreign = Namespace { sharing: [1; 32], ..record(1).namespace };
-    let of_others = Record { namespace: foreign, ..record(1) };
-    assert!(matches!(store.read(Slot(1), &of_others, &mut into), Err(StoreError::Absent(Slot(1)))));
-    let elsewhere = Record { parent: Chain([0; 32]), ..record(1) };
-    assert!(matches!(store.read(Slot(1), &elsewhere, &mut into), Err(StoreError::Absent(Slot(1)))));
+    let of_others = BlockRecord { namespace: foreign, ..record(1) };
+    assert!(matches!(store.read(StoreSlot(1), &of_others, &mut into), Err(StoreError::Absent(StoreSlot(1)))));
+    let elsewhere = BlockRecord { parent: Chain([0; 32]), ..record(1) };
+    assert!(matches!(store.read(StoreSlot(1), &elsewhere, &mut into), Err(StoreError::Absent(StoreSlot(1)))));
 }
 
 #[test]
 fn slots_are_written_and_read_at_once() {
-    let bench = Bench::filled(&LAYOUT);
+    let bench = StoreHarness::filled(&LAYOUT);
     let store = &bench.open().store;
     thread::scope(|scope| {
         for slot in 0..3 {
             scope.spawn(move || {
                 for number in 0..200 {
-                    store.write(Slot(slot), &record(number), &bytes(number)).unwrap();
+                    store.write(StoreSlot(slot), &record(number), &bytes(number)).unwrap();
                     assert_eq!(read(store, slot, number).unwrap(), bytes(number));
                 }
             });
@@ -261,7 +264,7 @@ fn slots_are_written_and_read_at_once() {
 
 #[test]
 fn directory_and_file_are_this_users_alone() {
-    let bench = Bench::filled(&LAYOUT);
+    let bench = StoreHarness::filled(&LAYOUT);
     let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
     assert_eq!((mode(&bench.path()), mode(bench.path().parent().unwrap())), (0o600, 0o700));
     fs::set_permissions(bench.path().parent().unwrap(), fs::Permissions::from_mode(0o750)).unwrap();
@@ -273,7 +276,7 @@ fn directory_and_file_are_this_users_alone() {
 
 #[test]
 fn what_is_no_file_of_ours_is_refused_and_left_alone() {
-    let bench = Bench::filled(&LAYOUT);
+    let bench = StoreHarness::filled(&LAYOUT);
     let (path, other) = (bench.path(), bench.directory.path().join("other"));
     fs::rename(&path, &other).unwrap();
     symlink(&other, &path).unwrap();
@@ -306,7 +309,7 @@ fn where_there_is_no_room_the_slot_is_empty_and_the_others_stay() {
     if let Some(path) = env::var_os(LIMITED) {
         return without_room(Path::new(&path));
     }
-    let bench = Bench::new();
+    let bench = StoreHarness::new();
     let mut shell = Command::new("sh");
     // The signal would end the process. The limit is in blocks of 512 bytes.
     shell.args(["-c", "trap '' XFSZ; ulimit -f $0; exec \"$@\"", &(LIMIT_BYTES / 512).to_string()]);
@@ -316,17 +319,17 @@ fn where_there_is_no_room_the_slot_is_empty_and_the_others_stay() {
     assert!(output.status.success(), "{output:?}");
     let opened = bench.open();
     assert_eq!((slots(&opened), opened.damaged), (vec![0], 0));
-    opened.store.write(Slot(1), &record(1), &bytes(1)).unwrap();
+    opened.store.write(StoreSlot(1), &record(1), &bytes(1)).unwrap();
     assert_eq!(read(&opened.store, 1, 1).unwrap(), bytes(1));
 }
 
 fn without_room(path: &Path) {
-    let store = Store::open(path, &LAYOUT).unwrap().store;
-    store.write(Slot(0), &record(0), &bytes(0)).unwrap();
+    let store = BlockStore::open(path, &LAYOUT).unwrap().store;
+    store.write(StoreSlot(0), &record(0), &bytes(0)).unwrap();
     for _ in 0..2 {
-        let full = store.write(Slot(1), &record(1), &bytes(1)).unwrap_err();
+        let full = store.write(StoreSlot(1), &record(1), &bytes(1)).unwrap_err();
         assert!(matches!(full, StoreError::Full { .. }), "{full}");
-        assert!(matches!(read(&store, 1, 1), Err(StoreError::Absent(Slot(1)))));
+        assert!(matches!(read(&store, 1, 1), Err(StoreError::Absent(StoreSlot(1)))));
         assert_eq!(read(&store, 0, 0).unwrap(), bytes(0));
     }
     assert_eq!(fs::metadata(path).unwrap().len(), LIMIT_BYTES, "the write broke off in the middle");

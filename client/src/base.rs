@@ -73,8 +73,8 @@ pub fn fetch(
     if catalog.files.is_empty() {
         return Err(BaseError::NoFiles);
     }
-    let files: Vec<skeleton::SkeletonFile> = catalog.files.iter().map(planned).collect();
-    let total = files.iter().map(skeleton::SkeletonFile::planned_bytes).fold(0, u64::saturating_add);
+    let files: Vec<skeleton::ClientWeightsFile> = catalog.files.iter().map(planned).collect();
+    let total = files.iter().map(skeleton::ClientWeightsFile::planned_bytes).fold(0, u64::saturating_add);
     let mut copy = SparseCopy::create(&place, &files, cache.limit_bytes)?;
     let mut done = 0;
     while let Some(wanted) = copy.wanted() {
@@ -89,10 +89,10 @@ pub fn fetch(
 }
 
 /// A listed file as the copy takes it. A range that wraps around is no range, and is refused there.
-fn planned(file: &shmproto::layer::control::SkeletonFile) -> skeleton::SkeletonFile {
+fn planned(file: &shmproto::layer::control::ClientFileEntry) -> skeleton::ClientWeightsFile {
     let range = |&(offset, bytes): &(u64, u64)| offset..offset.checked_add(bytes).unwrap_or(0);
     let ranges = file.ranges.iter().map(range).collect();
-    skeleton::SkeletonFile { name: file.name.clone(), bytes: file.bytes, ranges }
+    skeleton::ClientWeightsFile { name: file.name.clone(), bytes: file.bytes, ranges }
 }
 
 /// Compares the model at `path` with the executor's base. All of it is read, the first time; its identity is kept in the

@@ -31,15 +31,15 @@ use clap_complete::Shell;
 
 use self::{
     exit::{CliError, Exit},
-    terminal::{Format, Terminal},
+    terminal::{OutputFormat, Terminal},
 };
 
 /// Runs a model whose base layers are rented: adapter, keys, values and sampling stay in this process.
 #[derive(Debug, Parser)]
 #[command(name = "holobiont-client", version, about, after_help = exit::HELP, max_term_width = 100)]
-pub struct Cli {
+pub struct ClientCli {
     #[command(subcommand)]
-    command: Command,
+    command: ClientCommand,
     /// Prints JSON, for programs
     #[arg(long, global = true)]
     json: bool,
@@ -49,23 +49,23 @@ pub struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum ClientCommand {
     /// Answers a prompt, word by word
-    Generate(generate::Arguments),
+    Generate(generate::GenerateArguments),
     /// Holds a conversation
-    Chat(chat::Arguments),
+    Chat(chat::SplitChatArguments),
     /// Lists the base's sites: what can be rented
     Sites(show::SitesArguments),
     /// Shows what the executor grants this client
     Stats(show::StatsArguments),
     /// Makes pads for --masking pads beforehand
-    Pads(pads::Arguments),
+    Pads(pads::PadPoolArguments),
     /// Writes what answers are checked with, for the Python package
-    Checks(checks::Arguments),
+    Checks(checks::ChecksArguments),
     /// Says in plain words who sees what
-    Privacy(privacy::Arguments),
+    Privacy(privacy::PrivacyArguments),
     /// Measures decoding: JSON lines
-    Bench(bench::Arguments),
+    Bench(bench::SplitBenchArguments),
     /// Prints a completion script for a shell
     Completions {
         /// The shell that will read it
@@ -76,19 +76,19 @@ enum Command {
 
 /// Does what the command line says.
 #[must_use]
-pub fn run(cli: Cli) -> Exit {
-    let format = if cli.json { Format::Json } else { Format::Human };
+pub fn run(cli: ClientCli) -> Exit {
+    let format = if cli.json { OutputFormat::Json } else { OutputFormat::Human };
     let terminal = Terminal { format, quiet: cli.quiet };
     let done: Result<(), CliError> = match cli.command {
-        Command::Generate(arguments) => generate::run(&arguments, terminal),
-        Command::Chat(arguments) => chat::run(&arguments, terminal),
-        Command::Sites(arguments) => show::sites(&arguments, terminal),
-        Command::Stats(arguments) => show::stats(&arguments, terminal),
-        Command::Pads(arguments) => pads::run(&arguments, terminal),
-        Command::Checks(arguments) => checks::run(&arguments, terminal),
-        Command::Privacy(arguments) => privacy::run(&arguments, terminal),
-        Command::Bench(arguments) => bench::run(&arguments, terminal),
-        Command::Completions { shell } => completions(shell, terminal),
+        ClientCommand::Generate(arguments) => generate::run(&arguments, terminal),
+        ClientCommand::Chat(arguments) => chat::run(&arguments, terminal),
+        ClientCommand::Sites(arguments) => show::sites(&arguments, terminal),
+        ClientCommand::Stats(arguments) => show::stats(&arguments, terminal),
+        ClientCommand::Pads(arguments) => pads::run(&arguments, terminal),
+        ClientCommand::Checks(arguments) => checks::run(&arguments, terminal),
+        ClientCommand::Privacy(arguments) => privacy::run(&arguments, terminal),
+        ClientCommand::Bench(arguments) => bench::run(&arguments, terminal),
+        ClientCommand::Completions { shell } => completions(shell, terminal),
     };
     match done {
         Ok(()) => Exit::Ok,
@@ -101,7 +101,7 @@ pub fn run(cli: Cli) -> Exit {
 
 fn completions(shell: Shell, terminal: Terminal) -> Result<(), CliError> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "holobiont-client", &mut script);
+    clap_complete::generate(shell, &mut ClientCli::command(), "holobiont-client", &mut script);
     Ok(terminal.print(String::from_utf8_lossy(&script).trim_end())?)
 }
 
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        ClientCli::command().debug_assert();
     }
 
     #[test]
@@ -127,17 +127,17 @@ mod tests {
         ]
         .concat();
         let line = ["holobiont-client", "generate", "--executor", "tls://h:1"];
-        assert!(Cli::try_parse_from([&line[..], &options, &["--", "-- why?"]].concat()).is_ok());
+        assert!(ClientCli::try_parse_from([&line[..], &options, &["--", "-- why?"]].concat()).is_ok());
         let line = ["holobiont-client", "chat", "--executor", "/run/layers.sock"];
-        assert!(Cli::try_parse_from([&line[..], &options].concat()).is_ok());
+        assert!(ClientCli::try_parse_from([&line[..], &options].concat()).is_ok());
     }
 
     #[test]
     fn options_that_contradict_each_other_are_a_usage_error() {
         let line =
             ["holobiont-client", "generate", "--executor", "tls://h:1", "--masking", "perfect", "hello"];
-        assert!(Cli::try_parse_from(line).is_err());
+        assert!(ClientCli::try_parse_from(line).is_err());
         let line = ["holobiont-client", "generate", "--executor", "tls://h:1", "--cert", "c.pem", "hello"];
-        assert!(Cli::try_parse_from(line).is_err(), "a certificate without its key");
+        assert!(ClientCli::try_parse_from(line).is_err(), "a certificate without its key");
     }
 }

@@ -22,43 +22,43 @@ use std::{
     time::{Duration, Instant},
 };
 
-use policy::perf::{fit::Fit, line::Line};
+use policy::perf::{fit::Fit, line::LinearFit};
 use speculation::{
-    ahead::{Ahead, Settled},
-    draft::{Draft, Guess},
-    growth::{Pacer, grow},
-    overtime::Overtime,
+    ahead::{DraftAhead, RerootedDraft},
+    draft::{Draft, DraftToken},
+    growth::{BranchSelector, grow},
+    overtime::DraftDeadline,
     tree::{MAX_NODES, NodeId, TokenTree},
-    verdict::Verdict,
-    worth::{Step, is_worth_asking, worth},
+    verdict::VerificationResult,
+    worth::{StepEstimate, is_worth_asking, worth},
 };
 
-pub use speculation::baseline::Rule;
+pub use speculation::baseline::BaselineRule;
 
 /// Whoever guesses for a split client. It is in this process and does not fail.
-pub type Guesser<'a> = &'a mut (dyn Draft<Error = Infallible> + Send);
+pub type ClientDrafter<'a> = &'a mut (dyn Draft<Error = Infallible> + Send);
 
 /// As long as no tree was verified, a row is taken to cost this part of a sweep: enough for good guesses to be tried.
 const FIRST_ROW_PART: f64 = 1.0 / 16.0;
 
 /// How much is verified at once.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub enum Effort {
+pub enum DraftPolicy {
     /// As much as is worth it, by what sweeps take.
     #[default]
     Worth,
     /// By another rule, whatever it costs; for comparison.
-    Compared(Rule),
+    Compared(BaselineRule),
 }
 
 /// What sweeps take, measured.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Sweeps {
+pub(crate) struct PassCost {
     timings: Fit,
     has_trees: bool,
 }
 
-impl Sweeps {
+impl PassCost {
     /// A sweep of so many rows took so long.
     pub(crate) fn observe(&mut self, rows: usize, took: Duration) {
         self.has_trees |= rows > 1;
@@ -66,10 +66,10 @@ impl Sweeps {
     }
 
     /// Rows to seconds; `None` before the first.
-    fn line(&self) -> Option<Line> {
+    fn line(&self) -> Option<LinearFit> {
         let line = self.timings.line()?;
         let one_s = line.at(1.0);
-        let assumed = Line { alpha: one_s * FIRST_ROW_PART, beta: one_s * (1.0 - FIRST_ROW_PART) };
+        let assumed = LinearFit { alpha: one_s * FIRST_ROW_PART, beta: one_s * (1.0 - FIRST_ROW_PART) };
         Some(if self.has_trees { line } else { assumed })
     }
 
@@ -81,7 +81,7 @@ impl Sweeps {
 
 /// What came of drafting in an answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Drafted {
+pub struct DraftingStats {
     /// Sweeps that verified something.
     pub trees: u64,
     /// Tokens that were verified.
@@ -102,32 +102,32 @@ pub struct Drafted {
 
 /// One answer's drafts.
 pub(crate) struct Drafting<'a> {
-    guesser: Guesser<'a>,
-    effort: Effort,
+    guesser: ClientDrafter<'a>,
+    effort: DraftPolicy,
     /// Nodes guessed to seconds.
     guesses: Fit,
     /// What there was guessed, of which a part is being verified.
-    ahead: Option<Ahead>,
+    ahead: Option<DraftAhead>,
     /// What is left of it behind what the target said since.
-    settled: Settled,
-    time: Overtime,
-    pub(crate) figures: Drafted,
+    settled: RerootedDraft,
+    time: DraftDeadline,
+    pub(crate) figures: DraftingStats,
 }
 
 /// Whoever guesses, timed.
-struct Timed<'a> {
-    guesser: Guesser<'a>,
-    time: &'a mut Overtime,
+struct TimedClientDrafter<'a> {
+    guesser: ClientDrafter<'a>,
+    time: &'a mut DraftDeadline,
 }
 
-impl Draft for Timed<'_> {
+impl Draft for TimedClientDrafter<'_> {
     type Error = Infallible;
 
     fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
         self.guesser.accept(tokens)
     }
 
-    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<DraftToken>, Infallible> {
         let begun = Instant::now();
         let guesses = self.guesser.guesses(tree, at);
         self.time.observe(begun.elapsed());
@@ -136,31 +136,31 @@ impl Draft for Timed<'_> {
 }
 
 impl<'a> Drafting<'a> {
-    pub(crate) fn new(guesser: Guesser<'a>, effort: Effort) -> Self {
+    pub(crate) fn new(guesser: ClientDrafter<'a>, effort: DraftPolicy) -> Self {
         Self {
             guesser,
             effort,
             guesses: Fit::default(),
             ahead: None,
-            settled: Settled::default(),
-            time: Overtime::default(),
-            figures: Drafted::default(),
+            settled: RerootedDraft::default(),
+            time: DraftDeadline::default(),
+            figures: DraftingStats::default(),
         }
     }
 
     /// What is to be verified, of at most `max_nodes`, none deeper than `max_depth`; empty where nothing is worth it.
-    pub(crate) fn tree(&mut self, sweeps: &Sweeps, max_nodes: usize, max_depth: usize) -> TokenTree {
+    pub(crate) fn tree(&mut self, sweeps: &PassCost, max_nodes: usize, max_depth: usize) -> TokenTree {
         let begun = Instant::now();
-        let Settled { mut tree, mut pacer, .. } = std::mem::take(&mut self.settled);
+        let RerootedDraft { mut tree, mut pacer, .. } = std::mem::take(&mut self.settled);
         let growing = (&mut tree, &mut pacer);
         let proposed = match (self.effort, sweeps.line()) {
             _ if max_nodes.min(max_depth) == 0 => TokenTree::new(),
-            (Effort::Compared(rule), _) => self.ruled(&rule, growing, max_nodes),
-            (Effort::Worth, Some(cost)) => self.worthy(cost, growing, max_nodes),
+            (DraftPolicy::Compared(rule), _) => self.ruled(&rule, growing, max_nodes),
+            (DraftPolicy::Worth, Some(cost)) => self.worthy(cost, growing, max_nodes),
             // What a sweep takes is not known yet.
-            (Effort::Worth, None) => TokenTree::new(),
+            (DraftPolicy::Worth, None) => TokenTree::new(),
         };
-        self.ahead = Some(Ahead::new(tree, pacer));
+        self.ahead = Some(DraftAhead::new(tree, pacer));
         self.figures.drafting += begun.elapsed();
         proposed.pruned(proposed.nodes().filter(|&node| proposed.depth(Some(node)) <= max_depth).collect())
     }
@@ -168,12 +168,12 @@ impl<'a> Drafting<'a> {
     /// What `rule` says of the tree, which it lets grow.
     fn ruled(
         &mut self,
-        rule: &Rule,
-        (tree, pacer): (&mut TokenTree, &mut Pacer),
+        rule: &BaselineRule,
+        (tree, pacer): (&mut TokenTree, &mut BranchSelector),
         max_nodes: usize,
     ) -> TokenTree {
         self.figures.threshold = rule.threshold();
-        let mut timed = Timed { guesser: &mut *self.guesser, time: &mut self.time };
+        let mut timed = TimedClientDrafter { guesser: &mut *self.guesser, time: &mut self.time };
         let Ok(()) = rule.grow(tree, (pacer, &mut timed), max_nodes.min(MAX_NODES));
         tree.pruned(tree.likeliest(max_nodes))
     }
@@ -181,16 +181,16 @@ impl<'a> Drafting<'a> {
     /// What of the tree, which grows as far as that is worth its time, is worth its rows where sweeps take `cost`.
     fn worthy(
         &mut self,
-        cost: Line,
-        (tree, pacer): (&mut TokenTree, &mut Pacer),
+        cost: LinearFit,
+        (tree, pacer): (&mut TokenTree, &mut BranchSelector),
         max_nodes: usize,
     ) -> TokenTree {
         // What is not guessed yet costs the guess too.
         let guess_s = self.guesses.line().map_or(0.0, |line| line.alpha);
         let (begun, known) = (Instant::now(), tree.len());
-        let so_far = || Step { drafting_s: begun.elapsed().as_secs_f64(), ..step(cost) };
+        let so_far = || StepEstimate { drafting_s: begun.elapsed().as_secs_f64(), ..step(cost) };
         let is_due = |tree: &TokenTree| !is_worth_asking(&so_far(), guess_s, tree, tree.next_confidence());
-        let mut timed = Timed { guesser: &mut *self.guesser, time: &mut self.time };
+        let mut timed = TimedClientDrafter { guesser: &mut *self.guesser, time: &mut self.time };
         let Ok(()) = grow(tree, (pacer, &mut timed), max_nodes, is_due);
         if tree.len() > known {
             self.guesses.observe((tree.len() - known) as f64, begun.elapsed().as_secs_f64());
@@ -204,8 +204,8 @@ impl<'a> Drafting<'a> {
     /// Whether it goes on guessing while a sweep is on its way to another machine.
     pub(crate) fn goes_on(&self) -> bool {
         let is_paced = match &self.effort {
-            Effort::Worth => true,
-            Effort::Compared(rule) => rule.is_paced(),
+            DraftPolicy::Worth => true,
+            DraftPolicy::Compared(rule) => rule.is_paced(),
         };
         is_paced && self.guesser.takes_time()
     }
@@ -226,13 +226,13 @@ impl<'a> Drafting<'a> {
     /// Goes on guessing until a sweep `is_over` that takes about so long.
     fn go_on(&mut self, takes: Option<Duration>, is_over: &AtomicBool) {
         let begun = Instant::now();
-        let Settled { tree, pacer, .. } = std::mem::take(&mut self.settled);
-        let mut ahead = self.ahead.take().unwrap_or_else(|| Ahead::new(tree, pacer));
+        let RerootedDraft { tree, pacer, .. } = std::mem::take(&mut self.settled);
+        let mut ahead = self.ahead.take().unwrap_or_else(|| DraftAhead::new(tree, pacer));
         let before = ahead.tree().len();
         match takes {
             Some(takes) => {
                 self.time.begin(takes);
-                let mut timed = Timed { guesser: &mut *self.guesser, time: &mut self.time };
+                let mut timed = TimedClientDrafter { guesser: &mut *self.guesser, time: &mut self.time };
                 let left = || takes.saturating_sub(begun.elapsed());
                 while !is_over.load(Relaxed) && timed.time.allows(left()) {
                     let (left, step) = (left(), Instant::now());
@@ -254,20 +254,21 @@ impl<'a> Drafting<'a> {
     }
 
     /// The target has said `tokens`, and this of the tree.
-    pub(crate) fn accept(&mut self, tokens: &[u32], tree: &TokenTree, verdict: &Verdict) {
+    pub(crate) fn accept(&mut self, tokens: &[u32], tree: &TokenTree, verdict: &VerificationResult) {
         self.figures.trees += u64::from(!tree.is_empty());
         self.figures.nodes += tree.len() as u64;
         self.figures.accepted += verdict.accepted.len() as u64;
-        if let Effort::Compared(rule) = &mut self.effort {
+        if let DraftPolicy::Compared(rule) = &mut self.effort {
             rule.learn(verdict);
         }
-        self.settled = self.ahead.take().map_or(Settled::default(), |ahead| ahead.settle(tokens).if_any());
+        self.settled =
+            self.ahead.take().map_or(RerootedDraft::default(), |ahead| ahead.settle(tokens).if_any());
         self.figures.kept += self.settled.kept as u64;
         let Ok(()) = self.guesser.accept(tokens);
     }
 }
 
 /// A sweep of one sequence: nobody else waits for it.
-fn step(cost: Line) -> Step {
-    Step { cost, rows: 1, sequences: 1, drafting_s: 0.0 }
+fn step(cost: LinearFit) -> StepEstimate {
+    StepEstimate { cost, rows: 1, sequences: 1, drafting_s: 0.0 }
 }

@@ -9,7 +9,7 @@ use std::io;
 
 use shmproto::{
     handover::ConnectError,
-    layer::control::{RefusalCode, Refused},
+    layer::control::{RefusalCode, SessionRefused},
 };
 
 pub use self::pads::PoolError;
@@ -56,7 +56,7 @@ pub enum LinkError {
     Credentials(#[from] tls::client::CredentialsError),
     /// The executor said no to a control message.
     #[error("the executor refuses ({}): {}", word(.0.code), .0.message)]
-    Refused(Refused),
+    Refused(SessionRefused),
     /// The executor is about to end.
     #[error("the executor is about to end: its successor will take the call")]
     Draining,

@@ -21,15 +21,15 @@ use model::{
 };
 use speculation::{
     tree::{Segments, TokenTree},
-    verdict::Walk,
+    verdict::TreeVerifier,
 };
 
 pub use self::refused::GenerateError;
-use self::sequence::{Sequence, trail};
+use self::sequence::{SplitSequence, trail};
 use crate::{
-    drafts::{Drafted, Drafting, Guesser},
+    drafts::{ClientDrafter, Drafting, DraftingStats},
     error::CallError,
-    split_model::{OwnAdapter, SplitModel},
+    split_model::{ClientAdapter, SplitModel},
 };
 
 /// What stands in a sequence for an adapter's virtual tokens; the pass does not look at it.
@@ -37,7 +37,7 @@ const VIRTUAL_TOKEN: u32 = 0;
 
 /// What is to be generated.
 #[derive(Debug, Clone)]
-pub struct Task {
+pub struct GenerateRequest {
     /// Tokens to go on from, at least one.
     pub prompt: Vec<u32>,
     /// How tokens are drawn.
@@ -50,7 +50,7 @@ pub struct Task {
 
 /// Why generating stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Finish {
+pub enum GenerateFinish {
     /// A stop token came.
     Stop,
     /// As many tokens as were asked for, or as the context holds.
@@ -65,7 +65,7 @@ pub struct Generated {
     /// The tokens generated.
     pub tokens: Vec<u32>,
     /// Why they end.
-    pub finish: Finish,
+    pub finish: GenerateFinish,
     /// Prompt tokens whose keys and values were kept from before.
     pub cached_tokens: usize,
     /// From the beginning to the first token.
@@ -73,12 +73,12 @@ pub struct Generated {
     /// From the beginning to the end.
     pub total: Duration,
     /// What came of drafts.
-    pub drafted: Drafted,
+    pub drafted: DraftingStats,
 }
 
 /// What goes on while a sequence does.
-struct Going<'a, 'd> {
-    task: &'a Task,
+struct GenerationContext<'a, 'd> {
+    task: &'a GenerateRequest,
     /// Tokens at which it ends.
     end: usize,
     begun: Instant,
@@ -88,22 +88,22 @@ struct Going<'a, 'd> {
     on_token: &'a mut dyn FnMut(u32) -> ControlFlow<()>,
 }
 
-impl Going<'_, '_> {
+impl GenerationContext<'_, '_> {
     /// Most drafted tokens in a row: the target's own comes behind the deepest.
-    fn max_depth(&self, sequence: &Sequence<'_>) -> usize {
+    fn max_depth(&self, sequence: &SplitSequence<'_>) -> usize {
         self.end.saturating_sub(sequence.tokens.len() + 1)
     }
 
     /// Tells the caller a token, behind which the sequence has `tokens`. Whether, and why, it is the last.
-    fn tell(&mut self, token: u32, tokens: usize) -> Option<Finish> {
+    fn tell(&mut self, token: u32, tokens: usize) -> Option<GenerateFinish> {
         self.first_token.get_or_insert_with(|| self.begun.elapsed());
         let told = (self.on_token)(token);
         if self.task.stop_tokens.contains(&token) {
-            Some(Finish::Stop)
+            Some(GenerateFinish::Stop)
         } else if tokens >= self.end {
-            Some(Finish::Length)
+            Some(GenerateFinish::Length)
         } else {
-            told.is_break().then_some(Finish::Stopped)
+            told.is_break().then_some(GenerateFinish::Stopped)
         }
     }
 }
@@ -115,8 +115,8 @@ impl SplitModel {
     /// The task cannot be done, or the executor is gone. The model may be used again.
     pub fn generate(
         &mut self,
-        task: &Task,
-        adapter: Option<&OwnAdapter>,
+        task: &GenerateRequest,
+        adapter: Option<&ClientAdapter>,
         on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generated, GenerateError> {
         self.answer(task, adapter, None, on_token)
@@ -128,9 +128,9 @@ impl SplitModel {
     /// Those of [`generate`](Self::generate).
     pub fn generate_drafted(
         &mut self,
-        task: &Task,
-        adapter: Option<&OwnAdapter>,
-        guesser: Guesser<'_>,
+        task: &GenerateRequest,
+        adapter: Option<&ClientAdapter>,
+        guesser: ClientDrafter<'_>,
         on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generated, GenerateError> {
         self.answer(task, adapter, Some(Drafting::new(guesser, self.effort)), on_token)
@@ -138,8 +138,8 @@ impl SplitModel {
 
     fn answer(
         &mut self,
-        task: &Task,
-        adapter: Option<&OwnAdapter>,
+        task: &GenerateRequest,
+        adapter: Option<&ClientAdapter>,
         drafting: Option<Drafting<'_>>,
         on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generated, GenerateError> {
@@ -148,11 +148,11 @@ impl SplitModel {
         if task.max_tokens == 0 {
             return Ok(Generated {
                 tokens: Vec::new(),
-                finish: Finish::Length,
+                finish: GenerateFinish::Length,
                 cached_tokens: 0,
                 first_token: begun.elapsed(),
                 total: begun.elapsed(),
-                drafted: Drafted::default(),
+                drafted: DraftingStats::default(),
             });
         }
         let mut sequence = self.enter(task, adapter)?;
@@ -162,20 +162,20 @@ impl SplitModel {
         if task.sampling.needs_history() {
             counts = TokenCounts::of_prompt(&task.prompt);
         }
-        let mut going = Going { task, end, begun, counts, drafting, first_token: None, on_token };
+        let mut going = GenerationContext { task, end, begun, counts, drafting, first_token: None, on_token };
         let finish = self.go_on(&mut sequence, &mut going);
         self.cache.release(&sequence.blocks);
         self.cache.release(&sequence.forks.concat());
         let finish = finish?;
         let total = begun.elapsed();
         let first_token = going.first_token.unwrap_or(total);
-        let drafted = going.drafting.map_or(Drafted::default(), |drafting| drafting.figures);
+        let drafted = going.drafting.map_or(DraftingStats::default(), |drafting| drafting.figures);
         let tokens = sequence.tokens.split_off(first);
         Ok(Generated { tokens, finish, cached_tokens, first_token, total, drafted })
     }
 
     /// The length at which the sequence ends.
-    fn check(&self, task: &Task, adapter: Option<&OwnAdapter>) -> Result<usize, GenerateError> {
+    fn check(&self, task: &GenerateRequest, adapter: Option<&ClientAdapter>) -> Result<usize, GenerateError> {
         let (vocab_size, context_length) = (self.config().vocab_size, self.config().context_length);
         if task.prompt.is_empty() {
             return Err(GenerateError::EmptyPrompt);
@@ -197,9 +197,9 @@ impl SplitModel {
     /// Takes blocks for the prompt, those with its beginning among them.
     fn enter<'a>(
         &mut self,
-        task: &Task,
-        adapter: Option<&'a OwnAdapter>,
-    ) -> Result<Sequence<'a>, GenerateError> {
+        task: &GenerateRequest,
+        adapter: Option<&'a ClientAdapter>,
+    ) -> Result<SplitSequence<'a>, GenerateError> {
         let before = adapter.map_or(0, |adapter| adapter.prepared.virtual_tokens());
         let mut tokens = vec![VIRTUAL_TOKEN; before];
         tokens.extend_from_slice(&task.prompt);
@@ -207,7 +207,7 @@ impl SplitModel {
         // The last token is computed in any case: its logits are needed.
         let found = trail.lookup(&mut self.cache, &tokens[..tokens.len() - 1]);
         let computed = found.blocks.len() * BLOCK_TOKENS;
-        let mut sequence = Sequence {
+        let mut sequence = SplitSequence {
             own: adapter,
             trail,
             tokens,
@@ -226,12 +226,12 @@ impl SplitModel {
     }
 
     /// Takes the blocks a sequence lacks for its tokens.
-    fn grow(&mut self, sequence: &mut Sequence<'_>) -> Result<(), GenerateError> {
+    fn grow(&mut self, sequence: &mut SplitSequence<'_>) -> Result<(), GenerateError> {
         self.grow_to(sequence, sequence.tokens.len())
     }
 
     /// Takes the blocks it lacks for `tokens` tokens.
-    fn grow_to(&mut self, sequence: &mut Sequence<'_>, tokens: usize) -> Result<(), GenerateError> {
+    fn grow_to(&mut self, sequence: &mut SplitSequence<'_>, tokens: usize) -> Result<(), GenerateError> {
         let needed = self.cache.blocks_for(tokens);
         let missing = needed.saturating_sub(sequence.blocks.len());
         let total = self.cache.available();
@@ -242,13 +242,13 @@ impl SplitModel {
 
     fn go_on(
         &mut self,
-        sequence: &mut Sequence<'_>,
-        going: &mut Going<'_, '_>,
-    ) -> Result<Finish, GenerateError> {
+        sequence: &mut SplitSequence<'_>,
+        going: &mut GenerationContext<'_, '_>,
+    ) -> Result<GenerateFinish, GenerateError> {
         loop {
             let tree = self.draft(sequence, going);
             let (tree, segments) = self.sweep(sequence, tree, going)?;
-            let (mut walk, told) = (Walk::new(&tree), sequence.tokens.len());
+            let (mut walk, told) = (TreeVerifier::new(&tree), sequence.tokens.len());
             let finish = loop {
                 let row = segments.row(walk.at()).unwrap_or(0);
                 let token = self.choose(sequence, going, row)?;
@@ -273,7 +273,7 @@ impl SplitModel {
 
     /// What is worth verifying behind the pending token. Nothing behind a prompt that is not computed, and nothing that the
     /// answer has no place for.
-    fn draft(&self, sequence: &Sequence<'_>, going: &mut Going<'_, '_>) -> TokenTree {
+    fn draft(&self, sequence: &SplitSequence<'_>, going: &mut GenerationContext<'_, '_>) -> TokenTree {
         let (max_depth, is_decoding) = (going.max_depth(sequence), going.first_token.is_some());
         match &mut going.drafting {
             Some(drafting) if is_decoding => drafting.tree(&self.sweeps, self.chunk_tokens - 1, max_depth),
@@ -285,9 +285,9 @@ impl SplitModel {
     /// verified is no longer in the tree that is given back. Whoever drafts may go on meanwhile.
     fn sweep(
         &mut self,
-        sequence: &mut Sequence<'_>,
+        sequence: &mut SplitSequence<'_>,
         tree: TokenTree,
-        going: &mut Going<'_, '_>,
+        going: &mut GenerationContext<'_, '_>,
     ) -> Result<(TokenTree, Segments), GenerateError> {
         let (begun, is_decoding) = (Instant::now(), sequence.computed + 1 == sequence.tokens.len());
         let takes = self.sweeps.takes(1 + tree.len()).filter(|_| is_decoding);
@@ -306,7 +306,7 @@ impl SplitModel {
     /// A sweep, as it is for all.
     fn compute(
         &mut self,
-        sequence: &mut Sequence<'_>,
+        sequence: &mut SplitSequence<'_>,
         tree: TokenTree,
     ) -> Result<(TokenTree, Segments), GenerateError> {
         if !tree.is_empty() {
@@ -319,7 +319,7 @@ impl SplitModel {
     }
 
     /// Computes the keys and values that are missing, chunk by chunk, and the logits of the last token.
-    fn compute_pending(&mut self, sequence: &mut Sequence<'_>) -> Result<(), CallError> {
+    fn compute_pending(&mut self, sequence: &mut SplitSequence<'_>) -> Result<(), CallError> {
         while sequence.computed < sequence.tokens.len() {
             let pending = &sequence.tokens[sequence.computed..];
             let count = sequence.trail.alike(sequence.computed, pending.len().min(self.chunk_tokens));
@@ -341,7 +341,7 @@ impl SplitModel {
     }
 
     /// Keeps the blocks that have become full for sequences that begin alike.
-    fn offer(&mut self, sequence: &mut Sequence<'_>, count: usize) {
+    fn offer(&mut self, sequence: &mut SplitSequence<'_>, count: usize) {
         let full_before = sequence.computed / BLOCK_TOKENS;
         sequence.computed += count;
         for index in full_before..sequence.computed / BLOCK_TOKENS {
@@ -357,8 +357,8 @@ impl SplitModel {
     /// Draws the next token from a row of logits and appends it.
     fn choose(
         &mut self,
-        sequence: &mut Sequence<'_>,
-        going: &mut Going<'_, '_>,
+        sequence: &mut SplitSequence<'_>,
+        going: &mut GenerationContext<'_, '_>,
         row: usize,
     ) -> Result<u32, GenerateError> {
         let vocab_size = self.config().vocab_size;

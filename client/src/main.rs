@@ -6,5 +6,5 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 fn main() -> ExitCode {
-    client::cli::run(client::cli::Cli::parse()).into()
+    client::cli::run(client::cli::ClientCli::parse()).into()
 }

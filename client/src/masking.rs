@@ -1,11 +1,11 @@
 //! What an executor sees of a client's activations and gradients.
 //!
-//! [`Masking::Off`] shows them as they are. [`Masking::Paper`] is the paper's scheme (Symbiosis §3.8): *obfuscation*, not
+//! [`Masking::Off`] shows them as they are. [`Masking::RotatingNoise`] is the paper's scheme (Symbiosis §3.8): *obfuscation*, not
 //! secrecy. A client adds one of a few noises to each row and takes the noise's effect, computed ahead by the executor
 //! itself, out of the answer. `g W` is as linear as `x Wᵀ`, so gradients are covered in the same way, by noises of their
 //! own. Whoever keeps a log of the noises finds them again in the rows; the documentation says how.
 //!
-//! [`Cover::Pads`] and [`Cover::Shares`] are sound: rows are whole numbers modulo 2^48 or 2^64 and a pad that is uniform there is added to
+//! [`RowProtection::Pads`] and [`RowProtection::SecretShareRoute`] are sound: rows are whole numbers modulo 2^48 or 2^64 and a pad that is uniform there is added to
 //! each, and never to another, so that what an executor sees is uniform whatever the rows are. Who can take pads away differs: this
 //! client alone, which computed their effects beforehand, or a second executor, which must not collude with the first. With or
 //! without a cover, every answer can be checked. All of these are [`Exact`]: the same bits with and without masking.
@@ -35,18 +35,18 @@ mod whole;
 use std::{fmt, sync::Arc};
 
 use model::sites::SiteId;
-use shmproto::layer::{Class, Dtype, Op, Path, control};
+use shmproto::layer::{CallClass, Dtype, Op, Path, control};
 
 use self::{
     pads::{Padded, Pads},
-    paper::Paper,
-    ring::{Bare, Ring, Route},
-    shares::{Second, Shares},
+    paper::RotatingNoise,
+    ring::{ModularMask, ModularRoute, PlainRoute},
+    shares::{SecondExecutor, SecretShareRoute},
     verify::Verifier,
 };
 use crate::{
     error::CallError,
-    session::{Session, calls::Ask},
+    session::{Session, calls::LayerCall},
 };
 
 /// Who stands between a client's rows and its executor.
@@ -61,7 +61,7 @@ pub trait Mask: Send + fmt::Debug {
     fn call(
         &mut self,
         session: &mut Session,
-        place: Place,
+        place: CallSite,
         rows: &[f32],
         out: &mut [f32],
     ) -> Result<(), CallError>;
@@ -69,24 +69,24 @@ pub trait Mask: Send + fmt::Debug {
 
 /// Where rows go, and what for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct CallSite {
     /// Which site.
     pub site: SiteId,
     /// Which way they go through it.
     pub direction: Direction,
     /// What the rows are for.
-    pub class: Class,
+    pub class: CallClass,
 }
 
-impl Place {
+impl CallSite {
     /// The call that takes rows there.
     #[must_use]
-    pub fn ask(self, path: Path) -> Ask {
+    pub fn ask(self, path: Path) -> LayerCall {
         let op = match self.direction {
             Direction::Forward => Op::Forward,
             Direction::Backward => Op::Backward,
         };
-        Ask { site: self.site, part: None, op, path, class: self.class }
+        LayerCall { site: self.site, part: None, op, path, class: self.class }
     }
 }
 
@@ -108,7 +108,7 @@ pub enum Masking {
         path: Path,
     },
     /// Obfuscation by rotating noises.
-    Paper(PaperSettings),
+    Paper(NoiseSettings),
     /// Exact arithmetic.
     Exact(Exact),
 }
@@ -117,7 +117,7 @@ pub enum Masking {
 #[derive(Debug, Clone)]
 pub struct Exact {
     /// What covers them.
-    pub cover: Cover,
+    pub cover: RowProtection,
     /// What every answer is checked with, if it is.
     pub verifier: Option<Arc<Verifier>>,
     /// Whether calls are filled up with rows of zeros to a power of two, so that executors see no other number of rows.
@@ -126,25 +126,25 @@ pub struct Exact {
 
 /// What covers rows of exact arithmetic.
 #[derive(Debug, Clone)]
-pub enum Cover {
+pub enum RowProtection {
     /// Nothing.
     Bare,
     /// Each of two executors, which must not collude, sees numbers that have nothing to do with rows.
-    Shares(Arc<Second>),
+    Shares(Arc<SecondExecutor>),
     /// The executor sees numbers that have nothing to do with rows; this client has computed beforehand what takes them away.
     Pads(Pads),
 }
 
-impl From<Cover> for Masking {
+impl From<RowProtection> for Masking {
     /// Answers are not checked, and calls not filled up.
-    fn from(cover: Cover) -> Self {
+    fn from(cover: RowProtection) -> Self {
         Self::Exact(Exact { cover, verifier: None, pad_rows: false })
     }
 }
 
-/// Settings of [`Masking::Paper`].
+/// Settings of [`Masking::RotatingNoise`].
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct PaperSettings {
+pub struct NoiseSettings {
     /// Noises of a site in each direction; rows take them in turn.
     pub noises: usize,
     /// Size of the noise: of activations in root mean squares of the first rows that pass the site, of gradients in the
@@ -154,7 +154,7 @@ pub struct PaperSettings {
     pub rotate_rows: u64,
 }
 
-impl Default for PaperSettings {
+impl Default for NoiseSettings {
     /// Two noises, as the paper has it.
     fn default() -> Self {
         Self { noises: 2, scale: 1.0, rotate_rows: 1 << 14 }
@@ -166,17 +166,17 @@ impl Masking {
     #[must_use]
     pub fn word(&self) -> &'static str {
         match self {
-            Self::Off { .. } | Self::Exact(Exact { cover: Cover::Bare, .. }) => "off",
+            Self::Off { .. } | Self::Exact(Exact { cover: RowProtection::Bare, .. }) => "off",
             Self::Paper(_) => "paper",
-            Self::Exact(Exact { cover: Cover::Shares(_), .. }) => "shares",
-            Self::Exact(Exact { cover: Cover::Pads(_), .. }) => "pads",
+            Self::Exact(Exact { cover: RowProtection::Shares(_), .. }) => "shares",
+            Self::Exact(Exact { cover: RowProtection::Pads(_), .. }) => "pads",
         }
     }
 
     /// Whether what an executor sees has nothing to do with rows.
     #[must_use]
     pub fn is_sound(&self) -> bool {
-        matches!(self, Self::Exact(Exact { cover: Cover::Shares(_) | Cover::Pads(_), .. }))
+        matches!(self, Self::Exact(Exact { cover: RowProtection::Shares(_) | RowProtection::Pads(_), .. }))
     }
 
     /// Makes the mask; tells `told` how many of how many sites are ready.
@@ -189,32 +189,32 @@ impl Masking {
         told: &mut dyn FnMut(usize, usize),
     ) -> Result<Box<dyn Mask>, CallError> {
         match self {
-            Self::Off { path: Path::Ring } => Self::from(Cover::Bare).prepare(session, told),
+            Self::Off { path: Path::Ring } => Self::from(RowProtection::Bare).prepare(session, told),
             Self::Off { path } => Ok(Box::new(Unmasked { path })),
-            Self::Paper(settings) => Ok(Box::new(Paper::new(settings, session, told)?)),
+            Self::Paper(settings) => Ok(Box::new(RotatingNoise::new(settings, session, told)?)),
             Self::Exact(exact) => Ok(Box::new(exact.prepare(session)?)),
         }
     }
 }
 
 impl Exact {
-    fn prepare(&self, session: &mut Session) -> Result<Ring, CallError> {
+    fn prepare(&self, session: &mut Session) -> Result<ModularMask, CallError> {
         if session.settings().dtype != Dtype::F32 {
             return Err(CallError::Masking("bf16 would round what is exact: use f32"));
         }
         let verifying = self.verifier.as_ref().map(|verifier| verifier.over(session)).transpose()?;
-        let route: Box<dyn Route> = match &self.cover {
-            Cover::Bare => Box::new(Bare::default()),
-            Cover::Shares(second) => Box::new(Shares::new(second, session)?),
-            Cover::Pads(pads) => Box::new(Padded::new(pads, session)?),
+        let route: Box<dyn ModularRoute> = match &self.cover {
+            RowProtection::Bare => Box::new(PlainRoute::default()),
+            RowProtection::Shares(second) => Box::new(SecretShareRoute::new(second, session)?),
+            RowProtection::Pads(pads) => Box::new(Padded::new(pads, session)?),
         };
-        Ring::new(route, verifying, self.pad_rows, session)
+        ModularMask::new(route, verifying, self.pad_rows, session)
     }
 }
 
 /// The hash of all sites' weights, as a client pins it: BLAKE3 of their commitments, one behind the other.
 #[must_use]
-pub fn commitment(rings: &[control::Ring]) -> [u8; 32] {
+pub fn commitment(rings: &[control::ModularWeights]) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new();
     for ring in rings {
         hasher.update(&ring.commitment);
@@ -267,7 +267,7 @@ impl Mask for Unmasked {
     fn call(
         &mut self,
         session: &mut Session,
-        place: Place,
+        place: CallSite,
         rows: &[f32],
         out: &mut [f32],
     ) -> Result<(), CallError> {

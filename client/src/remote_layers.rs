@@ -11,11 +11,11 @@ use model::{
     sites::SiteId,
     weights::embedding::Embedding,
 };
-use shmproto::layer::{Class, control::Site};
+use shmproto::layer::{CallClass, control::Site};
 
 use crate::{
     error::CallError,
-    masking::{Direction, Mask, Place},
+    masking::{CallSite, Direction, Mask},
     session::Session,
 };
 
@@ -26,7 +26,7 @@ pub struct RemoteLayers {
     mask: Box<dyn Mask>,
     embedding: Embedding,
     config: ModelConfig,
-    class: Class,
+    class: CallClass,
 }
 
 impl RemoteLayers {
@@ -44,16 +44,16 @@ impl RemoteLayers {
         for (layer, group) in model_groups(config) {
             check(sites, config, layer, group)?;
         }
-        Ok(Self { session, mask, embedding, config: config.clone(), class: Class::Decode })
+        Ok(Self { session, mask, embedding, config: config.clone(), class: CallClass::Decode })
     }
 
     /// What the rows of the next calls are for.
-    pub fn set_class(&mut self, class: Class) {
+    pub fn set_class(&mut self, class: CallClass) {
         self.class = class;
     }
 
-    fn place(&self, layer: usize, group: LinearGroup, direction: Direction) -> Place {
-        Place { site: SiteId::of(&self.config, layer, group), direction, class: self.class }
+    fn place(&self, layer: usize, group: LinearGroup, direction: Direction) -> CallSite {
+        CallSite { site: SiteId::of(&self.config, layer, group), direction, class: self.class }
     }
 
     /// The masking mode.

@@ -23,12 +23,15 @@ pub mod usage;
 use std::sync::Arc;
 
 use shmproto::layer::control::{
-    Catalog, Fetch, FromLayers, MAX_FETCH_BYTES, Opened, RefusalCode, Refused, SessionStats, ToLayers,
+    Catalog, Fetch, FromLayers, MAX_FETCH_BYTES, RefusalCode, SessionOpened, SessionRefused, SessionStats,
+    ToLayers,
 };
 
-pub use self::settings::Settings;
+pub use self::settings::ClientSettings;
 
-use self::{apart::Apart, opening::Session as Fresh, patience::Patience, usage::Usage};
+use self::{
+    apart::DistinctExecutors, opening::OpenedSession as Fresh, patience::RetryPolicy, usage::SessionUsage,
+};
 use crate::{
     error::{CallError, LinkError},
     transport::{Connect, Transport},
@@ -38,15 +41,15 @@ use crate::{
 #[derive(Debug)]
 pub struct Session {
     connector: Arc<dyn Connect>,
-    settings: Settings,
+    settings: ClientSettings,
     /// `None` after a failure that was not mended.
     transport: Option<Box<dyn Transport>>,
-    opened: Opened,
+    opened: SessionOpened,
     catalog: Catalog,
     sequence: u64,
-    usage: Usage,
+    usage: SessionUsage,
     /// Whose executor this session must never be at.
-    apart: Option<Apart>,
+    apart: Option<DistinctExecutors>,
 }
 
 impl Session {
@@ -55,8 +58,8 @@ impl Session {
     ///
     /// # Errors
     /// Nobody is there, or it refuses, or its catalog makes no sense.
-    pub fn open(connector: Box<dyn Connect>, settings: Settings) -> Result<Self, CallError> {
-        let mut patience = Patience::new(settings.patience);
+    pub fn open(connector: Box<dyn Connect>, settings: ClientSettings) -> Result<Self, CallError> {
+        let mut patience = RetryPolicy::new(settings.patience);
         let fresh = loop {
             match opening::open(&*connector, &settings, None) {
                 Ok(fresh) => break fresh,
@@ -70,7 +73,7 @@ impl Session {
         };
         let Fresh { transport, opened, catalog } = fresh;
         let transport = Some(transport);
-        let usage = Usage::default();
+        let usage = SessionUsage::default();
         let (connector, sequence, apart) = (connector.into(), 0, None);
         Ok(Self { connector, settings, transport, opened, catalog, sequence, usage, apart })
     }
@@ -87,26 +90,29 @@ impl Session {
             opened: self.opened.clone(),
             catalog: self.catalog.clone(),
             sequence: 0,
-            usage: Usage::default(),
+            usage: SessionUsage::default(),
             apart: None,
         };
-        let mut patience = Patience::new(self.settings.patience);
+        let mut patience = RetryPolicy::new(self.settings.patience);
         while session.transport.is_none() {
             match opening::open(&*session.connector, &session.settings, None) {
                 Ok(fresh) => session.adopt(fresh)?,
-                Err(LinkError::Refused(Refused { code: RefusalCode::Quota | RefusalCode::Busy, .. })) => {
+                Err(LinkError::Refused(SessionRefused {
+                    code: RefusalCode::Quota | RefusalCode::Busy,
+                    ..
+                })) => {
                     return Ok(None);
                 }
                 Err(error) => session.lose(error, &mut patience)?,
             }
         }
-        session.usage = Usage::default();
+        session.usage = SessionUsage::default();
         Ok(Some(session))
     }
 
     /// What the executor granted.
     #[must_use]
-    pub fn opened(&self) -> &Opened {
+    pub fn opened(&self) -> &SessionOpened {
         &self.opened
     }
 
@@ -124,13 +130,13 @@ impl Session {
 
     /// How the client behaves.
     #[must_use]
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &ClientSettings {
         &self.settings
     }
 
     /// What has been sent, received and waited for.
     #[must_use]
-    pub fn usage(&self) -> &Usage {
+    pub fn usage(&self) -> &SessionUsage {
         &self.usage
     }
 
@@ -163,7 +169,7 @@ impl Session {
 
     /// Asks, and asks again on another connection if this one is lost.
     fn ask(&mut self, message: &ToLayers) -> Result<FromLayers, CallError> {
-        let mut patience = Patience::new(self.settings.patience);
+        let mut patience = RetryPolicy::new(self.settings.patience);
         loop {
             let error = match self.linked(&mut patience)?.ask(message) {
                 Ok(FromLayers::Draining) => LinkError::Draining,
@@ -175,7 +181,7 @@ impl Session {
     }
 
     /// The connection; made anew where the last one was lost.
-    fn linked(&mut self, patience: &mut Patience) -> Result<&mut dyn Transport, CallError> {
+    fn linked(&mut self, patience: &mut RetryPolicy) -> Result<&mut dyn Transport, CallError> {
         while self.transport.is_none() {
             match opening::open(&*self.connector, &self.settings, Some(&self.opened)) {
                 Ok(fresh) => self.adopt(fresh)?,
@@ -202,7 +208,7 @@ impl Session {
     }
 
     /// Gives the connection up and waits before another is tried.
-    fn lose(&mut self, error: LinkError, patience: &mut Patience) -> Result<(), CallError> {
+    fn lose(&mut self, error: LinkError, patience: &mut RetryPolicy) -> Result<(), CallError> {
         self.transport = None;
         if !error.may_pass() {
             return Err(CallError::of_link(error, &self.opened.tenant, patience.waited_ms()));

@@ -6,10 +6,10 @@
 
 use std::{io, path::Path, sync::Arc};
 
-use cache::{Cache, Settings};
+use cache::{Cache, CacheSettings};
 use ids::{AdapterId, BlockId, TenantId};
 use kernels::{
-    Isa, Pool,
+    Isa, ThreadPool,
     attention::KvPrecision,
     lora::{LayoutError, LoraPrecision},
 };
@@ -21,18 +21,18 @@ use model::{
         batch::{BatchDeltas, DeltaScratch},
         prepared::{EncodedAdapter, PreparedAdapter},
     },
-    forward::{BLOCK_TOKENS, Frame, Scratch, SequenceSlice, run},
+    forward::{BLOCK_TOKENS, ModelContext, Scratch, SequenceSlice, run},
     resident::{KvDtype, kv_shape},
     shape::config::ModelConfig,
     skeleton::client_base::ClientBase,
 };
 use shmproto::layer::{
-    Class,
+    CallClass,
     control::{self, AdapterDtype, Catalog},
 };
 
 use crate::{
-    drafts::{Effort, Sweeps},
+    drafts::{DraftPolicy, PassCost},
     error::CallError,
     masking::Mask,
     remote_layers::RemoteLayers,
@@ -51,7 +51,7 @@ pub struct SplitOptions {
     /// Prompt tokens of a pass.
     pub chunk_tokens: usize,
     /// How many drafted tokens are verified at once.
-    pub effort: Effort,
+    pub effort: DraftPolicy,
 }
 
 impl Default for SplitOptions {
@@ -61,7 +61,7 @@ impl Default for SplitOptions {
             kv_bytes: 256 << 20,
             kv_dtype: KvDtype::Auto,
             chunk_tokens: 256,
-            effort: Effort::default(),
+            effort: DraftPolicy::default(),
         }
     }
 }
@@ -131,13 +131,13 @@ pub fn adapter_precision(catalog: &Catalog) -> LoraPrecision {
 
 /// An adapter of this client.
 #[derive(Debug, Clone)]
-pub struct OwnAdapter {
+pub struct ClientAdapter {
     /// What its keys and values are kept under.
     pub(crate) id: AdapterId,
     pub(crate) prepared: Arc<PreparedAdapter>,
 }
 
-impl OwnAdapter {
+impl ClientAdapter {
     /// The adapter as the pass takes it.
     #[must_use]
     pub fn prepared(&self) -> &Arc<PreparedAdapter> {
@@ -148,7 +148,7 @@ impl OwnAdapter {
 /// A model whose linear layers are rented.
 #[derive(Debug)]
 pub struct SplitModel {
-    frame: Frame,
+    frame: ModelContext,
     layers: RemoteLayers,
     /// How adapters are kept.
     precision: LoraPrecision,
@@ -160,8 +160,8 @@ pub struct SplitModel {
     pub(crate) chunk_tokens: usize,
     pub(crate) logits: Vec<f32>,
     /// What sweeps over this session's sites take.
-    pub(crate) sweeps: Sweeps,
-    pub(crate) effort: Effort,
+    pub(crate) sweeps: PassCost,
+    pub(crate) effort: DraftPolicy,
 }
 
 impl SplitModel {
@@ -191,7 +191,7 @@ impl SplitModel {
             block_bytes,
             source,
         })?;
-        let pool = Pool::new(&options.cores)
+        let pool = ThreadPool::new(&options.cores)
             .map_err(|source| SplitError::Threads { cores: options.cores.clone(), source })?;
         Ok(Self {
             frame,
@@ -201,10 +201,10 @@ impl SplitModel {
             compute: Compute { pool, isa: Isa::best() },
             scratch: Scratch::empty(),
             deltas: DeltaScratch::default(),
-            cache: Cache::new(Settings::device_alone(count, BLOCK_TOKENS)),
+            cache: Cache::new(CacheSettings::device_alone(count, BLOCK_TOKENS)),
             chunk_tokens: options.chunk_tokens.max(1),
             logits: Vec::new(),
-            sweeps: Sweeps::default(),
+            sweeps: PassCost::default(),
             effort: options.effort,
         })
     }
@@ -213,14 +213,14 @@ impl SplitModel {
     ///
     /// # Errors
     /// It is none, or does not fit the base.
-    pub fn load_adapter(&self, path: &Path) -> Result<OwnAdapter, LoadError> {
+    pub fn load_adapter(&self, path: &Path) -> Result<ClientAdapter, LoadError> {
         let encode = |adapter: &Adapter| EncodedAdapter::new(adapter, self.config(), self.precision);
         let encoded = match AnyAdapter::read(path, self.config())? {
             AnyAdapter::Vocabulary(it) => encode(&it.adapter).with_vocabulary(it.changes),
             other => encode(&other.answering(path)?),
         };
         let prepared = Arc::new(PreparedAdapter::of(encoded, self.config())?);
-        Ok(OwnAdapter { id: AdapterId::new(TenantId::EVERYBODY, prepared.generation()), prepared })
+        Ok(ClientAdapter { id: AdapterId::new(TenantId::EVERYBODY, prepared.generation()), prepared })
     }
 
     /// Runs `batch` and writes the wanted rows of logits to `logits`. Keys and values go to the blocks the slices name,
@@ -234,13 +234,13 @@ impl SplitModel {
         logits: &mut Vec<f32>,
     ) -> Result<(), CallError> {
         let is_decode = batch.iter().all(|slice| slice.tokens.len() == 1);
-        self.forward_as(if is_decode { Class::Decode } else { Class::Prefill }, batch, logits)
+        self.forward_as(if is_decode { CallClass::Decode } else { CallClass::Prefill }, batch, logits)
     }
 
     /// Runs a batch whose rows are for `class`.
     pub(crate) fn forward_as(
         &mut self,
-        class: Class,
+        class: CallClass,
         batch: &[SequenceSlice<'_, PreparedAdapter>],
         logits: &mut Vec<f32>,
     ) -> Result<(), CallError> {

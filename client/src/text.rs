@@ -40,7 +40,7 @@ pub enum TextError {
 
 /// Who said something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub enum ChatRole {
     /// Instructions.
     System,
     /// The person.
@@ -49,7 +49,7 @@ pub enum Role {
     Assistant,
 }
 
-impl Role {
+impl ChatRole {
     fn word(self) -> &'static str {
         match self {
             Self::System => "system",
@@ -61,9 +61,9 @@ impl Role {
 
 /// A message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Message {
+pub struct PromptMessage {
     /// Who said it.
-    pub role: Role,
+    pub role: ChatRole,
     /// The text, before the template.
     pub content: String,
 }
@@ -116,7 +116,7 @@ impl Text {
     ///
     /// # Errors
     /// The model has no template, or the template or the tokenizer refuses.
-    pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>, TextError> {
+    pub fn encode_chat(&self, messages: &[PromptMessage]) -> Result<Vec<u32>, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
         let messages: Vec<chat::Message<'_>> = messages
             .iter()

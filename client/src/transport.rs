@@ -19,7 +19,7 @@ pub mod tls;
 use std::{fmt, sync::Arc};
 
 use shmproto::layer::{
-    CallHeader, ReplyHeader, Status,
+    CallHeader, CallStatus, ReplyHeader,
     control::{FromLayers, ToLayers},
 };
 
@@ -101,7 +101,7 @@ pub fn check_reply(call: &CallHeader, reply: &ReplyHeader) -> Result<(), LinkErr
     let wrong = |what: &str, found: u64, wanted: u64| {
         Err(LinkError::Protocol(format!("a reply has {what} {found} where {wanted} was expected")))
     };
-    let rows = if reply.status == Status::Done { call.rows } else { 0 };
+    let rows = if reply.status == CallStatus::Done { call.rows } else { 0 };
     if reply.sequence != call.sequence {
         wrong("the number", reply.sequence, call.sequence)
     } else if reply.rows != rows {

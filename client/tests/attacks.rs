@@ -21,7 +21,7 @@ mod subspace;
 mod support;
 
 use client::{
-    masking::{Masking, PaperSettings},
+    masking::{Masking, NoiseSettings},
     text::Text,
 };
 use model::{
@@ -34,16 +34,16 @@ use model::{
 use shmproto::layer::Path as SitePath;
 
 use self::{
-    adapter::{Crossed, Stolen, changes, own_delta, steal},
+    adapter::{ObservedRows, StolenAdapter, changes, own_delta, steal},
     algebra::{Matrix, least_squares, relative_error, to_f64},
-    executor::{Curious, End, Rows},
-    noises::{Carried, amount, denoised, projected, recognise},
+    executor::{CallEnd, CuriousExecutor, FloatRows},
+    noises::{CarriedNoise, amount, denoised, projected, recognise},
     prompt::Dictionary,
     reuse::shared_noise,
     scene::{
         base, block_sites, client, client_with, curious, distinct_tokens, first_tokens, pass, site, truth,
     },
-    subspace::{Combining, Uncovered},
+    subspace::{CombinedNoiseMask, OrthogonalResidual},
     support::{
         OFF, example_adapter, real_model,
         training::{learn, remote_trainer},
@@ -60,7 +60,7 @@ fn secret(base: &ClientBase) -> Vec<u32> {
 }
 
 fn paper(noises: usize) -> Masking {
-    Masking::Paper(PaperSettings { noises, ..PaperSettings::default() })
+    Masking::Paper(NoiseSettings { noises, ..NoiseSettings::default() })
 }
 
 /// A mode, and its path.
@@ -78,7 +78,7 @@ fn agreement<T: PartialEq>(found: &[T], truth: &[T]) -> f64 {
     found.iter().zip(truth).filter(|(a, b)| a == b).count() as f64 / truth.len() as f64
 }
 
-fn rows_error(found: &Rows, truth: &Rows) -> f64 {
+fn rows_error(found: &FloatRows, truth: &FloatRows) -> f64 {
     let (found, truth): (Vec<_>, Vec<_>) = (to_f64(&found.values), to_f64(&truth.values));
     relative_error([(&found[..], &truth[..])].into_iter())
 }
@@ -94,7 +94,7 @@ fn an_executor_reads_the_prompt_of_a_client_without_masking_t0() {
     for masking in [OFF, LINEAR] {
         let curious = curious([first]);
         pass(&mut client(&curious, masking.clone(), KvDtype::Auto), &prompt, None);
-        let found = Dictionary::new(&base, &curious).read(&curious.forward(first, End::Sent));
+        let found = Dictionary::new(&base, &curious).read(&curious.forward(first, CallEnd::Sent));
         println!("T0, {}: {:.1} %", name(&masking), 100.0 * agreement(&found, &prompt));
         assert_eq!(found, prompt);
     }
@@ -112,10 +112,10 @@ fn an_executor_recognises_every_noise_it_has_seen_t1() {
         pass(&mut model, &prompt, Some(&adapter));
         let (mut found, mut carried) = (Vec::new(), Vec::new());
         for (&site, truth) in sites.iter().zip(&truths) {
-            let (sent, bought) = (curious.forward(site, End::Sent), curious.noises(site, End::Sent));
+            let (sent, bought) = (curious.forward(site, CallEnd::Sent), curious.noises(site, CallEnd::Sent));
             let added = sent.values.iter().zip(&truth.values).map(|(z, x)| z - x).collect();
             found.extend(recognise(&sent, &bought));
-            carried.extend(recognise(&Rows { width: sent.width, values: added }, &bought));
+            carried.extend(recognise(&FloatRows { width: sent.width, values: added }, &bought));
         }
         let hits = agreement(&found, &carried);
         println!(
@@ -129,9 +129,9 @@ fn an_executor_recognises_every_noise_it_has_seen_t1() {
 }
 
 /// The inputs of a layer's `[q | k | v]` without the noise they carry.
-fn bare_inputs(curious: &Curious, base: &ClientBase, layer: usize) -> Rows {
+fn bare_inputs(curious: &CuriousExecutor, base: &ClientBase, layer: usize) -> FloatRows {
     let place = site(base, layer, Qkv);
-    let (sent, bought) = (curious.forward(place, End::Sent), curious.noises(place, End::Sent));
+    let (sent, bought) = (curious.forward(place, CallEnd::Sent), curious.noises(place, CallEnd::Sent));
     let carried = recognise(&sent, &bought);
     let amount = amount(&sent, &bought, &carried, &base.frame.norms.attention[layer]);
     denoised(&sent, &bought, &carried, amount)
@@ -156,17 +156,17 @@ fn an_executor_that_recognised_the_noises_takes_them_away_and_reads_the_prompt_t
 }
 
 /// Every second row: those that carry the first of two noises.
-fn every_second(rows: &Rows) -> Rows {
-    Rows { width: rows.width, values: rows.iter().step_by(2).flatten().copied().collect() }
+fn every_second(rows: &FloatRows) -> FloatRows {
+    FloatRows { width: rows.width, values: rows.iter().step_by(2).flatten().copied().collect() }
 }
 
 /// The rows without the noise they share, which is solved for.
-fn without_shared_noise(rows: &Rows, gains: &[f32]) -> Rows {
+fn without_shared_noise(rows: &FloatRows, gains: &[f32]) -> FloatRows {
     let noise = shared_noise(rows, gains);
     let bare = |row: &[f32]| -> Vec<f32> {
         row.iter().zip(&noise).map(|(z, n)| (f64::from(*z) - n) as f32).collect()
     };
-    Rows { width: rows.width, values: rows.iter().flat_map(bare).collect() }
+    FloatRows { width: rows.width, values: rows.iter().flat_map(bare).collect() }
 }
 
 #[test]
@@ -184,8 +184,9 @@ fn rows_that_share_a_noise_give_it_away_to_somebody_who_never_saw_it_t2() {
     let curious = curious(sites);
     pass(&mut client(&curious, paper(2), KvDtype::Auto), &prompt, None);
     let truths = truth(&prompt, None, &sites);
-    let bare = places
-        .map(|(site, gains)| without_shared_noise(&every_second(&curious.forward(site, End::Sent)), gains));
+    let bare = places.map(|(site, gains)| {
+        without_shared_noise(&every_second(&curious.forward(site, CallEnd::Sent)), gains)
+    });
     let found = Dictionary::new(&base, &curious).read(&bare[0]);
     let prompt: Vec<u32> = prompt.into_iter().step_by(2).collect();
     println!("T2, {} rows: {:.1} % of the tokens", prompt.len(), 100.0 * agreement(&found, &prompt));
@@ -202,13 +203,13 @@ fn a_secret_combination_of_fewer_noises_than_dimensions_leaves_the_rest_bare_t3(
     let base = base();
     let (prompt, first) = (secret(&base), site(&base, 0, Qkv));
     let truth = truth(&prompt, None, &[first]).remove(0);
-    let energy = |rows: &Rows| rows.values.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>();
+    let energy = |rows: &FloatRows| rows.values.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>();
     for noises in [64, 512] {
         let curious = curious([first]);
-        let mask = Box::new(Combining::new(noises, vec![first], 3));
+        let mask = Box::new(CombinedNoiseMask::new(noises, vec![first], 3));
         pass(&mut client_with(&curious, KvDtype::Auto, |_| mask), &prompt, None);
-        let uncovered = Uncovered::by(&curious.noises(first, End::Sent));
-        let found = uncovered.parts(&curious.forward(first, End::Sent));
+        let uncovered = OrthogonalResidual::by(&curious.noises(first, CallEnd::Sent));
+        let found = uncovered.parts(&curious.forward(first, CallEnd::Sent));
         let error = rows_error(&found, &uncovered.parts(&truth));
         let (visible, expected) = (energy(&found) / energy(&truth), 1.0 - noises as f64 / truth.width as f64);
         let read = agreement(&Dictionary::new(&base, &curious).read_parts(&found, &uncovered), &prompt);
@@ -225,35 +226,45 @@ fn as_many_noises_as_dimensions_are_the_weights_themselves_t3() {
     let (prompt, first) = (secret(&base), site(&base, 0, Qkv));
     let (width, outputs) = (base.config().hidden_size, 32);
     let curious = curious([first]);
-    let mask = Box::new(Combining::new(width + 64, vec![first], 3));
+    let mask = Box::new(CombinedNoiseMask::new(width + 64, vec![first], 3));
     pass(&mut client_with(&curious, KvDtype::Auto, |_| mask), &prompt[..2], None);
-    let (noises, effects) = (curious.noises(first, End::Sent), curious.noises(first, End::Answered));
+    let (noises, effects) = (curious.noises(first, CallEnd::Sent), curious.noises(first, CallEnd::Answered));
     let some_outputs =
-        |rows: &Rows| Matrix::from_rows(outputs, rows.iter().map(|row| to_f64(&row[..outputs])));
+        |rows: &FloatRows| Matrix::from_rows(outputs, rows.iter().map(|row| to_f64(&row[..outputs])));
     let left = Matrix::from_rows(width, noises.iter().map(to_f64));
     let found = least_squares(left, some_outputs(&effects));
     let mut unit = vec![0.0; width * width];
     unit.iter_mut().step_by(width + 1).for_each(|x| *x = 1.0);
-    let weights = curious.evaluate(first, &Rows { width, values: unit }, effects.width);
+    let weights = curious.evaluate(first, &FloatRows { width, values: unit }, effects.width);
     let error = matrix_error(&found, &some_outputs(&weights));
     println!("T3, {} noises: the weights to {error:.1e}", width + 64);
     assert!(error <= 1e-3, "{error}");
 }
 
 /// What crosses at a layer while `prompts` of one token pass, and the noises that rows were seen to carry.
-fn crossed(curious: &Curious, base: &ClientBase, layer: usize, masking: &Masking) -> (Crossed, Vec<Carried>) {
+fn crossed(
+    curious: &CuriousExecutor,
+    base: &ClientBase,
+    layer: usize,
+    masking: &Masking,
+) -> (ObservedRows, Vec<CarriedNoise>) {
     let (qkv, o) = (site(base, layer, Qkv), site(base, layer, O));
-    let inputs = curious.forward(qkv, End::Sent);
+    let inputs = curious.forward(qkv, CallEnd::Sent);
     let carried = match masking {
-        Masking::Paper(_) => recognise(&inputs, &curious.noises(qkv, End::Sent)),
+        Masking::Paper(_) => recognise(&inputs, &curious.noises(qkv, CallEnd::Sent)),
         _ => Vec::new(),
     };
-    let (base, attended) = (curious.forward(qkv, End::Answered), curious.forward(o, End::Sent));
-    (Crossed { inputs, base, attended }, carried)
+    let (base, attended) = (curious.forward(qkv, CallEnd::Answered), curious.forward(o, CallEnd::Sent));
+    (ObservedRows { inputs, base, attended }, carried)
 }
 
 /// An executor that has seen first tokens of a client with an adapter pass.
-fn visited(base: &ClientBase, layers: &[usize], prompts: &[u32], victim: (Masking, KvDtype)) -> Curious {
+fn visited(
+    base: &ClientBase,
+    layers: &[usize],
+    prompts: &[u32],
+    victim: (Masking, KvDtype),
+) -> CuriousExecutor {
     let kept = layers.iter().flat_map(|&layer| [site(base, layer, Qkv), site(base, layer, O)]);
     let curious = curious(kept.collect::<Vec<SiteId>>());
     let mut model = client(&curious, victim.0, victim.1);
@@ -271,7 +282,7 @@ fn first_tokens_give_the_adapters_value_projection_away_t4() {
         let curious = visited(&base, &layers, &prompts, (masking.clone(), KvDtype::F32));
         for layer in layers {
             let (crossed, carried) = crossed(&curious, &base, layer, &masking);
-            let Stolen { rank, delta } = steal(&crossed, base.config(), &carried);
+            let StolenAdapter { rank, delta } = steal(&crossed, base.config(), &carried);
             let (own_rank, own) = own_delta(&adapter, layer);
             let error = matrix_error(&delta, &own);
             println!("T4, {}, layer {layer}: rank {rank}, error {error:.1e}", name(&masking));
@@ -293,9 +304,9 @@ fn values_kept_in_16_bits_make_the_stolen_projection_rougher_but_hardly_its_effe
         let curious = visited(&base, &layers, prompts, (masking.clone(), KvDtype::Auto));
         for layer in layers {
             let (crossed, carried) = crossed(&curious, &base, layer, &masking);
-            let Stolen { rank, delta } = steal(&crossed, base.config(), &carried);
+            let StolenAdapter { rank, delta } = steal(&crossed, base.config(), &carried);
             let (own_rank, own) = own_delta(&adapter, layer);
-            let others = elsewhere.forward(site(&base, layer, Qkv), End::Sent);
+            let others = elsewhere.forward(site(&base, layer, Qkv), CallEnd::Sent);
             let all = |delta: &Matrix| others.iter().flat_map(|row| changes(&to_f64(row), delta)).collect();
             let (found, truth): (Vec<f64>, Vec<f64>) = (all(&delta), all(&own));
             let error = relative_error([(&found[..], &truth[..])].into_iter());
@@ -308,7 +319,7 @@ fn values_kept_in_16_bits_make_the_stolen_projection_rougher_but_hardly_its_effe
 }
 
 /// The token that should have come, by a gradient at the head: the largest number of all, by its size.
-fn answers(gradients: &Rows) -> Vec<u32> {
+fn answers(gradients: &FloatRows) -> Vec<u32> {
     let peak = |row: &[f32]| (0..row.len()).max_by(|&a, &b| row[a].abs().total_cmp(&row[b].abs())).unwrap();
     gradients.iter().map(|row| u32::try_from(peak(row)).unwrap()).collect()
 }
@@ -321,7 +332,7 @@ fn an_executor_reads_what_a_client_learns_to_say_from_gradients_at_the_head_t0_a
         let curious = curious([head]);
         let mut trainer = remote_trainer(Box::new(curious.clone()), &real_model(), masking.clone());
         learn(&mut trainer, &example_adapter(ADAPTER), &text);
-        let sent = curious.gradients(head, End::Sent);
+        let sent = curious.gradients(head, CallEnd::Sent);
         let hits = agreement(&answers(&sent), &text[1..]);
         println!("T0, gradients, {}: {:.1} % of {} tokens", name(&masking), 100.0 * hits, sent.count());
         if let Masking::Off { .. } = masking {
@@ -329,7 +340,7 @@ fn an_executor_reads_what_a_client_learns_to_say_from_gradients_at_the_head_t0_a
             continue;
         }
         assert!(hits <= 0.1, "{hits}: a gradient alone must not tell");
-        let bought = curious.gradient_noises(head, End::Sent);
+        let bought = curious.gradient_noises(head, CallEnd::Sent);
         let bare = projected(&sent, &bought, &recognise(&sent, &bought));
         let hits = agreement(&answers(&bare), &text[1..]);
         println!("T0 after T1, gradients: {:.1} %", 100.0 * hits);

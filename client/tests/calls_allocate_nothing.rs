@@ -11,17 +11,17 @@ use std::{
 };
 
 use client::{
-    session::{Session, calls::Ask},
+    session::{Session, calls::LayerCall},
     transport::local::LocalConnector,
 };
 use model::sites::SiteId;
-use shmproto::layer::{Class, Op, Path};
+use shmproto::layer::{CallClass, Op, Path};
 use support::{
-    doors::{Door, Mischief, private_directory},
+    doors::{MaliciousBehavior, TestEndpoint, private_directory},
     executor, settings, tiny, widths,
 };
 
-struct Counting;
+struct CountingAllocator;
 
 thread_local! {
     /// Of this thread: the executor's own are not counted.
@@ -29,7 +29,7 @@ thread_local! {
 }
 
 // SAFETY: the system's allocator does it all, under the same conditions.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
         // SAFETY: the caller's promise.
@@ -43,20 +43,20 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[test]
 fn a_call_through_shared_memory_takes_no_memory_after_the_first_of_its_size() {
     let directory = private_directory();
     let executor = executor(&tiny("llama-tied"));
     let widths = widths(&executor);
-    let socket = Door::new(executor, widths.clone(), Mischief::None).local(directory.path());
+    let socket = TestEndpoint::new(executor, widths.clone(), MaliciousBehavior::None).local(directory.path());
     let connector = LocalConnector::new(socket, Duration::from_micros(20), Duration::from_secs(20));
     let mut session = Session::open(Box::new(connector), settings()).unwrap();
     let (input, output) = widths[0];
     let (x, mut out) = (vec![0.5; 8 * input], vec![0.0; 8 * output]);
-    let (op, path, class) = (Op::Forward, Path::Fast, Class::Decode);
-    let ask = Ask { site: SiteId(0), part: None, op, path, class };
+    let (op, path, class) = (Op::Forward, Path::Fast, CallClass::Decode);
+    let ask = LayerCall { site: SiteId(0), part: None, op, path, class };
     session.call(ask, &x, &mut out).unwrap();
     let before = ALLOCATIONS.get();
     for rows in [8, 1, 8, 3] {

@@ -27,9 +27,9 @@ use std::{path::Path, sync::Arc};
 
 use client::{
     masking::{
-        Cover, Masking,
-        pads::{Pads, maker::Maker, pool::Pool},
-        shares::Second,
+        Masking, RowProtection,
+        pads::{Pads, maker::PadMaker, pool::PadPool},
+        shares::SecondExecutor,
     },
     text::Text,
 };
@@ -45,14 +45,14 @@ use shmproto::layer::{Op, Path as SitePath};
 use tempfile::TempDir;
 
 use self::{
-    adapter::{Crossed, own_delta, steal},
+    adapter::{ObservedRows, own_delta, steal},
     algebra::{Matrix, least_squares, to_f64},
     chance::{assert_rare, assert_uniform, assert_unlike, paired},
-    executor::{Curious, End, Rows, Whole},
+    executor::{CallEnd, CuriousExecutor, FloatRows, IntegerRows},
     prompt::Dictionary,
     reuse::shared_noise,
     scene::{base, client, distinct_tokens, first_tokens, pass, site},
-    subspace::Uncovered,
+    subspace::OrthogonalResidual,
     support::{
         committed_executor, example_adapter, real_model, settings,
         training::{learn, remote_trainer},
@@ -79,25 +79,25 @@ enum Mode {
 }
 
 /// A client's executors, and its masking.
-struct Victim {
-    first: Curious,
-    second: Option<Curious>,
+struct VictimClient {
+    first: CuriousExecutor,
+    second: Option<CuriousExecutor>,
     masking: Masking,
     _pool: TempDir,
 }
 
-impl Victim {
+impl VictimClient {
     /// What crosses at the sites `kept` is kept.
     fn new(mode: Mode, kept: &[SiteId]) -> Self {
-        let executor = || Curious::new(committed_executor(&real_model()), kept.iter().copied());
+        let executor = || CuriousExecutor::new(committed_executor(&real_model()), kept.iter().copied());
         let (first, pool) = (executor(), tempfile::tempdir().unwrap());
         let second = (mode == Mode::Shares).then(executor);
         let masking = match (mode, &second) {
             (Mode::Bare, _) => Masking::Off { path: SitePath::Ring },
-            (Mode::Pads, _) => Cover::Pads(pads(pool.path())).into(),
+            (Mode::Pads, _) => RowProtection::Pads(pads(pool.path())).into(),
             (Mode::Shares, second) => {
                 let connector = Arc::new(second.clone().unwrap());
-                Cover::Shares(Arc::new(Second { connector, settings: settings() })).into()
+                RowProtection::Shares(Arc::new(SecondExecutor { connector, settings: settings() })).into()
             }
         };
         Self { first, second, masking, _pool: pool }
@@ -114,12 +114,12 @@ impl Victim {
     }
 
     /// What the first executor was sent.
-    fn sent(&self, site: SiteId) -> Whole {
-        self.first.whole(site, Op::ForwardNoBias, End::Sent)
+    fn sent(&self, site: SiteId) -> IntegerRows {
+        self.first.whole(site, Op::ForwardNoBias, CallEnd::Sent)
     }
 
     /// The same without the pads that the second one made.
-    fn together(&self, site: SiteId) -> Whole {
+    fn together(&self, site: SiteId) -> IntegerRows {
         let sent = self.sent(site);
         let drawn = self.second.as_ref().unwrap().drawn(site, Op::ForwardNoBias, sent.width);
         sent.without(&drawn)
@@ -130,13 +130,13 @@ impl Victim {
 fn pads(directory: &Path) -> Pads {
     let mut own = SiteModel::open(&real_model(), &[]).unwrap();
     own.commit();
-    let maker = Maker::new(Box::new(own), 2 << 30);
-    let pool = Pool::create(directory, maker.commitment().unwrap(), &maker.shapes()).unwrap();
+    let maker = PadMaker::new(Box::new(own), 2 << 30);
+    let pool = PadPool::create(directory, maker.commitment().unwrap(), &maker.shapes()).unwrap();
     Pads::new(pool, Some(maker))
 }
 
-fn part(rows: &Rows, of: std::ops::Range<usize>) -> Rows {
-    Rows { width: rows.width, values: rows.values[of.start * rows.width..of.end * rows.width].to_vec() }
+fn part(rows: &FloatRows, of: std::ops::Range<usize>) -> FloatRows {
+    FloatRows { width: rows.width, values: rows.values[of.start * rows.width..of.end * rows.width].to_vec() }
 }
 
 fn hits(found: &[u32], truth: &[u32]) -> usize {
@@ -144,24 +144,24 @@ fn hits(found: &[u32], truth: &[u32]) -> usize {
 }
 
 /// Rows as an inverter reads them that has learned from pairs of what is sent and what is meant, and not from the last [`UNSEEN`].
-fn inverted(sent: &Rows, truth: &Rows) -> Rows {
+fn inverted(sent: &FloatRows, truth: &FloatRows) -> FloatRows {
     let learned = sent.count() - UNSEEN;
-    let matrix = |rows: &Rows| Matrix::from_rows(rows.width, rows.iter().take(learned).map(to_f64));
+    let matrix = |rows: &FloatRows| Matrix::from_rows(rows.width, rows.iter().take(learned).map(to_f64));
     let inverter = least_squares(matrix(sent), matrix(truth));
     let read = |row: &[f32]| {
         let row = to_f64(row);
         inverter.columns().map(|column| algebra::dot(&row, column) as f32).collect::<Vec<f32>>()
     };
     let values = sent.iter().skip(learned).flat_map(read).collect();
-    Rows { width: truth.width, values }
+    FloatRows { width: truth.width, values }
 }
 
 /// The direction of the value projection's change, as least squares have it, beside the adapter's own.
-fn stolen(victim: &Victim, base: &ClientBase, layer: usize) -> [Rows; 2] {
+fn stolen(victim: &VictimClient, base: &ClientBase, layer: usize) -> [FloatRows; 2] {
     let (qkv, o) = (site(base, layer, Qkv), site(base, layer, O));
-    let crossed = Crossed {
+    let crossed = ObservedRows {
         inputs: victim.sent(qkv).seen(),
-        base: victim.first.whole(qkv, Op::ForwardNoBias, End::Answered).seen(),
+        base: victim.first.whole(qkv, Op::ForwardNoBias, CallEnd::Answered).seen(),
         attended: victim.sent(o).seen(),
     };
     let delta = steal(&crossed, base.config(), &[]).delta;
@@ -169,7 +169,7 @@ fn stolen(victim: &Victim, base: &ClientBase, layer: usize) -> [Rows; 2] {
     let rows = |matrix: &Matrix| {
         let columns: Vec<Vec<f32>> =
             matrix.columns().map(|column| column.iter().map(|x| *x as f32).collect()).collect();
-        Rows { width: columns[0].len(), values: columns.concat() }
+        FloatRows { width: columns[0].len(), values: columns.concat() }
     };
     [rows(&delta), rows(&own_delta(&adapter, layer).1)]
 }
@@ -179,7 +179,7 @@ fn assert_blind(mode: Mode) {
     let base = base();
     let prompts = distinct_tokens(&base, base.config().hidden_size + 64 + UNSEEN);
     let (victim, bare) =
-        (Victim::visited(mode, &base, &prompts), Victim::visited(Mode::Bare, &base, &prompts));
+        (VictimClient::visited(mode, &base, &prompts), VictimClient::visited(Mode::Bare, &base, &prompts));
     let first = site(&base, 0, Qkv);
     let (sent, truth) = (victim.sent(first).seen(), bare.sent(first).seen());
     println!("{mode:?}");
@@ -193,9 +193,9 @@ fn assert_blind(mode: Mode) {
     let gains = &base.frame.norms.attention[0];
     let noise: Vec<f32> = shared_noise(&sent, gains).into_iter().map(|x| x as f32).collect();
     let without = sent.iter().flat_map(|row| row.iter().zip(&noise).map(|(z, n)| z - n).collect::<Vec<_>>());
-    assert_unlike("T2, rows", &Rows { width: sent.width, values: without.collect() }, &truth);
+    assert_unlike("T2, rows", &FloatRows { width: sent.width, values: without.collect() }, &truth);
 
-    let uncovered = Uncovered::by(&part(&sent, 0..KNOWN));
+    let uncovered = OrthogonalResidual::by(&part(&sent, 0..KNOWN));
     let rest = KNOWN..sent.count();
     assert_unlike("T3, rows", &uncovered.parts(&part(&sent, rest.clone())), &part(&truth, rest));
 
@@ -222,11 +222,11 @@ fn an_executor_learns_nothing_of_rows_under_pads_by_any_attack() {
 }
 
 /// The prompt twice, whose rows an executor compares.
-fn twice(mode: Mode) -> (Rows, Rows, Vec<u32>, Curious) {
+fn twice(mode: Mode) -> (FloatRows, FloatRows, Vec<u32>, CuriousExecutor) {
     let base = base();
     let prompt = Text::load(&base.files).unwrap().encode_raw(SECRET).unwrap();
     let first = site(&base, 0, Qkv);
-    let victim = Victim::new(mode, &[first]);
+    let victim = VictimClient::new(mode, &[first]);
     (0..2)
         .for_each(|_| pass(&mut client(&victim.first, victim.masking.clone(), KvDtype::Auto), &prompt, None));
     let sent = victim.sent(first).seen();
@@ -256,8 +256,8 @@ fn equal_rows_are_told_from_others_only_where_nothing_covers_them_t1() {
 fn two_executors_that_put_together_what_they_saw_read_everything() {
     let base = base();
     let prompts = distinct_tokens(&base, base.config().hidden_size + 64 + UNSEEN);
-    let victim = Victim::visited(Mode::Shares, &base, &prompts);
-    let bare = Victim::visited(Mode::Bare, &base, &prompts);
+    let victim = VictimClient::visited(Mode::Shares, &base, &prompts);
+    let bare = VictimClient::visited(Mode::Bare, &base, &prompts);
     for layer in LAYERS {
         for place in [site(&base, layer, Qkv), site(&base, layer, O)] {
             assert_eq!(victim.together(place).numbers, bare.sent(place).numbers, "{place:?}");
@@ -277,11 +277,11 @@ fn gradients_at_the_head_do_not_tell_what_is_learned() {
     let base = base();
     let (text, head) = (Text::load(&base.files).unwrap().encode_raw(SECRET).unwrap(), site(&base, 0, Head));
     for mode in [Mode::Bare, Mode::Shares, Mode::Pads] {
-        let victim = Victim::new(mode, &[head]);
+        let victim = VictimClient::new(mode, &[head]);
         let mut trainer =
             remote_trainer(Box::new(victim.first.clone()), &real_model(), victim.masking.clone());
         learn(&mut trainer, &example_adapter(ADAPTER), &text);
-        let gradients = victim.first.whole(head, Op::Backward, End::Sent);
+        let gradients = victim.first.whole(head, Op::Backward, CallEnd::Sent);
         let rows = gradients.seen();
         let peak =
             |row: &[f32]| (0..row.len()).max_by(|&a, &b| row[a].abs().total_cmp(&row[b].abs())).unwrap();

@@ -30,14 +30,14 @@ const TAG: &str = ":latest";
 
 /// What the head of a request says.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Head {
+pub struct RequestHead {
     /// The path, without a query.
     pub path: String,
     /// The key it comes with: who shares a prefix cache.
     pub key: Vec<u8>,
 }
 
-impl Head {
+impl RequestHead {
     /// Whether it generates tokens: any host can.
     #[must_use]
     pub fn generates(&self) -> bool {
@@ -48,21 +48,21 @@ impl Head {
 /// What the body of a request says.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
-pub struct Ask {
+pub struct ParsedRequest {
     /// `model`, as it was sent.
     #[serde(deserialize_with = "text_or_nothing")]
     pub model: String,
     /// `adapter`, if it names one, or its `generation`.
-    pub adapter: Named,
+    pub adapter: AdapterField,
     /// `messages`.
-    messages: Prompt,
+    messages: PromptPrefix,
     /// `prompt`.
-    prompt: Prompt,
+    prompt: PromptPrefix,
     /// `input`, of embeddings.
-    input: Prompt,
+    input: PromptPrefix,
 }
 
-impl Ask {
+impl ParsedRequest {
     /// Reads a body; what is none of a request that generates asks for nothing.
     #[must_use]
     pub fn read(body: &[u8]) -> Self {
@@ -75,7 +75,7 @@ impl Ask {
     }
 
     /// What is asked about: one of these, in all requests that make sense.
-    fn prompts(&self) -> [&Prompt; 3] {
+    fn prompts(&self) -> [&PromptPrefix; 3] {
         [&self.messages, &self.prompt, &self.input]
     }
 
@@ -96,7 +96,7 @@ impl Ask {
 
 /// What `adapter` says.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
-pub enum Named {
+pub enum AdapterField {
     /// Nothing.
     #[default]
     Not,
@@ -106,7 +106,7 @@ pub enum Named {
     Generation(u64),
 }
 
-impl<'de> Deserialize<'de> for Named {
+impl<'de> Deserialize<'de> for AdapterField {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
         value.deserialize_any(NamedVisitor)
     }
@@ -116,22 +116,22 @@ impl<'de> Deserialize<'de> for Named {
 struct NamedVisitor;
 
 impl<'de> Visitor<'de> for NamedVisitor {
-    type Value = Named;
+    type Value = AdapterField;
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("anything")
     }
 
-    fn visit_str<E>(self, name: &str) -> Result<Named, E> {
-        Ok(if name.is_empty() { Named::Not } else { Named::Name(name.to_owned()) })
+    fn visit_str<E>(self, name: &str) -> Result<AdapterField, E> {
+        Ok(if name.is_empty() { AdapterField::Not } else { AdapterField::Name(name.to_owned()) })
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Named, A::Error> {
-        let mut named = Named::Not;
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<AdapterField, A::Error> {
+        let mut named = AdapterField::Not;
         while let Some(field) = fields.next_key::<String>()? {
             if field == "generation" {
                 let Generation(generation) = fields.next_value()?;
-                named = beginning_of(&generation).map_or(Named::Not, Named::Generation);
+                named = beginning_of(&generation).map_or(AdapterField::Not, AdapterField::Generation);
             } else {
                 fields.next_value::<IgnoredAny>()?;
             }
@@ -139,29 +139,29 @@ impl<'de> Visitor<'de> for NamedVisitor {
         Ok(named)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Named, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<AdapterField, A::Error> {
         while items.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Named::Not)
+        Ok(AdapterField::Not)
     }
 
-    fn visit_u64<E>(self, _: u64) -> Result<Named, E> {
-        Ok(Named::Not)
+    fn visit_u64<E>(self, _: u64) -> Result<AdapterField, E> {
+        Ok(AdapterField::Not)
     }
 
-    fn visit_i64<E>(self, _: i64) -> Result<Named, E> {
-        Ok(Named::Not)
+    fn visit_i64<E>(self, _: i64) -> Result<AdapterField, E> {
+        Ok(AdapterField::Not)
     }
 
-    fn visit_f64<E>(self, _: f64) -> Result<Named, E> {
-        Ok(Named::Not)
+    fn visit_f64<E>(self, _: f64) -> Result<AdapterField, E> {
+        Ok(AdapterField::Not)
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<Named, E> {
-        Ok(Named::Not)
+    fn visit_bool<E>(self, _: bool) -> Result<AdapterField, E> {
+        Ok(AdapterField::Not)
     }
 
-    fn visit_unit<E>(self) -> Result<Named, E> {
-        Ok(Named::Not)
+    fn visit_unit<E>(self) -> Result<AdapterField, E> {
+        Ok(AdapterField::Not)
     }
 }
 
@@ -172,21 +172,21 @@ struct Generation(#[serde(deserialize_with = "text_or_nothing")] String);
 
 /// A text, or anything else, which is none.
 fn text_or_nothing<'de, D: Deserializer<'de>>(value: D) -> Result<String, D::Error> {
-    let mut prompt = Prompt::default();
-    Everything(&mut prompt).deserialize(value)?;
+    let mut prompt = PromptPrefix::default();
+    PromptVisitor(&mut prompt).deserialize(value)?;
     Ok(if prompt.is_text { String::from_utf8(prompt.beginning).unwrap_or_default() } else { String::new() })
 }
 
 /// A prompt of any form: all texts and numbers in it, one after the other.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-struct Prompt {
+struct PromptPrefix {
     beginning: Vec<u8>,
     bytes: u64,
     /// It is one text and nothing else.
     is_text: bool,
 }
 
-impl Prompt {
+impl PromptPrefix {
     fn push(&mut self, bytes: &[u8]) {
         self.bytes += bytes.len() as u64;
         let room = MAX_BEGINNING_BYTES - self.beginning.len();
@@ -194,18 +194,18 @@ impl Prompt {
     }
 }
 
-impl<'de> Deserialize<'de> for Prompt {
+impl<'de> Deserialize<'de> for PromptPrefix {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
         let mut prompt = Self::default();
-        Everything(&mut prompt).deserialize(value)?;
+        PromptVisitor(&mut prompt).deserialize(value)?;
         Ok(prompt)
     }
 }
 
 /// Takes everything in a value into a prompt.
-struct Everything<'a>(&'a mut Prompt);
+struct PromptVisitor<'a>(&'a mut PromptPrefix);
 
-impl<'de> DeserializeSeed<'de> for Everything<'_> {
+impl<'de> DeserializeSeed<'de> for PromptVisitor<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<(), D::Error> {
@@ -213,7 +213,7 @@ impl<'de> DeserializeSeed<'de> for Everything<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Everything<'_> {
+impl<'de> Visitor<'de> for PromptVisitor<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -249,14 +249,14 @@ impl<'de> Visitor<'de> for Everything<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        while items.next_element_seed(Everything(&mut *self.0))?.is_some() {}
+        while items.next_element_seed(PromptVisitor(&mut *self.0))?.is_some() {}
         self.0.is_text = false;
         Ok(())
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
         while fields.next_key::<IgnoredAny>()?.is_some() {
-            fields.next_value_seed(Everything(&mut *self.0))?;
+            fields.next_value_seed(PromptVisitor(&mut *self.0))?;
         }
         self.0.is_text = false;
         Ok(())
@@ -269,46 +269,51 @@ mod tests {
 
     #[test]
     fn model_and_prompt_are_read_whatever_their_form() {
-        let ask = Ask::read(br#"{"model":"base:a","messages":[{"role":"user","content":"Hello"}],"n":2}"#);
+        let ask = ParsedRequest::read(
+            br#"{"model":"base:a","messages":[{"role":"user","content":"Hello"}],"n":2}"#,
+        );
         assert_eq!((ask.model.as_str(), ask.beginning()), ("base:a", &b"userHello"[..]));
         assert_eq!(ask.prompt_tokens(), 3);
-        let ask = Ask::read(br#"{"prompt":[1,2,3],"adapter":"a","model":"m"}"#);
-        assert_eq!((&ask.adapter, ask.prompt_tokens()), (&Named::Name("a".to_owned()), 3));
-        let ask = Ask::read(br#"{"input":["a","b"],"model":"m:latest"}"#);
+        let ask = ParsedRequest::read(br#"{"prompt":[1,2,3],"adapter":"a","model":"m"}"#);
+        assert_eq!((&ask.adapter, ask.prompt_tokens()), (&AdapterField::Name("a".to_owned()), 3));
+        let ask = ParsedRequest::read(br#"{"input":["a","b"],"model":"m:latest"}"#);
         assert_eq!((ask.model.as_str(), ask.beginning()), ("m", &b"ab"[..]));
         let parts = br#"{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"Hi"}]}]}"#;
-        assert_eq!(Ask::read(parts).beginning(), b"usertextHi");
+        assert_eq!(ParsedRequest::read(parts).beginning(), b"usertextHi");
         assert_eq!(
-            Ask::read(br#"{"model":"m","prompt":"Hi","adapter":{"generation":"ab"}}"#).adapter,
-            Named::Not
+            ParsedRequest::read(br#"{"model":"m","prompt":"Hi","adapter":{"generation":"ab"}}"#).adapter,
+            AdapterField::Not
         );
         for none in
             ["7", "-7", "0.5", "true", "null", "[\"a\"]", "\"\"", r#"{"generation":7}"#, r#"{"x":[{}]}"#]
         {
             let body = format!(r#"{{"model":"m","adapter":{none},"prompt":"Hi"}}"#);
-            let ask = Ask::read(body.as_bytes());
+            let ask = ParsedRequest::read(body.as_bytes());
             assert_eq!(
                 (ask.model.as_str(), &ask.adapter, ask.beginning()),
-                ("m", &Named::Not, &b"Hi"[..]),
+                ("m", &AdapterField::Not, &b"Hi"[..]),
                 "{none}"
             );
         }
         let hash = "0b".repeat(32);
         let body = format!(r#"{{"model":"m","adapter":{{"generation":"{hash}"}}}}"#);
-        assert_eq!(Ask::read(body.as_bytes()).adapter, Named::Generation(0x0b0b_0b0b_0b0b_0b0b));
+        assert_eq!(
+            ParsedRequest::read(body.as_bytes()).adapter,
+            AdapterField::Generation(0x0b0b_0b0b_0b0b_0b0b)
+        );
     }
 
     #[test]
     fn what_cannot_be_read_asks_for_nothing() {
         for body in ["", "{", "[]", "7", r#"{"model":7}"#, r#"{"model":["a"]}"#, &"[".repeat(100_000)] {
-            assert_eq!(Ask::read(body.as_bytes()).model, "", "{:.20}", body);
+            assert_eq!(ParsedRequest::read(body.as_bytes()).model, "", "{:.20}", body);
         }
     }
 
     #[test]
     fn no_more_of_a_prompt_is_kept_than_the_limit() {
         let body = format!(r#"{{"model":"m","prompt":["{0}","{0}"]}}"#, "x".repeat(MAX_BEGINNING_BYTES - 1));
-        let ask = Ask::read(body.as_bytes());
+        let ask = ParsedRequest::read(body.as_bytes());
         assert_eq!(ask.beginning().len(), MAX_BEGINNING_BYTES);
         assert_eq!(ask.prompt_tokens(), (2 * MAX_BEGINNING_BYTES as u64 - 2).div_ceil(4));
     }

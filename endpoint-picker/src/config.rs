@@ -1,13 +1,13 @@
-//! Command line and environment, turned into one checked [`Config`].
+//! Command line and environment, turned into one checked [`PickerConfig`].
 
 use std::{fs, io, net::SocketAddr, num::NonZeroU64, path::PathBuf, time::Duration};
 
 use clap::Parser;
 use hyper::header::HeaderValue;
-use policy::routing::{Policy, Slo};
+use policy::routing::{RoutingPolicy, Slo};
 use settings::{ByteCount, LogFormat};
 
-use crate::{fleet::Rules, scrape::Scrape, tls};
+use crate::{fleet::PickRules, scrape::Scrape, tls};
 
 /// Longest file of a key, in bytes.
 const MAX_KEY_BYTES: usize = 512;
@@ -51,7 +51,7 @@ pub struct Args {
     pub picker_max_body_bytes: ByteCount,
     /// How a host is chosen
     #[arg(long, value_name = "POLICY")]
-    pub routing: Policy,
+    pub routing: RoutingPolicy,
     /// How to write the log to stderr
     #[arg(long, value_enum, default_value_t = LogFormat::Human)]
     pub log_format: LogFormat,
@@ -59,7 +59,7 @@ pub struct Args {
 
 /// Why the arguments cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
+pub enum PickerConfigError {
     /// What is no host with a port.
     #[error("--picker-endpoints '{0}' is no HOST:PORT; give a name or an address with a port")]
     Endpoint(String),
@@ -91,13 +91,13 @@ pub enum ConfigError {
 
 /// What the process runs with.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct PickerConfig {
     /// Where it listens.
     pub listen: SocketAddr,
     /// What it shows there; without, it speaks no TLS.
-    pub certificate: Option<tls::Files>,
+    pub certificate: Option<tls::CertificateFiles>,
     /// How hosts are chosen.
-    pub rules: Rules,
+    pub rules: PickRules,
     /// How they are asked.
     pub scrape: Scrape,
     /// Longest body of a request, in bytes.
@@ -106,17 +106,17 @@ pub struct Config {
     pub log_format: LogFormat,
 }
 
-impl TryFrom<Args> for Config {
-    type Error = ConfigError;
+impl TryFrom<Args> for PickerConfig {
+    type Error = PickerConfigError;
 
-    fn try_from(args: Args) -> Result<Self, ConfigError> {
+    fn try_from(args: Args) -> Result<Self, PickerConfigError> {
         let (interval_ms, stale_ms) = (args.picker_interval_ms.get(), args.picker_stale_ms.get());
         if stale_ms <= interval_ms {
-            return Err(ConfigError::Stale { stale_ms, interval_ms });
+            return Err(PickerConfigError::Stale { stale_ms, interval_ms });
         }
         let endpoints: Vec<_> = args.picker_endpoints.iter().map(|one| one.trim().to_owned()).collect();
         if let Some(wrong) = endpoints.iter().find(|one| !is_endpoint(one)) {
-            return Err(ConfigError::Endpoint(wrong.clone()));
+            return Err(PickerConfigError::Endpoint(wrong.clone()));
         }
         let us = |ms: Option<NonZeroU64>| ms.map(|ms| ms.get().saturating_mul(1_000));
         let stale = Duration::from_millis(stale_ms);
@@ -125,8 +125,8 @@ impl TryFrom<Args> for Config {
             certificate: args
                 .picker_cert
                 .zip(args.picker_cert_key)
-                .map(|(certificate, key)| tls::Files { certificate, key }),
-            rules: Rules {
+                .map(|(certificate, key)| tls::CertificateFiles { certificate, key }),
+            rules: PickRules {
                 policy: args.routing,
                 slo: Slo { ttft_us: us(args.picker_ttft_ms), tpot_us: us(args.picker_tpot_ms) },
                 stale,
@@ -138,7 +138,8 @@ impl TryFrom<Args> for Config {
                 limit: stale,
                 key: args.picker_key_file.map(key).transpose()?,
             },
-            max_body_bytes: usize::try_from(args.picker_max_body_bytes.0).map_err(|_| ConfigError::Body)?,
+            max_body_bytes: usize::try_from(args.picker_max_body_bytes.0)
+                .map_err(|_| PickerConfigError::Body)?,
             log_format: args.log_format,
         })
     }
@@ -149,16 +150,17 @@ fn is_endpoint(text: &str) -> bool {
 }
 
 /// The header that shows the key in a file.
-fn key(path: PathBuf) -> Result<HeaderValue, ConfigError> {
+fn key(path: PathBuf) -> Result<HeaderValue, PickerConfigError> {
     let text = match fs::read_to_string(&path) {
         Ok(text) => text,
-        Err(reason) => return Err(ConfigError::KeyFile { path, reason }),
+        Err(reason) => return Err(PickerConfigError::KeyFile { path, reason }),
     };
     let key = text.trim();
     if key.is_empty() || key.len() > MAX_KEY_BYTES {
-        return Err(ConfigError::Key(path));
+        return Err(PickerConfigError::Key(path));
     }
-    let mut header = HeaderValue::from_str(&format!("Bearer {key}")).map_err(|_| ConfigError::Key(path))?;
+    let mut header =
+        HeaderValue::from_str(&format!("Bearer {key}")).map_err(|_| PickerConfigError::Key(path))?;
     header.set_sensitive(true);
     Ok(header)
 }
@@ -169,9 +171,9 @@ mod tests {
 
     use super::*;
 
-    fn read(more: &[&str]) -> Result<Config, ConfigError> {
+    fn read(more: &[&str]) -> Result<PickerConfig, PickerConfigError> {
         let args = ["endpoint-picker"].iter().chain(more);
-        Config::try_from(Args::try_parse_from(args).unwrap())
+        PickerConfig::try_from(Args::try_parse_from(args).unwrap())
     }
 
     #[test]
@@ -190,7 +192,7 @@ mod tests {
             assert!(error.contains(wrong), "{error}");
         }
         let error = read(&["--picker-endpoints", "a:1", "--picker-interval-ms", "2000"]).unwrap_err();
-        assert!(matches!(error, ConfigError::Stale { .. }), "{error}");
+        assert!(matches!(error, PickerConfigError::Stale { .. }), "{error}");
     }
 
     #[test]

@@ -65,19 +65,19 @@ async fn metrics(State(picker): State<Arc<Picker>>) -> Response {
 
 async fn check(State(picker): State<Arc<Picker>>, request: Request) -> Response {
     let mut grpc = Grpc::new(ProstCodec::default());
-    grpc.unary(Check(picker), request).await.map(axum::body::Body::new)
+    grpc.unary(HealthService(picker), request).await.map(axum::body::Body::new)
 }
 
 async fn process(State(picker): State<Arc<Picker>>, request: Request) -> Response {
     let limit = picker.max_body_bytes.saturating_add(HEAD_BYTES);
     let mut grpc = Grpc::new(ProstCodec::default()).max_decoding_message_size(limit);
-    grpc.streaming(Process(picker), request).await.map(axum::body::Body::new)
+    grpc.streaming(ExtProcService(picker), request).await.map(axum::body::Body::new)
 }
 
 /// The health protocol of gRPC.
-struct Check(Arc<Picker>);
+struct HealthService(Arc<Picker>);
 
-impl UnaryService<HealthCheckRequest> for Check {
+impl UnaryService<HealthCheckRequest> for HealthService {
     type Response = HealthCheckResponse;
     type Future = std::future::Ready<Result<tonic::Response<HealthCheckResponse>, Status>>;
 
@@ -97,9 +97,9 @@ impl UnaryService<HealthCheckRequest> for Check {
 }
 
 /// A stream of Envoy's: one HTTP request.
-struct Process(Arc<Picker>);
+struct ExtProcService(Arc<Picker>);
 
-impl StreamingService<ProcessingRequest> for Process {
+impl StreamingService<ProcessingRequest> for ExtProcService {
     type Response = ProcessingResponse;
     type ResponseStream = stream::BoxStream<'static, Result<ProcessingResponse, Status>>;
     type Future = std::future::Ready<Result<tonic::Response<Self::ResponseStream>, Status>>;

@@ -26,11 +26,11 @@ use self::answers::{
     too_large,
 };
 use crate::{
-    ask::Head,
+    ask::RequestHead,
     fleet::choice::{Pick, Subset},
     messages::{
-        Answer, BodySendMode, CommonAnswer, Empty, HttpBody, HttpHeaders, Metadata, Part, ProcessingRequest,
-        ProcessingResponse,
+        BodySendMode, CommonAnswer, Empty, HttpBody, HttpHeaders, Metadata, PartAnswer, ProcessingRequest,
+        ProcessingResponse, RequestPart,
     },
     picker::Picker,
 };
@@ -44,7 +44,7 @@ const MAX_SUBSET: usize = 4_096;
 
 /// A message that makes no sense where it stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Misplaced {
+pub enum UnexpectedMessage {
     /// A message without a part that is known.
     #[error("the message has no part of a request that is known here")]
     Nothing,
@@ -55,11 +55,11 @@ pub enum Misplaced {
 
 /// How far a request is.
 #[derive(Debug)]
-enum Stage {
+enum ExchangeStage {
     /// Nothing of it came.
     Begin,
     /// Its head came, and the rest will.
-    Asking(Head),
+    Asking(RequestHead),
     /// It goes to a host.
     Sent(Pick),
     /// It was answered.
@@ -70,7 +70,7 @@ enum Stage {
 #[derive(Debug)]
 pub struct Exchange {
     picker: Arc<Picker>,
-    stage: Stage,
+    stage: ExchangeStage,
     request_mode: BodySendMode,
     response_mode: BodySendMode,
     subset: Subset,
@@ -85,7 +85,7 @@ impl Exchange {
     pub fn new(picker: Arc<Picker>) -> Self {
         Self {
             picker,
-            stage: Stage::Begin,
+            stage: ExchangeStage::Begin,
             request_mode: BodySendMode::Buffered,
             response_mode: BodySendMode::None,
             subset: None,
@@ -97,7 +97,7 @@ impl Exchange {
     /// Whether more of the request must come before anything can be said.
     #[must_use]
     pub fn is_asking(&self) -> bool {
-        matches!(self.stage, Stage::Begin | Stage::Asking(_))
+        matches!(self.stage, ExchangeStage::Begin | ExchangeStage::Asking(_))
     }
 
     /// All that was to be said has been taken away: a body that was sent back is held no longer.
@@ -115,7 +115,7 @@ impl Exchange {
         &mut self,
         request: ProcessingRequest,
         out: &mut VecDeque<ProcessingResponse>,
-    ) -> Result<(), Misplaced> {
+    ) -> Result<(), UnexpectedMessage> {
         if let Some(config) = &request.protocol_config {
             self.request_mode = config.request_body_mode();
             self.response_mode = config.response_body_mode();
@@ -124,22 +124,22 @@ impl Exchange {
             return Ok(());
         }
         let metadata = request.metadata_context.as_ref();
-        match request.part.ok_or(Misplaced::Nothing)? {
-            Part::RequestHeaders(headers) => {
+        match request.part.ok_or(UnexpectedMessage::Nothing)? {
+            RequestPart::RequestHeaders(headers) => {
                 self.subset = metadata.and_then(subset);
                 self.head(&headers, out);
             }
-            Part::RequestBody(body) => self.piece(body, out)?,
-            Part::RequestTrailers(_) => self.trailers(out)?,
-            Part::ResponseHeaders(_) => {
+            RequestPart::RequestBody(body) => self.piece(body, out)?,
+            RequestPart::RequestTrailers(_) => self.trailers(out)?,
+            RequestPart::ResponseHeaders(_) => {
                 self.served(metadata);
-                out.push_back(answer(Answer::ResponseHeaders(CommonAnswer::default())));
+                out.push_back(answer(PartAnswer::ResponseHeaders(CommonAnswer::default())));
             }
-            Part::ResponseBody(body) => out.push_back(match self.response_mode {
-                BodySendMode::FullDuplexStreamed => answer(Answer::ResponseBody(sent_back(body))),
-                _ => answer(Answer::ResponseBody(CommonAnswer::default())),
+            RequestPart::ResponseBody(body) => out.push_back(match self.response_mode {
+                BodySendMode::FullDuplexStreamed => answer(PartAnswer::ResponseBody(sent_back(body))),
+                _ => answer(PartAnswer::ResponseBody(CommonAnswer::default())),
             }),
-            Part::ResponseTrailers(_) => out.push_back(answer(Answer::ResponseTrailers(Empty {}))),
+            RequestPart::ResponseTrailers(_) => out.push_back(answer(PartAnswer::ResponseTrailers(Empty {}))),
         }
         Ok(())
     }
@@ -149,34 +149,38 @@ impl Exchange {
         match self.request_mode {
             BodySendMode::None | BodySendMode::Streamed => self.choose(&head, choice_in_head, out),
             _ if headers.end_of_stream => self.choose(&head, choice_in_head, out),
-            BodySendMode::FullDuplexStreamed => self.stage = Stage::Asking(head),
+            BodySendMode::FullDuplexStreamed => self.stage = ExchangeStage::Asking(head),
             BodySendMode::Buffered | BodySendMode::BufferedPartial => {
-                self.stage = Stage::Asking(head);
+                self.stage = ExchangeStage::Asking(head);
                 out.push_back(head_goes_on());
             }
         }
     }
 
-    fn piece(&mut self, body: HttpBody, out: &mut VecDeque<ProcessingResponse>) -> Result<(), Misplaced> {
+    fn piece(
+        &mut self,
+        body: HttpBody,
+        out: &mut VecDeque<ProcessingResponse>,
+    ) -> Result<(), UnexpectedMessage> {
         let is_sent_back = self.request_mode == BodySendMode::FullDuplexStreamed;
-        match std::mem::replace(&mut self.stage, Stage::Refused) {
-            Stage::Begin => return Err(Misplaced::NoHead),
+        match std::mem::replace(&mut self.stage, ExchangeStage::Refused) {
+            ExchangeStage::Begin => return Err(UnexpectedMessage::NoHead),
             // Nobody listens any more.
-            Stage::Refused => {}
-            Stage::Sent(pick) => {
-                self.stage = Stage::Sent(pick);
+            ExchangeStage::Refused => {}
+            ExchangeStage::Sent(pick) => {
+                self.stage = ExchangeStage::Sent(pick);
                 out.push_back(if is_sent_back {
-                    answer(Answer::RequestBody(sent_back(body)))
+                    answer(PartAnswer::RequestBody(sent_back(body)))
                 } else {
                     body_goes_on()
                 });
             }
-            Stage::Asking(_) if self.body.len() + body.body.len() > self.picker.max_body_bytes => {
+            ExchangeStage::Asking(_) if self.body.len() + body.body.len() > self.picker.max_body_bytes => {
                 self.body = Vec::new();
                 out.push_back(too_large(self.picker.max_body_bytes));
             }
-            Stage::Asking(head) if is_sent_back => self.hold(head, &body, out),
-            Stage::Asking(head) => {
+            ExchangeStage::Asking(head) if is_sent_back => self.hold(head, &body, out),
+            ExchangeStage::Asking(head) => {
                 self.body = body.body;
                 self.choose(&head, choice_in_body, out);
                 self.body = Vec::new();
@@ -186,15 +190,15 @@ impl Exchange {
     }
 
     /// Holds a piece of a body that is sent back, and places the request when the body is whole, or finds no room.
-    fn hold(&mut self, head: Head, piece: &HttpBody, out: &mut VecDeque<ProcessingResponse>) {
+    fn hold(&mut self, head: RequestHead, piece: &HttpBody, out: &mut VecDeque<ProcessingResponse>) {
         let has_room = self.reserve(piece.body.len());
         self.body.extend_from_slice(&piece.body);
         if has_room && !piece.end_of_stream {
-            self.stage = Stage::Asking(head);
+            self.stage = ExchangeStage::Asking(head);
             return;
         }
         self.choose(&head, choice_in_head, out);
-        self.send_back(if piece.end_of_stream { Last::Yes } else { Last::No }, out);
+        self.send_back(if piece.end_of_stream { EndOfStream::Yes } else { EndOfStream::No }, out);
     }
 
     /// Takes room for so many more bytes; false if there is none.
@@ -208,23 +212,23 @@ impl Exchange {
         true
     }
 
-    fn trailers(&mut self, out: &mut VecDeque<ProcessingResponse>) -> Result<(), Misplaced> {
-        match std::mem::replace(&mut self.stage, Stage::Refused) {
-            Stage::Begin => return Err(Misplaced::NoHead),
-            Stage::Refused => return Ok(()),
-            Stage::Sent(pick) => self.stage = Stage::Sent(pick),
+    fn trailers(&mut self, out: &mut VecDeque<ProcessingResponse>) -> Result<(), UnexpectedMessage> {
+        match std::mem::replace(&mut self.stage, ExchangeStage::Refused) {
+            ExchangeStage::Begin => return Err(UnexpectedMessage::NoHead),
+            ExchangeStage::Refused => return Ok(()),
+            ExchangeStage::Sent(pick) => self.stage = ExchangeStage::Sent(pick),
             // Its body was empty: there is no part left that could be changed.
-            Stage::Asking(head) if self.request_mode != BodySendMode::FullDuplexStreamed => {
+            ExchangeStage::Asking(head) if self.request_mode != BodySendMode::FullDuplexStreamed => {
                 self.choose(&head, choice_in_trailers, out);
                 return Ok(());
             }
-            Stage::Asking(head) => {
+            ExchangeStage::Asking(head) => {
                 self.choose(&head, choice_in_head, out);
-                self.send_back(Last::No, out);
+                self.send_back(EndOfStream::No, out);
             }
         }
-        if matches!(self.stage, Stage::Sent(_)) {
-            out.push_back(answer(Answer::RequestTrailers(Empty {})));
+        if matches!(self.stage, ExchangeStage::Sent(_)) {
+            out.push_back(answer(PartAnswer::RequestTrailers(Empty {})));
         }
         Ok(())
     }
@@ -232,32 +236,32 @@ impl Exchange {
     /// All of the request is there that is waited for.
     fn choose(
         &mut self,
-        head: &Head,
+        head: &RequestHead,
         say: fn(&[String]) -> ProcessingResponse,
         out: &mut VecDeque<ProcessingResponse>,
     ) {
         match self.picker.decide(head, &self.body, &self.subset) {
             Ok(pick) => {
                 out.push_back(say(&pick.endpoints));
-                self.stage = Stage::Sent(pick);
+                self.stage = ExchangeStage::Sent(pick);
             }
             Err(refusal) => {
                 out.push_back(refused(refusal));
-                self.stage = Stage::Refused;
+                self.stage = ExchangeStage::Refused;
             }
         }
     }
 
     /// Sends the body on, if the request goes to a host.
-    fn send_back(&mut self, last: Last, out: &mut VecDeque<ProcessingResponse>) {
+    fn send_back(&mut self, last: EndOfStream, out: &mut VecDeque<ProcessingResponse>) {
         let body = std::mem::take(&mut self.body);
-        if matches!(self.stage, Stage::Sent(_)) {
-            answers::pieces(&body, last == Last::Yes, out);
+        if matches!(self.stage, ExchangeStage::Sent(_)) {
+            answers::pieces(&body, last == EndOfStream::Yes, out);
         }
     }
 
     fn served(&self, metadata: Option<&Metadata>) {
-        let Stage::Sent(pick) = &self.stage else { return };
+        let ExchangeStage::Sent(pick) = &self.stage else { return };
         if let Some(Kind::StringValue(endpoint)) = metadata.and_then(|metadata| find(metadata, SERVED)) {
             self.picker.metrics.served(pick.endpoints.first().is_some_and(|first| first == endpoint));
             self.picker.fleet.served(pick, endpoint);
@@ -267,21 +271,21 @@ impl Exchange {
 
 /// Whether anything follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Last {
+enum EndOfStream {
     Yes,
     No,
 }
 
-fn answer(answer: Answer) -> ProcessingResponse {
+fn answer(answer: PartAnswer) -> ProcessingResponse {
     ProcessingResponse { answer: Some(answer), dynamic_metadata: None }
 }
 
-fn head(headers: &HttpHeaders) -> Head {
+fn head(headers: &HttpHeaders) -> RequestHead {
     let find = |name| headers.headers.as_ref().and_then(|headers| headers.find(name));
     let path = String::from_utf8_lossy(find(":path").unwrap_or_default());
     let path = path.split(['?', '#']).next().unwrap_or_default().to_owned();
     let key = find("authorization").or_else(|| find("x-api-key")).unwrap_or_default().to_vec();
-    Head { path, key }
+    RequestHead { path, key }
 }
 
 fn find<'a>(metadata: &'a Metadata, (namespace, key): (&str, &str)) -> Option<&'a Kind> {

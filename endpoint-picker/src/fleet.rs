@@ -19,19 +19,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fleet_protocol::{Have, Report};
-use policy::routing::{Policy, Slo, prefixes::Prefixes};
+use fleet_protocol::{GatewayReport, KnownTags};
+use policy::routing::{RoutingPolicy, Slo, prefixes::Prefixes};
 
-use self::host::{Host, NotHad, Registered};
+use self::host::{Host, MissingDelta, RegisteredAdapters};
 
 /// Most blocks of prompts that are remembered, of all hosts together.
 const MAX_BLOCKS: usize = 1 << 20;
 
 /// How hosts are chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Rules {
+pub struct PickRules {
     /// Among candidates.
-    pub policy: Policy,
+    pub policy: RoutingPolicy,
     /// What every request is promised.
     pub slo: Slo,
     /// A host that was not heard of for so long is none.
@@ -42,16 +42,16 @@ pub struct Rules {
 
 /// All hosts.
 #[derive(Debug)]
-pub struct Fleet {
-    rules: Rules,
+pub struct HostFleet {
+    rules: PickRules,
     /// Keys that nobody outside can foresee.
     hasher: RandomState,
-    table: Mutex<Table>,
+    table: Mutex<HostTable>,
 }
 
 /// What is known of them.
 #[derive(Debug)]
-struct Table {
+struct HostTable {
     hosts: BTreeMap<SocketAddr, Host>,
     /// The number of the next host: none is used again.
     next: usize,
@@ -62,26 +62,26 @@ struct Table {
 
 /// How many hosts there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Count {
+pub struct HostCount {
     /// All that are asked.
     pub known: usize,
     /// Of them, those that take requests, as they said lately.
     pub ready: usize,
 }
 
-impl Fleet {
+impl HostFleet {
     /// No hosts yet.
     #[must_use]
-    pub fn new(rules: Rules) -> Self {
+    pub fn new(rules: PickRules) -> Self {
         let prefixes = Prefixes::new(MAX_BLOCKS);
-        let table = Table { hosts: BTreeMap::new(), next: 0, prefixes, decisions: 0 };
+        let table = HostTable { hosts: BTreeMap::new(), next: 0, prefixes, decisions: 0 };
         Self { rules, hasher: RandomState::new(), table: Mutex::new(table) }
     }
 
     /// From now on these are the hosts. What is known of those that stay is kept.
     pub fn set_hosts(&self, addresses: &BTreeSet<SocketAddr>) {
         let mut table = self.table();
-        let Table { hosts, next, prefixes, .. } = &mut *table;
+        let HostTable { hosts, next, prefixes, .. } = &mut *table;
         hosts.retain(|address, host| {
             let stays = addresses.contains(address);
             if !stays {
@@ -99,18 +99,23 @@ impl Fleet {
 
     /// The tags of what is known of a host.
     #[must_use]
-    pub fn have(&self, address: SocketAddr) -> Have {
-        self.table().hosts.get(&address).map_or_else(Have::default, Host::have)
+    pub fn have(&self, address: SocketAddr) -> KnownTags {
+        self.table().hosts.get(&address).map_or_else(KnownTags::default, Host::have)
     }
 
     /// A host said this when it was asked, then.
     ///
     /// # Errors
     /// If it leaves out what nobody here has: what was known of it is forgotten, and it can be asked anew.
-    pub fn heard(&self, address: SocketAddr, asked_at: Instant, report: Report) -> Result<(), NotHad> {
+    pub fn heard(
+        &self,
+        address: SocketAddr,
+        asked_at: Instant,
+        report: GatewayReport,
+    ) -> Result<(), MissingDelta> {
         let mut table = self.table();
         let shared = table.find(report.registered.tag);
-        let Table { hosts, prefixes, .. } = &mut *table;
+        let HostTable { hosts, prefixes, .. } = &mut *table;
         let Some(host) = hosts.get_mut(&address) else { return Ok(()) };
         if host.is_another(&report) {
             prefixes.forget(host.number);
@@ -127,10 +132,10 @@ impl Fleet {
 
     /// How many there are.
     #[must_use]
-    pub fn count(&self, now: Instant) -> Count {
+    pub fn count(&self, now: Instant) -> HostCount {
         let table = self.table();
         let ready = table.hosts.values().filter(|host| host.is_ready(now, self.rules.stale));
-        Count { known: table.hosts.len(), ready: ready.count() }
+        HostCount { known: table.hosts.len(), ready: ready.count() }
     }
 
     /// How long ago each host was heard of; `None` if it does not answer.
@@ -140,14 +145,14 @@ impl Fleet {
         table.hosts.iter().map(|(address, host)| (*address, host.age(now))).collect()
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, HostTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Table {
+impl HostTable {
     /// The adapters of this tag, if one of the hosts knows them: hosts that know the same share them.
-    fn find(&self, tag: u64) -> Option<Arc<Registered>> {
+    fn find(&self, tag: u64) -> Option<Arc<RegisteredAdapters>> {
         self.hosts.values().find_map(|host| host.registered(tag))
     }
 }

@@ -4,7 +4,7 @@ use std::{error::Error, process::ExitCode};
 
 use clap::Parser as _;
 use endpoint_picker::{
-    config::{Args, Config, ConfigError},
+    config::{Args, PickerConfig, PickerConfigError},
     server,
 };
 use settings::{
@@ -17,7 +17,7 @@ fn main() -> ExitCode {
     serve().map_or_else(
         |error| {
             eprintln!("error: {}", in_one_line(&*error));
-            let is_usage = error.is::<ConfigError>() || error.is::<UnknownVariable>();
+            let is_usage = error.is::<PickerConfigError>() || error.is::<UnknownVariable>();
             if is_usage { Exit::Usage } else { Exit::of_system(&*error) }.into()
         },
         |()| ExitCode::SUCCESS,
@@ -31,5 +31,5 @@ fn serve() -> Result<(), Box<dyn Error>> {
     }
     let args = Args::parse_from(arguments);
     check_environment()?;
-    Ok(server::run(Config::try_from(args)?)?)
+    Ok(server::run(PickerConfig::try_from(args)?)?)
 }

@@ -13,8 +13,8 @@ use prost_types::Struct;
 #[derive(Clone, PartialEq, Message)]
 pub struct ProcessingRequest {
     /// The part.
-    #[prost(oneof = "Part", tags = "2, 3, 4, 5, 6, 7")]
-    pub part: Option<Part>,
+    #[prost(oneof = "RequestPart", tags = "2, 3, 4, 5, 6, 7")]
+    pub part: Option<RequestPart>,
     /// What filters know of the request.
     #[prost(message, optional, tag = "8")]
     pub metadata_context: Option<Metadata>,
@@ -28,7 +28,7 @@ pub struct ProcessingRequest {
 
 /// Parts of an HTTP request and its answer.
 #[derive(Clone, PartialEq, Oneof)]
-pub enum Part {
+pub enum RequestPart {
     /// The request's head.
     #[prost(message, tag = "2")]
     RequestHeaders(HttpHeaders),
@@ -150,8 +150,8 @@ pub struct HttpBody {
 #[derive(Clone, PartialEq, Message)]
 pub struct ProcessingResponse {
     /// To which part.
-    #[prost(oneof = "Answer", tags = "1, 2, 3, 4, 5, 6, 7")]
-    pub answer: Option<Answer>,
+    #[prost(oneof = "PartAnswer", tags = "1, 2, 3, 4, 5, 6, 7")]
+    pub answer: Option<PartAnswer>,
     /// What later filters are to know, by namespace.
     #[prost(message, optional, tag = "8")]
     pub dynamic_metadata: Option<Struct>,
@@ -159,7 +159,7 @@ pub struct ProcessingResponse {
 
 /// Answers to parts.
 #[derive(Clone, PartialEq, Oneof)]
-pub enum Answer {
+pub enum PartAnswer {
     /// To the request's head.
     #[prost(message, tag = "1")]
     RequestHeaders(CommonAnswer),

@@ -10,14 +10,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::fleet::Fleet;
+use crate::fleet::HostFleet;
 
 /// Upper bounds of how long decisions take, in microseconds.
 const BOUNDS_US: [u64; 10] = [5, 10, 20, 50, 100, 200, 500, 1_000, 10_000, 100_000];
 
 /// What came of a decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum PickOutcome {
     /// A host was picked.
     Picked,
     /// None was ready.
@@ -26,7 +26,7 @@ pub enum Outcome {
     Late,
 }
 
-impl Outcome {
+impl PickOutcome {
     const ALL: [Self; 3] = [Self::Picked, Self::Nobody, Self::Late];
 
     fn name(self) -> &'static str {
@@ -40,7 +40,7 @@ impl Outcome {
 
 /// See the module's description.
 #[derive(Debug, Default)]
-pub struct Metrics {
+pub struct PickerMetrics {
     outcomes: [AtomicU64; 3],
     /// Decisions by how long they took; the last took longest.
     times: [AtomicU64; BOUNDS_US.len() + 1],
@@ -51,8 +51,8 @@ pub struct Metrics {
     picks: Mutex<BTreeMap<String, u64>>,
 }
 
-impl Metrics {
-    pub(crate) fn decided(&self, outcome: Outcome, endpoint: Option<&String>, took: Duration) {
+impl PickerMetrics {
+    pub(crate) fn decided(&self, outcome: PickOutcome, endpoint: Option<&String>, took: Duration) {
         self.outcomes[outcome as usize].fetch_add(1, Relaxed);
         let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         let place = BOUNDS_US.iter().position(|bound| us <= *bound).unwrap_or(BOUNDS_US.len());
@@ -73,7 +73,7 @@ impl Metrics {
 
     /// Everything, in the text format of Prometheus.
     #[must_use]
-    pub fn render(&self, fleet: &Fleet) -> String {
+    pub fn render(&self, fleet: &HostFleet) -> String {
         let (mut out, now) = (String::new(), Instant::now());
         let ages = fleet.ages(now);
         // Endpoints that are gone take their series along.
@@ -87,7 +87,7 @@ impl Metrics {
             "counter",
             "Requests for which a host was looked for, by what came of it",
         );
-        for outcome in Outcome::ALL {
+        for outcome in PickOutcome::ALL {
             let count = self.outcomes[outcome as usize].load(Relaxed);
             let _ =
                 writeln!(out, "holobiont_picker_decisions_total{{outcome=\"{}\"}} {count}", outcome.name());

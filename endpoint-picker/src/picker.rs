@@ -5,12 +5,12 @@ use std::{sync::Arc, time::Instant};
 use tokio::sync::Semaphore;
 
 use crate::{
-    ask::{Ask, Head},
+    ask::{ParsedRequest, RequestHead},
     fleet::{
-        Fleet, Rules,
-        choice::{Pick, Refusal, Subset},
+        HostFleet, PickRules,
+        choice::{Pick, PickRefusal, Subset},
     },
-    metrics::{Metrics, Outcome},
+    metrics::{PickOutcome, PickerMetrics},
 };
 
 /// Bytes of bodies that are held until their requests are placed, of all requests together.
@@ -20,9 +20,9 @@ pub const MAX_HELD_BYTES: usize = 256 << 20;
 #[derive(Debug)]
 pub struct Picker {
     /// All hosts.
-    pub fleet: Fleet,
+    pub fleet: HostFleet,
     /// What is counted.
-    pub metrics: Metrics,
+    pub metrics: PickerMetrics,
     /// Longest body of a request, in bytes.
     pub max_body_bytes: usize,
     /// Bytes of bodies that may still be held: a permit for each.
@@ -32,9 +32,9 @@ pub struct Picker {
 impl Picker {
     /// Knows no hosts yet.
     #[must_use]
-    pub fn new(rules: Rules, max_body_bytes: usize) -> Self {
+    pub fn new(rules: PickRules, max_body_bytes: usize) -> Self {
         let room = Arc::new(Semaphore::new(MAX_HELD_BYTES));
-        Self { fleet: Fleet::new(rules), metrics: Metrics::default(), max_body_bytes, room }
+        Self { fleet: HostFleet::new(rules), metrics: PickerMetrics::default(), max_body_bytes, room }
     }
 
     /// Whether one of the hosts is ready, as it said lately.
@@ -47,14 +47,14 @@ impl Picker {
     ///
     /// # Errors
     /// Why it goes nowhere.
-    pub fn decide(&self, head: &Head, body: &[u8], subset: &Subset) -> Result<Pick, Refusal> {
+    pub fn decide(&self, head: &RequestHead, body: &[u8], subset: &Subset) -> Result<Pick, PickRefusal> {
         let began = Instant::now();
-        let ask = Ask::read(body);
+        let ask = ParsedRequest::read(body);
         let decided = self.fleet.pick(head, &ask, subset, began);
         let outcome = match &decided {
-            Ok(_) => Outcome::Picked,
-            Err(Refusal::Nobody) => Outcome::Nobody,
-            Err(Refusal::Late { .. }) => Outcome::Late,
+            Ok(_) => PickOutcome::Picked,
+            Err(PickRefusal::Nobody) => PickOutcome::Nobody,
+            Err(PickRefusal::Late { .. }) => PickOutcome::Late,
         };
         self.metrics.decided(
             outcome,

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fleet_protocol::{Have, Report};
+use fleet_protocol::{GatewayReport, KnownTags};
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::{
     Request, StatusCode,
@@ -48,7 +48,7 @@ pub struct Scrape {
 
 /// Why a host was not understood.
 #[derive(Debug, thiserror::Error)]
-enum Fault {
+enum ScrapeError {
     #[error("{0}")]
     Connect(#[from] std::io::Error),
     #[error("{0}")]
@@ -123,8 +123,8 @@ async fn ask_on(
     picker: &Picker,
     scrape: &Scrape,
     address: SocketAddr,
-) -> Result<std::convert::Infallible, Fault> {
-    let slow = |_| Fault::Slow(scrape.limit);
+) -> Result<std::convert::Infallible, ScrapeError> {
+    let slow = |_| ScrapeError::Slow(scrape.limit);
     let stream = timeout(scrape.limit, TcpStream::connect(address)).await.map_err(slow)??;
     stream.set_nodelay(true)?;
     let (mut sender, connection) = handshake(TokioIo::new(stream)).await?;
@@ -147,8 +147,8 @@ async fn ask(
     sender: &mut SendRequest<Empty<Bytes>>,
     scrape: &Scrape,
     address: SocketAddr,
-    have: Have,
-) -> Result<Report, Fault> {
+    have: KnownTags,
+) -> Result<GatewayReport, ScrapeError> {
     let mut request = Request::new(Empty::new());
     // A path of ours with numbers in it is a URI.
     *request.uri_mut() = have.uri().parse().unwrap_or_default();
@@ -161,11 +161,11 @@ async fn ask(
     let response = sender.send_request(request).await?;
     match response.status() {
         StatusCode::OK => {}
-        status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => return Err(Fault::Key(status)),
-        status => return Err(Fault::Status(status)),
+        status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => return Err(ScrapeError::Key(status)),
+        status => return Err(ScrapeError::Status(status)),
     }
     let body = Limited::new(response.into_body(), MAX_REPORT_BYTES).collect().await;
-    Ok(serde_json::from_slice(&body.map_err(|_| Fault::Body)?.to_bytes())?)
+    Ok(serde_json::from_slice(&body.map_err(|_| ScrapeError::Body)?.to_bytes())?)
 }
 
 /// A task that ends with whoever holds this.

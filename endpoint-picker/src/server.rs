@@ -29,7 +29,7 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
-    config::Config,
+    config::PickerConfig,
     door,
     picker::Picker,
     scrape,
@@ -79,7 +79,7 @@ pub enum RunError {
 ///
 /// # Errors
 /// If it cannot.
-pub fn run(config: Config) -> Result<(), RunError> {
+pub fn run(config: PickerConfig) -> Result<(), RunError> {
     start_log(config.log_format);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)
@@ -91,7 +91,7 @@ pub fn run(config: Config) -> Result<(), RunError> {
     served
 }
 
-async fn serve(config: Config) -> Result<(), RunError> {
+async fn serve(config: PickerConfig) -> Result<(), RunError> {
     let stop = stopped()?;
     let certificate = config.certificate.map(Certificate::read).transpose()?;
     let scheme = if certificate.is_some() { "https" } else { "http" };

@@ -17,7 +17,7 @@ const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
 /// PEM files.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Files {
+pub struct CertificateFiles {
     /// The picker's certificate, and the chain to its authority.
     pub certificate: PathBuf,
     /// Its private key.
@@ -53,12 +53,12 @@ pub enum TlsError {
 /// A certificate as it is now.
 #[derive(Debug)]
 pub struct Certificate {
-    files: Files,
-    current: Mutex<Current>,
+    files: CertificateFiles,
+    current: Mutex<CurrentCertificate>,
 }
 
 #[derive(Debug)]
-struct Current {
+struct CurrentCertificate {
     changed: [SystemTime; 2],
     config: Arc<ServerConfig>,
 }
@@ -68,7 +68,7 @@ impl Certificate {
     ///
     /// # Errors
     /// If it cannot be used.
-    pub fn read(files: Files) -> Result<Self, TlsError> {
+    pub fn read(files: CertificateFiles) -> Result<Self, TlsError> {
         let current = Mutex::new(files.load()?);
         Ok(Self { files, current })
     }
@@ -91,8 +91,8 @@ impl Certificate {
     }
 }
 
-impl Files {
-    fn load(&self) -> Result<Current, TlsError> {
+impl CertificateFiles {
+    fn load(&self) -> Result<CurrentCertificate, TlsError> {
         // Asked first: what is replaced while it is read is read again.
         let changed = self.changed()?;
         let chain = CertificateDer::pem_file_iter(&self.certificate).and_then(Iterator::collect);
@@ -104,7 +104,7 @@ impl Files {
         let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
         let mut config = builder.with_no_client_auth().with_single_cert(chain, key)?;
         config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).to_vec();
-        Ok(Current { changed, config: Arc::new(config) })
+        Ok(CurrentCertificate { changed, config: Arc::new(config) })
     }
 
     /// When each was written last.

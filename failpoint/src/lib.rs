@@ -34,7 +34,7 @@ pub const DIRECTORY: &str = "HOLOBIONT_FAILPOINTS";
 /// What an armed place asks of the code around it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a place that cannot fail says so with `let _ =`"]
-pub enum Outcome {
+pub enum FailpointOutcome {
     /// Go on.
     Pass,
     /// Behave as if what follows had failed.
@@ -53,13 +53,13 @@ enum Action {
 
 /// Marks a place. See the crate's description.
 #[inline]
-pub fn hit(name: &str) -> Outcome {
+pub fn hit(name: &str) -> FailpointOutcome {
     #[cfg(debug_assertions)]
     if let Some(directory) = directory() {
         return reached(directory, name);
     }
     let _ = name;
-    Outcome::Pass
+    FailpointOutcome::Pass
 }
 
 /// Marks a place that cannot fail, only die, stop or wait.
@@ -75,30 +75,30 @@ fn directory() -> Option<&'static Path> {
 }
 
 #[cfg_attr(not(debug_assertions), allow(dead_code, reason = "release builds have no failpoints"))]
-fn reached(directory: &Path, name: &str) -> Outcome {
+fn reached(directory: &Path, name: &str) -> FailpointOutcome {
     let file = directory.join(name);
     let Some((action, at)) = fs::read_to_string(&file).ok().as_deref().and_then(parse) else {
-        return Outcome::Pass;
+        return FailpointOutcome::Pass;
     };
     if let Action::Slow(time) = action {
         thread::sleep(time);
-        return Outcome::Pass;
+        return FailpointOutcome::Pass;
     }
     if count(name) < at {
-        return Outcome::Pass;
+        return FailpointOutcome::Pass;
     }
     // Of two processes, or threads, that get here together one fires.
     if fs::rename(&file, directory.join(format!("{name}.fired"))).is_err() {
-        return Outcome::Pass;
+        return FailpointOutcome::Pass;
     }
     forget(name);
     match action {
         Action::Kill => send(Signal::KILL),
         Action::Stop => send(Signal::STOP),
         Action::Wait(time) | Action::Slow(time) => thread::sleep(time),
-        Action::Fail => return Outcome::Fail,
+        Action::Fail => return FailpointOutcome::Fail,
     }
-    Outcome::Pass
+    FailpointOutcome::Pass
 }
 
 fn send(signal: Signal) {
@@ -144,16 +144,16 @@ mod tests {
     #[test]
     fn a_place_that_is_not_armed_passes() {
         let directory = tempfile::tempdir().unwrap();
-        assert_eq!(reached(directory.path(), "test.quiet"), Outcome::Pass);
+        assert_eq!(reached(directory.path(), "test.quiet"), FailpointOutcome::Pass);
     }
 
     #[test]
     fn an_armed_place_fires_once_and_says_so() {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("test.once"), "fail").unwrap();
-        assert_eq!(reached(directory.path(), "test.once"), Outcome::Fail);
+        assert_eq!(reached(directory.path(), "test.once"), FailpointOutcome::Fail);
         assert!(directory.path().join("test.once.fired").exists());
-        assert_eq!(reached(directory.path(), "test.once"), Outcome::Pass);
+        assert_eq!(reached(directory.path(), "test.once"), FailpointOutcome::Pass);
     }
 
     #[test]
@@ -161,7 +161,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("test.third"), "fail 3").unwrap();
         let outcomes: Vec<_> = (0..4).map(|_| reached(directory.path(), "test.third")).collect();
-        assert_eq!(outcomes, [Outcome::Pass, Outcome::Pass, Outcome::Fail, Outcome::Pass]);
+        assert_eq!(
+            outcomes,
+            [FailpointOutcome::Pass, FailpointOutcome::Pass, FailpointOutcome::Fail, FailpointOutcome::Pass]
+        );
     }
 
     #[test]
@@ -169,7 +172,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("test.slow"), "slow 1").unwrap();
         for _ in 0..3 {
-            assert_eq!(reached(directory.path(), "test.slow"), Outcome::Pass);
+            assert_eq!(reached(directory.path(), "test.slow"), FailpointOutcome::Pass);
             assert!(directory.path().join("test.slow").exists());
         }
     }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::{
     gguf::GgufFile,
     model_files::CONFIG_FILE,
-    parameters::{self, Stored},
+    parameters::{self, LayerStorage},
     small_json, whole_file,
 };
 
@@ -17,7 +17,7 @@ const MAX_BYTES: u64 = 1 << 20;
 
 /// See the module.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Description {
+pub struct ModelSummary {
     /// The architecture, such as `llama` or `qwen2`.
     pub architecture: String,
     /// How weights are stored, such as `Q4_K_M`, `GPTQ` or `BF16`.
@@ -28,14 +28,14 @@ pub struct Description {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Raw {
+struct RawModelConfig {
     model_type: Value,
     torch_dtype: Value,
     dtype: Value,
     quantization_config: Value,
 }
 
-impl Description {
+impl ModelSummary {
     /// As the metadata of a GGUF file say it.
     #[must_use]
     pub fn from_gguf(file: &GgufFile) -> Self {
@@ -52,7 +52,7 @@ impl Description {
     #[must_use]
     pub fn from_directory(directory: &Path) -> Self {
         let json = whole_file::read_if_there(&directory.join(CONFIG_FILE), MAX_BYTES).ok().flatten();
-        let raw: Raw = json.and_then(|json| small_json::parse(&json).ok()).unwrap_or_default();
+        let raw: RawModelConfig = json.and_then(|json| small_json::parse(&json).ok()).unwrap_or_default();
         let kinds = [&raw.quantization_config["quant_method"], &raw.torch_dtype, &raw.dtype];
         let weights = kinds.into_iter().find_map(Value::as_str).unwrap_or_default();
         let short = weights.replace("bfloat", "bf").replace("float", "f");
@@ -66,12 +66,12 @@ impl Description {
 }
 
 /// How weights are stored; `None` by a method that is not known.
-fn stored(quantization: &Value) -> Option<Stored> {
+fn stored(quantization: &Value) -> Option<LayerStorage> {
     match quantization["quant_method"].as_str() {
-        None if quantization.is_null() => Some(Stored::Plain),
+        None if quantization.is_null() => Some(LayerStorage::Plain),
         Some("gptq" | "awq") => {
             let bits = quantization["bits"].as_u64().filter(|bits| matches!(bits, 1..=8));
-            bits.map(|bits| Stored::Codes { bits })
+            bits.map(|bits| LayerStorage::Codes { bits })
         }
         _ => None,
     }
@@ -108,7 +108,8 @@ mod tests {
     fn described(config: &str) -> (String, String) {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join(CONFIG_FILE), config).unwrap();
-        let Description { architecture, weights, parameters } = Description::from_directory(directory.path());
+        let ModelSummary { architecture, weights, parameters } =
+            ModelSummary::from_directory(directory.path());
         assert_eq!(parameters, None, "no weights are beside it");
         (architecture, weights)
     }
@@ -129,12 +130,12 @@ mod tests {
     #[test]
     fn parameters_are_counted_unless_nobody_knows_how_they_are_stored() {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models");
-        let parameters = |name| Description::from_directory(&golden.join(name)).parameters;
+        let parameters = |name| ModelSummary::from_directory(&golden.join(name)).parameters;
         assert_eq!(parameters("llama-tied"), Some(113_088));
         assert_eq!(parameters("llama-gptq"), Some(102_720));
         for (about, known) in [
-            ("null", Some(Stored::Plain)),
-            (r#"{"quant_method":"awq","bits":4}"#, Some(Stored::Codes { bits: 4 })),
+            ("null", Some(LayerStorage::Plain)),
+            (r#"{"quant_method":"awq","bits":4}"#, Some(LayerStorage::Codes { bits: 4 })),
             (r#"{"quant_method":"awq","bits":0}"#, None),
             (r#"{"quant_method":"fp8"}"#, None),
             ("{}", None),

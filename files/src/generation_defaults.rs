@@ -57,18 +57,18 @@ pub enum GenerationDefaultsError {
 /// One id or several.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
-enum Ids {
+enum EosTokenIds {
     One(u32),
     Many(Vec<u32>),
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct Raw {
+struct RawGenerationDefaults {
     temperature: Option<f32>,
     top_k: Option<u32>,
     top_p: Option<f32>,
     repetition_penalty: Option<f32>,
-    eos_token_id: Option<Ids>,
+    eos_token_id: Option<EosTokenIds>,
 }
 
 impl GenerationDefaults {
@@ -88,8 +88,8 @@ impl GenerationDefaults {
             top_p: generation.top_p,
             repetition_penalty: generation.repetition_penalty,
             eos_token_ids: eos.map_or_else(Vec::new, |ids| match ids {
-                Ids::One(id) => vec![id],
-                Ids::Many(ids) => sorted(ids),
+                EosTokenIds::One(id) => vec![id],
+                EosTokenIds::Many(ids) => sorted(ids),
             }),
         })
     }
@@ -120,11 +120,11 @@ fn sorted(mut ids: Vec<u32>) -> Vec<u32> {
     ids
 }
 
-fn read(path: &Path) -> Result<Raw, GenerationDefaultsError> {
+fn read(path: &Path) -> Result<RawGenerationDefaults, GenerationDefaultsError> {
     let json = whole_file::read_if_there(path, MAX_BYTES)
         .map_err(|source| GenerationDefaultsError::Read { path: path.to_path_buf(), source })?;
     json.map_or_else(
-        || Ok(Raw::default()),
+        || Ok(RawGenerationDefaults::default()),
         |json| {
             small_json::parse(&json)
                 .map_err(|source| GenerationDefaultsError::Json { path: path.to_path_buf(), source })

@@ -88,12 +88,12 @@ impl TensorView<'_> {
 }
 
 /// Where a file's bytes are.
-enum Bytes {
+enum FileBytes {
     Mapped(MappedFile),
     Owned(Vec<u8>),
 }
 
-impl Bytes {
+impl FileBytes {
     fn as_slice(&self) -> &[u8] {
         match self {
             Self::Mapped(map) => map,
@@ -105,7 +105,7 @@ impl Bytes {
 /// An open GGUF file: its metadata copied out, its tensors checked and left where they are.
 pub struct GgufFile {
     path: PathBuf,
-    bytes: Bytes,
+    bytes: FileBytes,
     metadata: HashMap<String, Value>,
     tensors: Vec<(String, TensorInfo)>,
     by_name: HashMap<String, usize>,
@@ -130,7 +130,7 @@ impl GgufFile {
     pub fn open(path: &Path) -> Result<Self, GgufError> {
         let map =
             MappedFile::open(path).map_err(|source| GgufError::Open { path: path.to_path_buf(), source })?;
-        Self::read(path, Bytes::Mapped(map))
+        Self::read(path, FileBytes::Mapped(map))
     }
 
     /// Checks a file that is in memory already; `path` is for messages.
@@ -138,10 +138,10 @@ impl GgufFile {
     /// # Errors
     /// If anything in its header is malformed, beyond [`limits`] or outside of `bytes`.
     pub fn from_bytes(path: &Path, bytes: Vec<u8>) -> Result<Self, GgufError> {
-        Self::read(path, Bytes::Owned(bytes))
+        Self::read(path, FileBytes::Owned(bytes))
     }
 
-    fn read(path: &Path, bytes: Bytes) -> Result<Self, GgufError> {
+    fn read(path: &Path, bytes: FileBytes) -> Result<Self, GgufError> {
         let Header { metadata, tensors, bytes: header_bytes } = Header::parse(bytes.as_slice())
             .map_err(|source| GgufError::Format { path: path.to_path_buf(), source })?;
         let by_name = tensors.iter().enumerate().map(|(index, (name, _))| (name.clone(), index)).collect();
@@ -158,8 +158,8 @@ impl GgufFile {
     #[must_use]
     pub fn map(&self) -> Option<&MappedFile> {
         match &self.bytes {
-            Bytes::Mapped(map) => Some(map),
-            Bytes::Owned(_) => None,
+            FileBytes::Mapped(map) => Some(map),
+            FileBytes::Owned(_) => None,
         }
     }
 
@@ -185,8 +185,8 @@ impl GgufFile {
     #[must_use]
     pub fn unchanged(&self) -> bool {
         match &self.bytes {
-            Bytes::Mapped(map) => map.unchanged(),
-            Bytes::Owned(_) => true,
+            FileBytes::Mapped(map) => map.unchanged(),
+            FileBytes::Owned(_) => true,
         }
     }
 
@@ -199,7 +199,7 @@ impl GgufFile {
 
     /// Gives back the memory that caches a tensor of a mapped file; see [`MappedFile::release`].
     pub fn release(&self, name: &str) {
-        if let (Bytes::Mapped(map), Some(&index)) = (&self.bytes, self.by_name.get(name)) {
+        if let (FileBytes::Mapped(map), Some(&index)) = (&self.bytes, self.by_name.get(name)) {
             map.release(self.tensors[index].1.range.clone());
         }
     }

@@ -19,7 +19,7 @@ const BESIDE_CODES: [&str; 3] = [".qzeros", ".scales", ".g_idx"];
 
 /// How the linear layers of a directory are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stored {
+pub(crate) enum LayerStorage {
     /// As numbers.
     Plain,
     /// As GPTQ and AWQ do: codes of so many bits, several to a word of 32.
@@ -31,7 +31,7 @@ pub(crate) enum Stored {
 
 /// A tensor in the header of a weight file.
 #[derive(Deserialize)]
-struct Tensor {
+struct TensorHeader {
     dtype: String,
     shape: Vec<u64>,
 }
@@ -43,7 +43,7 @@ pub(crate) fn of_gguf(file: &GgufFile) -> Option<u64> {
 }
 
 /// Those of a directory of safetensors; `None` if its weights are not there or cannot be counted.
-pub(crate) fn of_directory(directory: &Path, stored: Stored) -> Option<u64> {
+pub(crate) fn of_directory(directory: &Path, stored: LayerStorage) -> Option<u64> {
     let names = weight_files(directory).ok()?;
     names.iter().try_fold(0u64, |count, name| {
         let header = header(&mut open_regular(&directory.join(name)).ok()?)?;
@@ -61,7 +61,7 @@ fn header(file: &mut File) -> Option<Vec<u8>> {
     (read as u64 == length).then_some(header)
 }
 
-fn of_header(header: &[u8], stored: Stored) -> Option<u64> {
+fn of_header(header: &[u8], stored: LayerStorage) -> Option<u64> {
     let mut entries: Map<String, Value> = small_json::parse(header).ok()?;
     entries.remove(METADATA);
     entries.into_iter().try_fold(0u64, |count, (name, entry)| {
@@ -70,12 +70,12 @@ fn of_header(header: &[u8], stored: Stored) -> Option<u64> {
 }
 
 /// Numbers that are no floats are masks and places, unless they are words of codes.
-fn of_tensor(name: &str, tensor: &Tensor, stored: Stored) -> Option<u64> {
+fn of_tensor(name: &str, tensor: &TensorHeader, stored: LayerStorage) -> Option<u64> {
     let elements = tensor.shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size))?;
     let is_float = tensor.dtype.starts_with('F') || tensor.dtype == "BF16";
     match stored {
-        Stored::Codes { bits } if name.ends_with(".qweight") => Some(elements.checked_mul(32)? / bits),
-        Stored::Codes { .. } if BESIDE_CODES.iter().any(|part| name.ends_with(part)) => Some(0),
+        LayerStorage::Codes { bits } if name.ends_with(".qweight") => Some(elements.checked_mul(32)? / bits),
+        LayerStorage::Codes { .. } if BESIDE_CODES.iter().any(|part| name.ends_with(part)) => Some(0),
         _ => Some(if is_float { elements } else { 0 }),
     }
 }
@@ -98,7 +98,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let tensor =
             |kind: &str, shape: &[u64]| json!({ "dtype": kind, "shape": shape, "data_offsets": [0, 0] });
-        let plain = || of_directory(directory.path(), Stored::Plain);
+        let plain = || of_directory(directory.path(), LayerStorage::Plain);
         assert_eq!(plain(), None, "no weights are there");
         let first = json!({ "a": tensor("BF16", &[3, 5]), "mask": tensor("BOOL", &[9, 9]), METADATA: { "format": "pt" } });
         write(directory.path(), SINGLE_FILE, &first);
@@ -126,7 +126,11 @@ mod tests {
         let layer = 2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64 + 2 * 64;
         let expected = 2 * 320 * 64 + 2 * layer + 64;
         for (name, bits) in [("llama-gptq", 4), ("llama-awq", 4), ("llama-gptq8", 8)] {
-            assert_eq!(of_directory(&golden.join(name), Stored::Codes { bits }), Some(expected), "{name}");
+            assert_eq!(
+                of_directory(&golden.join(name), LayerStorage::Codes { bits }),
+                Some(expected),
+                "{name}"
+            );
         }
     }
 }

@@ -31,23 +31,23 @@ pub struct StrictJsonError {
 /// # Errors
 /// If it is no JSON, says a name twice in one object, or is deeper or larger than a document may be.
 pub fn parse(json: &[u8]) -> Result<Value, StrictJsonError> {
-    let counts = Counts::default();
+    let counts = JsonCounts::default();
     let mut reader = serde_json::Deserializer::from_slice(json);
-    let value = Bounded { counts: &counts, depth: 0 }.deserialize(&mut reader);
+    let value = BoundedValue { counts: &counts, depth: 0 }.deserialize(&mut reader);
     let value = value.and_then(|value| reader.end().map(|()| value));
     value.map_err(|source| StrictJsonError { source, repeated: counts.repeated.take() })
 }
 
 /// What has been read so far.
 #[derive(Default)]
-struct Counts {
+struct JsonCounts {
     names: Cell<usize>,
     values: Cell<usize>,
     /// The name that came twice.
     repeated: Cell<Option<String>>,
 }
 
-impl Counts {
+impl JsonCounts {
     fn name<E: Error>(&self) -> Result<(), E> {
         count(&self.names, MAX_NAMES, "names")
     }
@@ -68,12 +68,12 @@ fn count<E: Error>(counter: &Cell<usize>, limit: usize, what: &str) -> Result<()
 
 /// One value within the bounds.
 #[derive(Clone, Copy)]
-struct Bounded<'a> {
-    counts: &'a Counts,
+struct BoundedValue<'a> {
+    counts: &'a JsonCounts,
     depth: usize,
 }
 
-impl Bounded<'_> {
+impl BoundedValue<'_> {
     fn inside<E: Error>(self) -> Result<Self, E> {
         let depth = self.depth + 1;
         if depth > MAX_DEPTH {
@@ -83,7 +83,7 @@ impl Bounded<'_> {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Bounded<'_> {
+impl<'de> DeserializeSeed<'de> for BoundedValue<'_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
@@ -92,7 +92,7 @@ impl<'de> DeserializeSeed<'de> for Bounded<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Bounded<'_> {
+impl<'de> Visitor<'de> for BoundedValue<'_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

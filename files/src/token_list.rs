@@ -57,7 +57,7 @@ pub enum TokenListError {
     "the draft's tokenizer is another one (token {token} is {draft:?} there and {base:?} in the base): a draft must be of the \
      base's family"
 )]
-pub struct OtherTokens {
+pub struct TokenMismatch {
     /// Its id.
     pub token: u32,
     /// What it is in the draft.
@@ -132,11 +132,11 @@ impl TokenList {
     ///
     /// # Errors
     /// The first that differs.
-    pub fn agrees_with(&self, base: &Self) -> Result<(), OtherTokens> {
+    pub fn agrees_with(&self, base: &Self) -> Result<(), TokenMismatch> {
         let differing = self.spellings.iter().zip(&base.spellings).position(|(draft, base)| draft != base);
         match differing {
             None => Ok(()),
-            Some(at) => Err(OtherTokens {
+            Some(at) => Err(TokenMismatch {
                 token: u32::try_from(at).unwrap_or(u32::MAX),
                 draft: self.spellings[at].clone(),
                 base: base.spellings[at].clone(),
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(list(&["a", "b"]).agrees_with(&base), Ok(()));
         assert_eq!(list(&["a", "b", "c", "d"]).agrees_with(&base), Ok(()));
         let other = list(&["a", "x", "y"]).agrees_with(&base).unwrap_err();
-        assert_eq!(other, OtherTokens { token: 1, draft: "x".to_owned(), base: "b".to_owned() });
+        assert_eq!(other, TokenMismatch { token: 1, draft: "x".to_owned(), base: "b".to_owned() });
         assert!(other.to_string().contains("base's family"));
     }
 

@@ -6,7 +6,7 @@
 //!
 //! # Layout
 //!
-//! - [`Report`]: the answer; [`Executor`], [`Adapter`], [`Tagged`]: its parts.
+//! - [`GatewayReport`]: the answer; [`ReportedExecutor`], [`ReportedAdapter`], [`Tagged`]: its parts.
 //! - [`adapter_of`]: which adapter a request means by `model`.
 //!
 //! # Principles
@@ -23,11 +23,11 @@ use std::{
 
 use policy::{
     perf::{
-        line::Line,
-        plane::Plane,
-        serving::{ColdStart, Load, LoraForm, ServingModel},
+        line::LinearFit,
+        plane::LinearModel,
+        serving::{ColdStart, LoraForm, RequestLoad, ServingModel},
     },
-    routing::{Availability, seen::Seen},
+    routing::{Availability, seen::CostEstimate},
 };
 use serde::{Deserialize, Serialize};
 
@@ -40,7 +40,7 @@ pub const PATH: &str = "/v1/load";
 /// Whether a gateway takes requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum GatewayState {
     /// It does.
     Ready,
     /// Not yet, or no executor of it is there.
@@ -51,9 +51,9 @@ pub enum State {
 
 /// What a gateway says of itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct GatewayReport {
     /// Whether it takes requests.
-    pub state: State,
+    pub state: GatewayState,
     /// A number that another process at the same address has not.
     pub instance: u64,
     /// What the base model is called; empty as long as none is served.
@@ -63,31 +63,31 @@ pub struct Report {
     /// Sequences that wait for their turn, and are with no executor yet.
     pub queued: u64,
     /// In the order of its settings.
-    pub executors: Vec<Executor>,
+    pub executors: Vec<ReportedExecutor>,
     /// All adapters that it can answer for.
-    pub registered: Tagged<Vec<Adapter>>,
+    pub registered: Tagged<Vec<ReportedAdapter>>,
     /// Names of adapters that are in the memory of each executor.
     pub resident: Tagged<Vec<Vec<String>>>,
 }
 
 /// One of its executors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Executor {
+pub struct ReportedExecutor {
     /// Whether it takes new requests: it is there, not drained, and not full.
     pub open: bool,
     /// Sequences that it computes together, at most.
     pub places: u64,
     /// What it is generating for.
-    pub running: Work,
+    pub running: ReportedLoad,
     /// What it has not begun to.
-    pub waiting: Work,
+    pub waiting: ReportedLoad,
     /// The shortest time for a token that was promised to one of those it has, in microseconds.
     pub promised_tpot_us: Option<u64>,
     /// What it takes for it; `None` before it was seen to work.
     pub timings: Option<Timings>,
 }
 
-impl Executor {
+impl ReportedExecutor {
     /// Whether it can take a request.
     #[must_use]
     pub fn availability(&self) -> Availability {
@@ -97,7 +97,7 @@ impl Executor {
 
 /// Requests, as far as time goes ([`Load`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Work {
+pub struct ReportedLoad {
     requests: u64,
     ranks: u64,
     max_rank: u64,
@@ -105,17 +105,17 @@ pub struct Work {
     token_ranks: u64,
 }
 
-impl From<Load> for Work {
-    fn from(load: Load) -> Self {
-        let Load { requests, ranks, max_rank, tokens, token_ranks } = load;
+impl From<RequestLoad> for ReportedLoad {
+    fn from(load: RequestLoad) -> Self {
+        let RequestLoad { requests, ranks, max_rank, tokens, token_ranks } = load;
         Self { requests, ranks, max_rank, tokens, token_ranks }
     }
 }
 
-impl From<Work> for Load {
+impl From<ReportedLoad> for RequestLoad {
     /// What no host can have counts as the most it can.
-    fn from(work: Work) -> Self {
-        let Work { requests, ranks, max_rank, tokens, token_ranks } = work;
+    fn from(work: ReportedLoad) -> Self {
+        let ReportedLoad { requests, ranks, max_rank, tokens, token_ranks } = work;
         let [requests, ranks, max_rank, tokens, token_ranks] =
             [requests, ranks, max_rank, tokens, token_ranks].map(|count| count.min(MAX_COUNT));
         Self { requests, ranks, max_rank, tokens, token_ranks }
@@ -134,9 +134,9 @@ pub struct Timings {
     is_stale: bool,
 }
 
-impl From<Seen> for Timings {
-    fn from(Seen { model, is_stale }: Seen) -> Self {
-        let line = |line: Line| [line.alpha, line.beta];
+impl From<CostEstimate> for Timings {
+    fn from(CostEstimate { model, is_stale }: CostEstimate) -> Self {
+        let line = |line: LinearFit| [line.alpha, line.beta];
         Self {
             decode: model.decode.seconds_each,
             prefill: model.prefill.seconds_each,
@@ -148,15 +148,15 @@ impl From<Seen> for Timings {
     }
 }
 
-impl From<Timings> for Seen {
+impl From<Timings> for CostEstimate {
     /// What is no time is none.
     fn from(told: Timings) -> Self {
         let time = |seconds: f64| if seconds.is_finite() { seconds.max(0.0) } else { 0.0 };
-        let line = |[alpha, beta]: [f64; 2]| Line { alpha: time(alpha), beta: time(beta) };
+        let line = |[alpha, beta]: [f64; 2]| LinearFit { alpha: time(alpha), beta: time(beta) };
         let model = ServingModel {
             form: LoraForm::TrueRank,
-            decode: Plane { seconds_each: told.decode.map(time) },
-            prefill: Plane { seconds_each: told.prefill.map(time) },
+            decode: LinearModel { seconds_each: told.decode.map(time) },
+            prefill: LinearModel { seconds_each: told.prefill.map(time) },
             link: line(told.link),
             store: line(told.store),
             cold: if told.waits_for_link { ColdStart::Waits } else { ColdStart::Assisted },
@@ -167,7 +167,7 @@ impl From<Timings> for Seen {
 
 /// An adapter that a gateway can answer for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Adapter {
+pub struct ReportedAdapter {
     /// What it is called.
     pub name: String,
     /// Its rank.
@@ -218,14 +218,14 @@ impl<T: Hash> Tagged<T> {
 
 /// The tags of what somebody has, as the query of a request: `registered=1&resident=2`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Have {
+pub struct KnownTags {
     /// Of the adapters that are known.
     pub registered: Option<u64>,
     /// Of those that are in memory.
     pub resident: Option<u64>,
 }
 
-impl Have {
+impl KnownTags {
     /// Path and query of the request.
     #[must_use]
     pub fn uri(&self) -> String {
@@ -236,25 +236,25 @@ impl Have {
     }
 }
 
-/// A query that is none of [`Have`]'s.
+/// A query that is none of [`KnownTags`]'s.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NotTags;
+pub struct InvalidTags;
 
-impl FromStr for Have {
-    type Err = NotTags;
+impl FromStr for KnownTags {
+    type Err = InvalidTags;
 
-    fn from_str(query: &str) -> Result<Self, NotTags> {
+    fn from_str(query: &str) -> Result<Self, InvalidTags> {
         let mut have = Self::default();
         for (name, tag) in query
             .split('&')
             .filter(|pair| !pair.is_empty())
             .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
         {
-            let tag = Some(tag.parse().map_err(|_| NotTags)?);
+            let tag = Some(tag.parse().map_err(|_| InvalidTags)?);
             match name {
                 "registered" => have.registered = tag,
                 "resident" => have.resident = tag,
-                _ => return Err(NotTags),
+                _ => return Err(InvalidTags),
             }
         }
         Ok(have)
@@ -291,18 +291,18 @@ mod tests {
 
     #[test]
     fn who_has_something_is_not_told_it_again() {
-        let adapters = || vec![Adapter { name: "a".to_owned(), rank: 8, bytes: 100, generation: 7 }];
+        let adapters = || vec![ReportedAdapter { name: "a".to_owned(), rank: 8, bytes: 100, generation: 7 }];
         let told = Tagged::of(adapters(), None);
         assert_eq!(told.content, Some(adapters()));
         assert_eq!((told.told(None), told.told(Some(told.tag)).content), (told.clone(), None));
         assert_eq!(Tagged::of(adapters(), Some(told.tag)).content, None);
         assert_eq!(Tagged::of(adapters(), Some(told.tag ^ 1)), told);
-        let have = Have { registered: Some(told.tag), resident: None };
+        let have = KnownTags { registered: Some(told.tag), resident: None };
         let query = have.uri();
         assert_eq!(query.split_once('?').map(|(_, query)| query.parse()), Some(Ok(have)));
-        assert_eq!((Have::default().uri().as_str(), "".parse()), (PATH, Ok(Have::default())));
+        assert_eq!((KnownTags::default().uri().as_str(), "".parse()), (PATH, Ok(KnownTags::default())));
         for wrong in ["registered", "resident=x", "tenant=1"] {
-            assert_eq!(wrong.parse::<Have>(), Err(NotTags), "{wrong}");
+            assert_eq!(wrong.parse::<KnownTags>(), Err(InvalidTags), "{wrong}");
         }
     }
 
@@ -316,9 +316,9 @@ mod tests {
 
     #[test]
     fn what_is_told_is_what_was_seen() {
-        let seen = Seen { model: policy::routing::seen::UNSEEN, is_stale: true };
-        assert_eq!(Seen::from(Timings::from(seen)), seen);
+        let seen = CostEstimate { model: policy::routing::seen::UNSEEN, is_stale: true };
+        assert_eq!(CostEstimate::from(Timings::from(seen)), seen);
         let nonsense = Timings { decode: [f64::NAN, -1.0, f64::INFINITY, 2.0], ..Timings::from(seen) };
-        assert_eq!(Seen::from(nonsense).model.decode.seconds_each, [0.0, 0.0, 0.0, 2.0]);
+        assert_eq!(CostEstimate::from(nonsense).model.decode.seconds_each, [0.0, 0.0, 0.0, 2.0]);
     }
 }

@@ -8,13 +8,13 @@ use std::{
 };
 
 use endpoint_picker::{
-    ask::Ask,
+    ask::ParsedRequest,
     exchange::Exchange,
-    fleet::{Fleet, Rules},
+    fleet::{HostFleet, PickRules},
     messages::ProcessingRequest,
     picker::Picker,
 };
-use policy::routing::{Policy, Slo};
+use policy::routing::{RoutingPolicy, Slo};
 use prost::Message as _;
 
 use crate::{Outcome, targets::refused};
@@ -22,13 +22,18 @@ use crate::{Outcome, targets::refused};
 const HOST: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 80);
 const MAX_BODY_BYTES: usize = 8 << 20;
 
-fn rules() -> Rules {
-    Rules { policy: Policy::RankAware, slo: Slo::default(), stale: Duration::from_secs(3600), fallbacks: 2 }
+fn rules() -> PickRules {
+    PickRules {
+        policy: RoutingPolicy::RankAware,
+        slo: Slo::default(),
+        stale: Duration::from_secs(3600),
+        fallbacks: 2,
+    }
 }
 
 /// Whatever a body is, it asks for something, or for nothing; that is no error, for the host says what is wrong.
 pub(crate) fn body(input: &[u8]) -> Outcome {
-    let ask = Ask::read(input);
+    let ask = ParsedRequest::read(input);
     assert!(ask.prompt_tokens() <= 4 * input.len() as u64, "no more was asked than was said");
     if ask.model.is_empty() { Err("it names no model".to_owned()) } else { Ok(()) }
 }
@@ -51,10 +56,10 @@ pub(crate) fn messages(mut input: &[u8]) -> Outcome {
 /// A report that is believed leads to a host, or to a refusal.
 pub(crate) fn report(input: &[u8]) -> Outcome {
     let report = serde_json::from_slice(input).map_err(refused)?;
-    let (fleet, now) = (Fleet::new(rules()), Instant::now());
+    let (fleet, now) = (HostFleet::new(rules()), Instant::now());
     fleet.set_hosts(&[HOST].into());
     fleet.heard(HOST, now, report).map_err(refused)?;
-    let head = endpoint_picker::ask::Head { path: "/v1/completions".to_owned(), key: Vec::new() };
-    let ask = Ask::read(br#"{"model":"a","prompt":"Hello"}"#);
+    let head = endpoint_picker::ask::RequestHead { path: "/v1/completions".to_owned(), key: Vec::new() };
+    let ask = ParsedRequest::read(br#"{"model":"a","prompt":"Hello"}"#);
     fleet.pick(&head, &ask, &None, now).map(drop).map_err(refused)
 }

@@ -3,8 +3,8 @@
 use std::sync::{Arc, OnceLock};
 
 use gateway::openai::{
-    reasoning::{Tags, scan as thought},
-    tools::{format::Format, kinds::Function, scan::Scanner},
+    reasoning::{ReasoningTags, scan as thought},
+    tools::{format::ToolCallFormat, kinds::Function, scan::Scanner},
 };
 use text::grammar::{Grammar, Grammars, TokenBytes, Tokens};
 
@@ -50,13 +50,13 @@ pub(crate) fn grammar(input: &[u8]) -> Outcome {
 /// An answer, in every way that models write thoughts and calls: whole and letter by letter it comes to the same.
 pub(crate) fn tool_calls(input: &[u8]) -> Outcome {
     let answer = String::from_utf8_lossy(input);
-    for tags in Tags::ALL {
+    for tags in ReasoningTags::ALL {
         [false, true].into_iter().for_each(|is_within| thoughts(&answer, tags, is_within));
     }
     let takes =
         serde_json::json!({ "properties": { "a": { "type": "integer" }, "b": { "type": "object" } } });
     let functions: Arc<[Function]> = ["f", "weather"].map(|name| Function::new(name, &takes)).into();
-    for format in Format::ALL {
+    for format in ToolCallFormat::ALL {
         let scanner = || Scanner::new(format, Arc::clone(&functions));
         let (mut at_once, mut letters) = (scanner(), scanner());
         let (found, rest) = (at_once.push(&answer), at_once.finish());
@@ -78,9 +78,9 @@ pub(crate) fn tool_calls(input: &[u8]) -> Outcome {
     Ok(())
 }
 
-fn thoughts(answer: &str, tags: Tags, is_within: bool) {
+fn thoughts(answer: &str, tags: ReasoningTags, is_within: bool) {
     let scanner = || thought::Scanner::new(tags, is_within);
-    let (mut at_once, mut letters, mut joined) = (scanner(), scanner(), thought::Told::default());
+    let (mut at_once, mut letters, mut joined) = (scanner(), scanner(), thought::ReasoningSplit::default());
     let mut whole = at_once.push(answer);
     whole.append(&at_once.finish());
     let mut buffer = [0; 4];

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use files::generation_defaults::GenerationDefaults;
 use gateway::{
     keys::Keys,
-    limits::PerMin,
+    limits::RequestsPerMinute,
     ollama::{
         embeddings::texts,
         request::{ChatBody, GenerateBody},
@@ -13,14 +13,14 @@ use gateway::{
     openai::{
         adapters::{PinRequest, UnloadRequest, load_request},
         chat,
-        completions::{self, Place},
+        completions::{self, PromptField},
         embeddings,
         errors::ApiError,
-        params::Limits,
+        params::ParamLimits,
         responses::request,
         tokens::{DetokenizeBody, TokenizeBody},
     },
-    training::records::Order,
+    training::records::JobSpec,
 };
 
 use crate::Outcome;
@@ -28,9 +28,9 @@ use crate::Outcome;
 const VOCAB_SIZE: u32 = 32_000;
 
 /// Reads a body under the limits of a small model.
-fn read<T>(read: impl Fn(&Limits<'_>) -> Result<T, ApiError>) -> Outcome {
+fn read<T>(read: impl Fn(&ParamLimits<'_>) -> Result<T, ApiError>) -> Outcome {
     let defaults = GenerationDefaults::default();
-    let limits = Limits { vocab_size: VOCAB_SIZE, default_seed: 1, defaults: &defaults };
+    let limits = ParamLimits { vocab_size: VOCAB_SIZE, default_seed: 1, defaults: &defaults };
     outcome(read(&limits))
 }
 
@@ -39,15 +39,15 @@ fn outcome<T>(read: Result<T, ApiError>) -> Outcome {
 }
 
 pub(crate) fn completion(input: &[u8]) -> Outcome {
-    read(|limits| completions::Body::read(input, limits))
+    read(|limits| completions::CompletionBody::read(input, limits))
 }
 
 pub(crate) fn chat(input: &[u8]) -> Outcome {
-    read(|limits| chat::Body::read(input, limits))
+    read(|limits| chat::ChatCompletionBody::read(input, limits))
 }
 
 pub(crate) fn response(input: &[u8]) -> Outcome {
-    read(|limits| request::Body::read(input, limits))
+    read(|limits| request::ResponsesBody::read(input, limits))
 }
 
 pub(crate) fn ollama_chat(input: &[u8]) -> Outcome {
@@ -59,11 +59,11 @@ pub(crate) fn ollama_generate(input: &[u8]) -> Outcome {
 }
 
 pub(crate) fn embedding(input: &[u8]) -> Outcome {
-    outcome(embeddings::Body::read(input))
+    outcome(embeddings::EmbeddingsBody::read(input))
 }
 
 pub(crate) fn ollama_embed(input: &[u8]) -> Outcome {
-    outcome(texts(input, Place { field: "input", most: 8 }))
+    outcome(texts(input, PromptField { field: "input", most: 8 }))
 }
 
 pub(crate) fn load_adapter(input: &[u8]) -> Outcome {
@@ -79,7 +79,7 @@ pub(crate) fn pin_adapter(input: &[u8]) -> Outcome {
 }
 
 pub(crate) fn fine_tuning_job(input: &[u8]) -> Outcome {
-    outcome(Order::read(input))
+    outcome(JobSpec::read(input))
 }
 
 pub(crate) fn tokenize(input: &[u8]) -> Outcome {
@@ -94,5 +94,5 @@ pub(crate) fn key_file(input: &[u8]) -> Outcome {
     let folder = crate::targets::folder(&[("keys", input)]);
     let path: &Path = &folder.path().join("keys");
     debug_assert!(fs::exists(path).unwrap_or(false));
-    Keys::read(path, PerMin::default()).map(drop).map_err(|error| error.to_string())
+    Keys::read(path, RequestsPerMinute::default()).map(drop).map_err(|error| error.to_string())
 }

@@ -6,12 +6,12 @@ use shmproto::{
     channel::{ClientChannel, ExecutorChannel, Geometry, Violation},
     codec::Wire,
     layer::{
-        CallHeader, Dtype, HEADER_BYTES, ReplyHeader, Source, Status,
+        CallHeader, CallStatus, Dtype, HEADER_BYTES, ReplyHeader, RowSource,
         control::{Catalog, FromLayers, ToLayers},
-        draw::{DRAW_WORDS, Draw},
+        draw::{DRAW_WORDS, SeededRows},
     },
     region::{Access, Region},
-    zmtp::{Accepts, Event, Limits, Server},
+    zmtp::{AcceptedMechanisms, ZmtpEvent, ZmtpLimits, ZmtpServer},
 };
 
 use crate::{Outcome, targets::refused};
@@ -61,7 +61,7 @@ fn one_encoding<T: Wire>(input: &[u8]) -> Outcome {
 /// Everything a client sends on one connection. The first byte says how many bytes come at a time.
 pub(crate) fn zmtp(input: &[u8]) -> Outcome {
     let Some((&step, mut rest)) = input.split_first() else { return Ok(()) };
-    let mut server = Server::new(Limits::new(MAX_FRAME_BYTES), Accepts::Either);
+    let mut server = ZmtpServer::new(ZmtpLimits::new(MAX_FRAME_BYTES), AcceptedMechanisms::Either);
     while !rest.is_empty() {
         let mut some = &rest[..usize::from(step).max(1).min(rest.len())];
         let before = some.len();
@@ -69,7 +69,7 @@ pub(crate) fn zmtp(input: &[u8]) -> Outcome {
         assert!(some.len() < before, "there is space once everything was looked at");
         rest = &rest[before - some.len()..];
         while let Some(event) = server.next_event().map_err(refused)? {
-            if let Event::Login(_) = event {
+            if let ZmtpEvent::Login(_) = event {
                 server.accept();
             }
         }
@@ -103,15 +103,15 @@ fn serve(executor: &mut ExecutorChannel) -> Result<(), Violation> {
     for _ in 0..GEOMETRY.depth {
         let Some(call) = executor.take()? else { break };
         match call.source {
-            Source::Rows => executor.read_rows(call.input, call.dtype, &mut rows)?,
-            Source::Draw => {
+            RowSource::Rows => executor.read_rows(call.input, call.dtype, &mut rows)?,
+            RowSource::Draw => {
                 let mut words = [0.0; DRAW_WORDS];
                 executor.read_rows(call.input, Dtype::F32, &mut words)?;
-                Draw::from_words(&words).fill(call.rows.into(), 8, &mut rows);
+                SeededRows::from_words(&words).fill(call.rows.into(), 8, &mut rows);
             }
         }
         executor.write_rows(call.output, call.dtype, &rows)?;
-        executor.reply(&ReplyHeader::refusal(&call, Status::Done, 0))?;
+        executor.reply(&ReplyHeader::refusal(&call, CallStatus::Done, 0))?;
     }
     Ok(())
 }

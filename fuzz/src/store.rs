@@ -1,6 +1,6 @@
 //! KV blocks that an earlier process left in a file.
 
-use cache::store::{Found, Layout, Store, StoreError};
+use cache::store::{BlockStore, StoreContents, StoreError, StoreLayout};
 
 use crate::{
     Outcome,
@@ -8,12 +8,13 @@ use crate::{
 };
 
 /// What the file is opened as.
-pub(crate) const LAYOUT: Layout = Layout { fingerprint: [7; 32], block_bytes: 64, block_tokens: 2, slots: 4 };
+pub(crate) const LAYOUT: StoreLayout =
+    StoreLayout { fingerprint: [7; 32], block_bytes: 64, block_tokens: 2, slots: 4 };
 
 /// What is told of can be read, or is found to be damaged.
 pub(crate) fn file(input: &[u8]) -> Outcome {
     let folder = folder(&[("blocks", input)]);
-    let opened = Store::open(&folder.path().join("blocks"), &LAYOUT).map_err(refused)?;
+    let opened = BlockStore::open(&folder.path().join("blocks"), &LAYOUT).map_err(refused)?;
     for (slot, record) in &opened.blocks {
         match opened.store.read(*slot, record, &mut [0; LAYOUT.block_bytes]) {
             Ok(()) | Err(StoreError::Damaged(_)) => {}
@@ -21,7 +22,7 @@ pub(crate) fn file(input: &[u8]) -> Outcome {
         }
     }
     match opened.found {
-        Found::Same => Ok(()),
+        StoreContents::Same => Ok(()),
         found => Err(format!("begun anew: {found:?}")),
     }
 }

@@ -11,7 +11,7 @@ use files::{generation_defaults::GenerationDefaults, gguf::GgufFile, model_files
 use model::{
     adapter::{Adapter, AnyAdapter},
     shape::{
-        config::{ModelConfig, Rope, RopeScaling, Traits},
+        config::{ArchFlags, ModelConfig, Rope, RopeScaling},
         layout,
         source::WeightSource,
     },
@@ -164,7 +164,7 @@ pub(crate) fn base() -> ModelConfig {
         tied_head: true,
         context_length: 64,
         sliding_window: None,
-        traits: Traits::default(),
+        traits: ArchFlags::default(),
         experts: None,
     }
 }

@@ -7,7 +7,7 @@ use text::{
     chat_template::{ChatTemplate, Limits, TemplateTokens},
     tokenizer::Tokenizer,
 };
-use tune::data::{self, Encoder, Items};
+use tune::data::{self, DataItems, Encoder};
 
 use crate::{Outcome, seeds, targets::refused};
 
@@ -25,14 +25,14 @@ static MODEL: LazyLock<(Tokenizer, ChatTemplate)> = LazyLock::new(|| {
 pub(crate) fn data(input: &[u8]) -> Outcome {
     let (tokenizer, template) = &*MODEL;
     let encoder = Encoder::new(tokenizer, Some(template), UNIX_EPOCH);
-    let limits = data::Limits::default();
+    let limits = data::DataLimits::default();
     // Whatever asks something can be told from what asks nothing.
     drop(data::prompts(input, &limits));
     let dataset = data::read(input, &encoder, &limits).map_err(refused)?;
     let examples = match dataset.items {
-        Items::Examples(examples) => examples,
-        Items::Pairs(pairs) => pairs.into_iter().flat_map(|pair| [pair.chosen, pair.rejected]).collect(),
-        Items::Said(said) => said.into_iter().map(|said| said.example).collect(),
+        DataItems::Examples(examples) => examples,
+        DataItems::Pairs(pairs) => pairs.into_iter().flat_map(|pair| [pair.chosen, pair.rejected]).collect(),
+        DataItems::Said(said) => said.into_iter().map(|said| said.example).collect(),
     };
     for example in examples {
         assert!(example.tokens.len() <= limits.max_tokens);

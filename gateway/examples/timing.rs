@@ -23,9 +23,9 @@ use std::{
 
 use clap::Parser;
 use gateway::{
-    adapters::{Options, Record, Registry, database::Database, store::ContentId},
-    caller::{Caller, Role},
-    executor::{Common, Door, Executor, ExecutorLimits},
+    adapters::{Record, Registry, RegistryOptions, database::Database, store::ContentId},
+    caller::{Caller, KeyRole},
+    executor::{Endpoint, Executor, ExecutorLimits, SharedConnections},
     executors::{Executors, ONLY},
     keys::{Keys, line_of},
     limits::KeyLimit,
@@ -48,7 +48,7 @@ const TRIES: u64 = 1 << 21;
 const ADAPTERS: u64 = 32;
 
 #[derive(Debug, Parser)]
-struct Arguments {
+struct TimingArguments {
     /// Samples of each case.
     #[arg(long, default_value_t = 1_000_000)]
     samples: usize,
@@ -56,21 +56,21 @@ struct Arguments {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let arguments = Arguments::parse();
+    let arguments = TimingArguments::parse();
     let directory = tempfile::tempdir()?;
     let keys = keys(directory.path())?;
     let measure = Measurement { samples: arguments.samples };
     let look_up = |key: &str| drop(black_box(keys.caller(Some(key.as_bytes()))));
     let case = "a key unlike all known ones, and one whose hash begins as a known one's";
-    measure.report(case, &key_classes(), Times::Agree, look_up);
+    measure.report(case, &key_classes(), TimingExpectation::Agree, look_up);
 
     let registry = registry(directory.path()).await?;
-    let caller = Caller { tenant: "mine".into(), role: Role::User, limit: KeyLimit::new(None) };
+    let caller = Caller { tenant: "mine".into(), role: KeyRole::User, limit: KeyLimit::new(None) };
     let lease = |name: &str| drop(black_box(registry.lease(name, &caller)));
     let case = "a name that does not exist, and another tenant's adapter";
-    measure.report(case, &name_classes("theirs"), Times::Agree, lease);
+    measure.report(case, &name_classes("theirs"), TimingExpectation::Agree, lease);
     let case = "to compare: a name that does not exist, and the caller's own";
-    measure.report(case, &name_classes("mine"), Times::Differ, lease);
+    measure.report(case, &name_classes("mine"), TimingExpectation::Differ, lease);
     Ok(())
 }
 
@@ -79,13 +79,13 @@ type Classes = [Vec<String>; 2];
 
 /// What their times ought to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Times {
+enum TimingExpectation {
     Agree,
     Differ,
 }
 
 /// The class and the time of a call, in nanoseconds.
-type Sample = (usize, f64);
+type TimedCall = (usize, f64);
 
 /// How each case is measured.
 #[derive(Debug)]
@@ -95,16 +95,16 @@ struct Measurement {
 
 impl Measurement {
     /// Measures `work` on both classes and prints what came of it.
-    fn report(&self, case: &str, classes: &Classes, expected: Times, work: impl Fn(&str)) {
+    fn report(&self, case: &str, classes: &Classes, expected: TimingExpectation, work: impl Fn(&str)) {
         let t = largest_t(&self.take(classes, work));
-        let found = if t.abs() < LIMIT { Times::Agree } else { Times::Differ };
+        let found = if t.abs() < LIMIT { TimingExpectation::Agree } else { TimingExpectation::Differ };
         let t = (t * 100.0).round() / 100.0;
         let (samples, met) = (self.samples, found == expected);
         println!("{}", json!({ "case": case, "samples": samples, "t": t, "limit": LIMIT, "met": met }));
     }
 
-    fn take(&self, classes: &Classes, work: impl Fn(&str)) -> Vec<Sample> {
-        let mut random = Random(random_u64());
+    fn take(&self, classes: &Classes, work: impl Fn(&str)) -> Vec<TimedCall> {
+        let mut random = ClassRng(random_u64());
         let mut input = String::with_capacity(256);
         let mut times = Vec::with_capacity(self.samples);
         // The first are slower: caches and branch predictors are cold.
@@ -126,7 +126,7 @@ impl Measurement {
 }
 
 /// The t furthest from zero, of all samples and of the fastest.
-fn largest_t(samples: &[Sample]) -> f64 {
+fn largest_t(samples: &[TimedCall]) -> f64 {
     let mut sorted: Vec<f64> = samples.iter().map(|(_, time)| *time).collect();
     sorted.sort_by(f64::total_cmp);
     let t_of_crop = |share: f64| {
@@ -144,8 +144,8 @@ fn largest_t(samples: &[Sample]) -> f64 {
 }
 
 /// Welch's t: how many standard errors the second class's mean is above the first's.
-fn welch<'a>(samples: impl Iterator<Item = &'a Sample>) -> f64 {
-    let mut classes = [Moments::default(); 2];
+fn welch<'a>(samples: impl Iterator<Item = &'a TimedCall>) -> f64 {
+    let mut classes = [RunningStats::default(); 2];
     for (class, time) in samples {
         classes[*class].add(*time);
     }
@@ -157,13 +157,13 @@ fn welch<'a>(samples: impl Iterator<Item = &'a Sample>) -> f64 {
 
 /// Mean and variance of what has been added (Welford).
 #[derive(Debug, Clone, Copy, Default)]
-struct Moments {
+struct RunningStats {
     count: f64,
     mean: f64,
     squares: f64,
 }
 
-impl Moments {
+impl RunningStats {
     fn add(&mut self, value: f64) {
         self.count += 1.0;
         let before = value - self.mean;
@@ -177,9 +177,9 @@ impl Moments {
 }
 
 /// SplitMix64: drawing the class must cost next to nothing.
-struct Random(u64);
+struct ClassRng(u64);
 
-impl Random {
+impl ClassRng {
     fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -265,11 +265,11 @@ fn record(owner: &str, index: u64) -> Record {
 async fn registry(directory: &Path) -> Result<Arc<Registry>, Box<dyn Error>> {
     let silence = Duration::from_secs(30);
     let limits = ExecutorLimits { max_sequences: 1, silence };
-    let common = Common::default();
-    let executor = Executor::connect(Door::Socket(directory.join("nobody")), limits, common.clone());
+    let common = SharedConnections::default();
+    let executor = Executor::connect(Endpoint::Socket(directory.join("nobody")), limits, common.clone());
     let executors = Executors::of([(ONLY.to_owned(), executor)], &common);
     let state = directory.join("state");
-    let options = Options {
+    let options = RegistryOptions {
         state: state.clone(),
         adapter_root: directory.to_owned(),
         max_adapters: 1000,

@@ -79,17 +79,20 @@ pub mod upload;
 pub use self::{
     base::Base,
     database::{OwnTemplate, Record},
-    entry::{Entry, Lease, Place},
-    errors::{AdapterError, LeaseError, OpenError, ResidencyError, SumError, Unfetched, Unusable},
-    figures::Figures,
-    listing::{Listed, Listing},
+    entry::{AdapterEntry, ExecutorPin, Lease},
+    errors::{
+        AdapterError, FetchFailure, LeaseError, OpenError, ResidencyError, UnusableAdapter,
+        WeightedMergeError,
+    },
+    figures::RegistryStats,
+    listing::{AdapterListing, ListedAdapters},
     pin::Pin,
     publication::Publication,
     records::{address::PostgresAddress, link::Freshness},
-    registry::{Fleet, Options, Registry},
+    registry::{FleetStorage, Registry, RegistryOptions},
     request::{LoadRequest, Replace, Terms},
     residency::Tier,
-    store::{Arriving, BucketAddress, FetchFigures, StoreError},
+    store::{BucketAddress, FetchStats, IncomingAdapter, StoreError},
 };
 
 pub(crate) use self::to_end::to_end;

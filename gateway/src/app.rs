@@ -8,27 +8,27 @@ use std::{
     time::Instant,
 };
 
-use policy::routing::Policy;
+use policy::routing::RoutingPolicy;
 use tokio::sync::{Semaphore, watch};
 
 use crate::{
-    adapters::{Listing, Registry},
-    classes::Classes,
-    config::{ConnectionLimits, Hosts, Parsers},
+    adapters::{AdapterListing, Registry},
+    classes::ServiceClasses,
+    config::{AllowedHosts, ConnectionLimits, OutputParsers},
     errors::ApiError,
     executors::Executors,
     grammars::GrammarChecks,
-    kept::Kept,
+    kept::ResponseStore,
     keys::Keys,
-    lifecycle::{NotServing, Serving, Status},
+    lifecycle::{GatewayReadiness, ServingState, ServingUnavailable},
     limits::AdapterLimits,
-    metrics::Metrics,
+    metrics::GatewayMetrics,
     random::random_u64,
     runs::Runs,
     telemetry::Sinks,
     tenant_memory::TenantMemory,
     training::Training,
-    turns::Turns,
+    turns::AdmissionQueue,
 };
 
 /// Bodies above this are worked on where blocking does no harm.
@@ -42,21 +42,21 @@ pub struct App {
     /// The connections over which token ids travel; clones share them.
     pub executors: Executors,
     /// How one of several executors is chosen.
-    pub routing: Policy,
+    pub routing: RoutingPolicy,
     /// How the model writes what is no plain text.
-    pub parsers: Parsers,
+    pub parsers: OutputParsers,
     /// Service classes.
-    pub classes: Arc<Classes>,
+    pub classes: Arc<ServiceClasses>,
     /// Whose turn it is.
-    pub turns: Turns,
+    pub turns: AdmissionQueue,
     /// Whether requests can be served, and what with.
-    pub status: watch::Receiver<Status>,
+    pub status: watch::Receiver<GatewayReadiness>,
     /// Adapters by name, and where they are.
     pub registry: Arc<Registry>,
     /// Files to learn from, and jobs.
     pub training: Arc<Training>,
     /// What Prometheus reads.
-    pub metrics: Arc<Metrics>,
+    pub metrics: Arc<GatewayMetrics>,
     /// Who is told about requests.
     pub sinks: Sinks,
     /// API keys with their roles; none where everybody may ask.
@@ -64,7 +64,7 @@ pub struct App {
     /// How often each adapter may be asked.
     pub adapter_limits: AdapterLimits,
     /// Where browsers may come from.
-    pub origins: Origins,
+    pub origins: AllowedOrigins,
     /// What connections may cost.
     pub connections: ConnectionLimits,
     /// What requests keep in memory, by tenant.
@@ -74,13 +74,13 @@ pub struct App {
     /// Adapters that are trained order by order.
     pub runs: Arc<Runs>,
     /// Responses that somebody may go on with.
-    pub kept: Arc<Kept>,
+    pub kept: Arc<ResponseStore>,
     /// When the process began to listen, for its uptime.
     pub started: Instant,
     /// Its number, which the next process at its address has not.
     pub instance: u64,
     /// What is told of adapters to who chooses among hosts.
-    pub(crate) listing: Listing,
+    pub(crate) listing: AdapterListing,
     draining: AtomicBool,
     /// Permits for work on a thread that may block.
     heavy: Arc<Semaphore>,
@@ -88,34 +88,34 @@ pub struct App {
 
 /// Where browsers may come from, and what they may call us.
 #[derive(Debug)]
-pub struct Origins {
+pub struct AllowedOrigins {
     /// Under which names a gateway without keys answers.
-    pub hosts: Hosts,
+    pub hosts: AllowedHosts,
     /// Web pages that may ask although they are not ours.
     pub allowed: Vec<String>,
 }
 
 /// What an [`App`] is put together from.
 #[derive(Debug)]
-pub struct Parts {
+pub struct AppBuilder {
     /// The connections over which token ids travel.
     pub executors: Executors,
     /// How one of several executors is chosen.
-    pub routing: Policy,
+    pub routing: RoutingPolicy,
     /// How the model writes what is no plain text.
-    pub parsers: Parsers,
+    pub parsers: OutputParsers,
     /// As they are set.
-    pub classes: Arc<Classes>,
+    pub classes: Arc<ServiceClasses>,
     /// Before these executors.
-    pub turns: Turns,
+    pub turns: AdmissionQueue,
     /// Kept true by the lifecycle.
-    pub status: watch::Receiver<Status>,
+    pub status: watch::Receiver<GatewayReadiness>,
     /// Opened, and restored by the lifecycle each time an executor is reached.
     pub registry: Arc<Registry>,
     /// Opened.
     pub training: Arc<Training>,
     /// All at zero.
-    pub metrics: Arc<Metrics>,
+    pub metrics: Arc<GatewayMetrics>,
     /// Figures, and a collector of traces if there is one.
     pub sinks: Sinks,
     /// Read from the key file, and again while serving.
@@ -123,7 +123,7 @@ pub struct Parts {
     /// Requests a minute, each adapter.
     pub adapter_limits: AdapterLimits,
     /// Names the gateway answers under, and pages that may call it.
-    pub origins: Origins,
+    pub origins: AllowedOrigins,
     /// Bounds on bodies, headers and times.
     pub connections: ConnectionLimits,
     /// Nothing is kept yet.
@@ -137,7 +137,7 @@ pub struct Parts {
 impl App {
     /// Puts it together.
     #[must_use]
-    pub fn new(parts: Parts) -> Self {
+    pub fn new(parts: AppBuilder) -> Self {
         Self {
             executors: parts.executors,
             routing: parts.routing,
@@ -153,20 +153,20 @@ impl App {
             adapter_limits: parts.adapter_limits,
             origins: parts.origins,
             connections: parts.connections,
-            kept: Arc::new(Kept::new(Arc::clone(&parts.memory))),
+            kept: Arc::new(ResponseStore::new(Arc::clone(&parts.memory))),
             memory: parts.memory,
             grammars: parts.grammars,
             runs: parts.runs,
             started: Instant::now(),
             instance: random_u64(),
-            listing: Listing::default(),
+            listing: AdapterListing::default(),
             draining: AtomicBool::new(false),
             heavy: Arc::new(Semaphore::new(HEAVY_WORK)),
         }
     }
 
     /// What is served, or why nothing is.
-    pub fn serving(&self) -> Result<Arc<Serving>, NotServing> {
+    pub fn serving(&self) -> Result<Arc<ServingState>, ServingUnavailable> {
         self.status.borrow().serving()
     }
 

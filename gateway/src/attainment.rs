@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use crate::{
     app::App,
-    classes::{Class, ClassId, Objective, Outcome},
-    turns::TenantFigures,
+    classes::{ClassId, ClassState, Objective, SloOutcome},
+    turns::TenantQueueStats,
 };
 
 /// All classes, with their tenants.
@@ -17,7 +17,7 @@ pub fn status(app: &App) -> Value {
     app.classes.all().map(|(id, class)| told(id, class, &tenants)).collect()
 }
 
-fn told(id: ClassId, class: &Class, tenants: &[TenantFigures]) -> Value {
+fn told(id: ClassId, class: &ClassState, tenants: &[TenantQueueStats]) -> Value {
     let settings = &class.settings;
     let [requests, throttled, tokens] = class.tally.counts();
     let own = || tenants.iter().filter(|tenant| tenant.principal.class == id);
@@ -42,13 +42,13 @@ fn told(id: ClassId, class: &Class, tenants: &[TenantFigures]) -> Value {
     })
 }
 
-fn objective(class: &Class, objective: Objective, promised_ms: Option<NonZeroU32>) -> Value {
+fn objective(class: &ClassState, objective: Objective, promised_ms: Option<NonZeroU32>) -> Value {
     let count = |outcome| class.tally.promises(objective, outcome);
     json!({
         "promised_ms": promised_ms,
         "mean_ms": class.tally.mean(objective).map(|mean| mean.as_secs_f64() * 1e3),
-        "met": count(Outcome::Met),
-        "missed": count(Outcome::Missed),
-        "refused": count(Outcome::Refused),
+        "met": count(SloOutcome::Met),
+        "missed": count(SloOutcome::Missed),
+        "refused": count(SloOutcome::Refused),
     })
 }

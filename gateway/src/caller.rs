@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-pub use ::keys::Role;
+pub use ::keys::KeyRole;
 
 use crate::limits::KeyLimit;
 
@@ -25,12 +25,12 @@ pub enum Access {
 impl Access {
     /// True if a key of `role` may use the route.
     #[must_use]
-    pub fn allows(self, role: Role) -> bool {
+    pub fn allows(self, role: KeyRole) -> bool {
         match self {
             Self::Open => true,
-            Self::Metrics => matches!(role, Role::Metrics | Role::Admin),
-            Self::User => matches!(role, Role::User | Role::Admin),
-            Self::Admin => role == Role::Admin,
+            Self::Metrics => matches!(role, KeyRole::Metrics | KeyRole::Admin),
+            Self::User => matches!(role, KeyRole::User | KeyRole::Admin),
+            Self::Admin => role == KeyRole::Admin,
         }
     }
 
@@ -52,7 +52,7 @@ pub struct Caller {
     /// Whose adapters are seen and whose prefixes are shared: from the key, never from the request's body.
     pub tenant: Arc<str>,
     /// What they may do.
-    pub role: Role,
+    pub role: KeyRole,
     /// How often they may ask.
     pub limit: KeyLimit,
 }
@@ -63,8 +63,9 @@ mod tests {
 
     #[test]
     fn roles_are_not_in_order() {
-        let allowed =
-            |access: Access| [Role::Admin, Role::User, Role::Metrics].map(|role| access.allows(role));
+        let allowed = |access: Access| {
+            [KeyRole::Admin, KeyRole::User, KeyRole::Metrics].map(|role| access.allows(role))
+        };
         assert_eq!(allowed(Access::Open), [true, true, true]);
         assert_eq!(allowed(Access::Metrics), [true, false, true]);
         assert_eq!(allowed(Access::User), [true, true, false]);

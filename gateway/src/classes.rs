@@ -41,7 +41,7 @@ impl Objective {
 
 /// What became of a promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum SloOutcome {
     /// It was kept.
     Met,
     /// It was not.
@@ -50,7 +50,7 @@ pub enum Outcome {
     Refused,
 }
 
-impl Outcome {
+impl SloOutcome {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Met, Self::Missed, Self::Refused];
 
@@ -67,7 +67,7 @@ impl Outcome {
 
 /// What a class has come to so far.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct SloCounters {
     /// By objective, then by outcome.
     promises: [[AtomicU64; 3]; 2],
     requests: AtomicU64,
@@ -78,7 +78,7 @@ pub struct Tally {
     times: [(AtomicU64, AtomicU64); 2],
 }
 
-impl Tally {
+impl SloCounters {
     /// A request is taken.
     pub fn request(&self) {
         self.requests.fetch_add(1, Relaxed);
@@ -95,7 +95,7 @@ impl Tally {
     }
 
     /// A promise has this outcome.
-    pub fn promise(&self, objective: Objective, outcome: Outcome) {
+    pub fn promise(&self, objective: Objective, outcome: SloOutcome) {
         self.promises[objective as usize][outcome as usize].fetch_add(1, Relaxed);
     }
 
@@ -107,7 +107,7 @@ impl Tally {
 
     /// How many promises had this outcome.
     #[must_use]
-    pub fn promises(&self, objective: Objective, outcome: Outcome) -> u64 {
+    pub fn promises(&self, objective: Objective, outcome: SloOutcome) -> u64 {
         self.promises[objective as usize][outcome as usize].load(Relaxed)
     }
 
@@ -122,26 +122,26 @@ impl Tally {
 
 /// A class.
 #[derive(Debug)]
-pub struct Class {
+pub struct ClassState {
     /// As it is set.
     pub settings: ServiceClass,
     /// What is promised.
     pub slo: Slo,
     /// What it has come to.
-    pub tally: Tally,
+    pub tally: SloCounters,
 }
 
-impl Class {
+impl ClassState {
     fn new(settings: ServiceClass) -> Self {
         let us = |ms: Option<std::num::NonZeroU32>| ms.map(|ms| u64::from(ms.get()) * 1000);
         let slo = Slo { ttft_us: us(settings.ttft_ms), tpot_us: us(settings.tpot_ms) };
-        Self { settings, slo, tally: Tally::default() }
+        Self { settings, slo, tally: SloCounters::default() }
     }
 
     /// A request of it failed before it had a token.
     pub fn failed(&self) {
         if self.slo.ttft_us.is_some() {
-            self.tally.promise(Objective::FirstToken, Outcome::Missed);
+            self.tally.promise(Objective::FirstToken, SloOutcome::Missed);
         }
     }
 
@@ -156,27 +156,28 @@ impl Class {
             Objective::PerToken => self.slo.tpot_us,
         };
         if let Some(promised_us) = promised_us {
-            self.tally.promise(objective, if us <= promised_us { Outcome::Met } else { Outcome::Missed });
+            self.tally
+                .promise(objective, if us <= promised_us { SloOutcome::Met } else { SloOutcome::Missed });
         }
     }
 }
 
 /// All classes; the first is that of everybody who has no other.
 #[derive(Debug)]
-pub struct Classes {
-    classes: Vec<Class>,
+pub struct ServiceClasses {
+    classes: Vec<ClassState>,
     of_tenant: HashMap<String, ClassId>,
     of_adapter: HashMap<String, ClassId>,
 }
 
-impl Classes {
+impl ServiceClasses {
     /// Those that were set, which must have been checked, and the default.
     #[must_use]
     pub fn new(settings: Vec<ServiceClass>) -> Self {
         let (mut default, others): (Vec<_>, Vec<_>) =
             settings.into_iter().partition(|class| class.name == DEFAULT_CLASS);
         let first = default.pop().unwrap_or_default();
-        let classes: Vec<Class> = std::iter::once(first).chain(others).map(Class::new).collect();
+        let classes: Vec<ClassState> = std::iter::once(first).chain(others).map(ClassState::new).collect();
         let members = |of: fn(&ServiceClass) -> &Vec<String>| {
             let numbered = classes.iter().enumerate();
             numbered
@@ -204,17 +205,17 @@ impl Classes {
 
     /// One of them.
     #[must_use]
-    pub fn get(&self, id: ClassId) -> &Class {
+    pub fn get(&self, id: ClassId) -> &ClassState {
         &self.classes[id.0]
     }
 
     /// All of them.
-    pub fn all(&self) -> impl Iterator<Item = (ClassId, &Class)> {
+    pub fn all(&self) -> impl Iterator<Item = (ClassId, &ClassState)> {
         self.classes.iter().enumerate().map(|(id, class)| (ClassId(id), class))
     }
 }
 
-impl Default for Classes {
+impl Default for ServiceClasses {
     fn default() -> Self {
         Self::new(Vec::new())
     }
@@ -231,7 +232,7 @@ mod tests {
             r#"{name="batch",adapters=["nightly"],priority=9}"#,
             r#"{name="default",weight=2}"#,
         ];
-        let classes = Classes::new(classes.map(|text| text.parse().unwrap()).to_vec());
+        let classes = ServiceClasses::new(classes.map(|text| text.parse().unwrap()).to_vec());
         let name = |adapter, tenant| classes.get(classes.of(adapter, tenant)).settings.name.as_str();
         assert_eq!(name(None, "alice"), "gold");
         assert_eq!(name(Some("nightly"), "alice"), "batch");
@@ -242,12 +243,12 @@ mod tests {
 
     #[test]
     fn what_is_seen_is_held_against_what_was_promised() {
-        let class = Class::new(r#"{name="gold",tenants=["a"],ttft_ms=500}"#.parse().unwrap());
+        let class = ClassState::new(r#"{name="gold",tenants=["a"],ttft_ms=500}"#.parse().unwrap());
         for ms in [400, 500, 501] {
             class.saw(Objective::FirstToken, Duration::from_millis(ms));
             class.saw(Objective::PerToken, Duration::from_millis(ms));
         }
-        let counted = |objective| Outcome::ALL.map(|outcome| class.tally.promises(objective, outcome));
+        let counted = |objective| SloOutcome::ALL.map(|outcome| class.tally.promises(objective, outcome));
         assert_eq!(counted(Objective::FirstToken), [2, 1, 0]);
         assert_eq!(counted(Objective::PerToken), [0, 0, 0], "nothing was promised");
         assert_eq!(class.tally.mean(Objective::PerToken), Some(Duration::from_millis(467)));

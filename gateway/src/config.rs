@@ -1,4 +1,4 @@
-//! Command line and environment, turned into one checked [`Config`].
+//! Command line and environment, turned into one checked [`GatewayConfig`].
 
 mod args;
 mod figures;
@@ -18,25 +18,27 @@ use tls::{address::HostPort, client::CredentialsError};
 
 pub use self::{
     args::{
-        AdapterArgs, AdmissionArgs, Args, CallerArgs, ConnectionArgs, ExecutorArgs, FigureArgs, TrainingArgs,
+        AdapterArgs, AdmissionArgs, Args, CallerArgs, ConnectionArgs, ExecutorArgs, TelemetryArgs,
+        TrainingArgs,
     },
-    figures::{Figures, MetricNames},
+    figures::{MetricNames, TelemetryConfig},
     values::{
-        ConnectionLimits, ExecutorPlace, Hosts, Lifeline, NamedPlace, Parsers, Rates, StartAdapter,
-        TrainingLimits,
+        AllowedHosts, ConnectionLimits, ExecutorEndpoint, NamedEndpoint, OutputParsers, RateLimits,
+        ShutdownTrigger, StartAdapter, TrainingLimits,
     },
 };
-use policy::{admission::DelayLimits, routing::Policy};
+use policy::{admission::DelayLimits, routing::RoutingPolicy};
 
 use self::sockets::{MAX_SOCKET_BYTES, addresses, check_sockets};
 use crate::{
     adapters::{
-        BucketAddress, Fleet, PostgresAddress, records::address::AddressError, store::address::environment,
+        BucketAddress, FleetStorage, PostgresAddress, records::address::AddressError,
+        store::address::environment,
     },
     executor::ExecutorLimits,
     executors::{Address, MAX_EXECUTORS},
     keys::{KeyFileError, Keys},
-    turns::TurnLimits,
+    turns::AdmissionLimits,
 };
 
 /// Under this name systemd hands over the key file (`LoadCredential=api-keys:...`).
@@ -46,7 +48,7 @@ const MAX_ORIGINS: usize = 64;
 
 /// Why the arguments cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
+pub enum GatewayConfigError {
     /// An open port without keys.
     #[error(
         "--listen {0} is reachable by others and no key is asked for; give --api-key-file, listen on 127.0.0.1, or say --insecure"
@@ -152,7 +154,7 @@ pub enum ConfigError {
 
 /// Checked settings.
 #[derive(Debug)]
-pub struct Config {
+pub struct GatewayConfig {
     /// The executors; at least one.
     pub executors: Vec<Address>,
     /// The model that executors are expected to have; that of those on other hosts is read here.
@@ -164,7 +166,7 @@ pub struct Config {
     /// What the base model is called; `None` takes it from its file name.
     pub served_model_name: Option<String>,
     /// How the model writes what is no plain text.
-    pub parsers: Parsers,
+    pub parsers: OutputParsers,
     /// Loaded at start.
     pub adapters: Vec<StartAdapter>,
     /// Absolute and without links.
@@ -174,25 +176,25 @@ pub struct Config {
     /// Longest file of an adapter.
     pub max_adapter_file_bytes: u64,
     /// What is shared with other hosts, if anything is.
-    pub fleet: Option<Fleet>,
+    pub fleet: Option<FleetStorage>,
     /// Who may ask.
     pub keys: Keys,
     /// Under which names a gateway without keys answers.
-    pub hosts: Hosts,
+    pub hosts: AllowedHosts,
     /// Origins of web pages that may ask from a browser, without a slash at the end.
     pub cors_origins: Vec<String>,
     /// How often callers may ask.
-    pub rates: Rates,
+    pub rates: RateLimits,
     /// What connections may cost.
     pub connections: ConnectionLimits,
     /// The program that compiles grammars, as `text::sandbox` starts it.
     pub grammar_compiler: PathBuf,
     /// How one of several executors is chosen.
-    pub routing: Policy,
+    pub routing: RoutingPolicy,
     /// Service classes.
     pub classes: Vec<ServiceClass>,
     /// What those who wait are held to.
-    pub turns: TurnLimits,
+    pub turns: AdmissionLimits,
     /// What the executor is held to.
     pub executor: ExecutorLimits,
     /// What fine-tuning may cost, and who does it.
@@ -202,26 +204,26 @@ pub struct Config {
     /// Threads that move messages.
     pub threads: usize,
     /// Which figures there are.
-    pub figures: Figures,
+    pub figures: TelemetryConfig,
     /// How to write the log.
     pub log_format: LogFormat,
     /// What ends the process.
-    pub lifeline: Lifeline,
+    pub lifeline: ShutdownTrigger,
 }
 
-impl TryFrom<Args> for Config {
-    type Error = ConfigError;
+impl TryFrom<Args> for GatewayConfig {
+    type Error = GatewayConfigError;
 
-    fn try_from(args: Args) -> Result<Self, ConfigError> {
+    fn try_from(args: Args) -> Result<Self, GatewayConfigError> {
         check_sizes(&args)?;
         let addresses = addresses(&args)?;
         check_sockets(&addresses, args.training.trainer_socket.as_ref())?;
         check_names(&args)?;
         ServiceClass::check(&args.callers.classes)?;
-        let figures = Figures::of(&args.figures, addresses.len())?;
+        let figures = TelemetryConfig::of(&args.figures, addresses.len())?;
         let key_file =
             args.callers.api_key_file.or_else(|| credential(std::env::var_os("CREDENTIALS_DIRECTORY")));
-        let rates = Rates {
+        let rates = RateLimits {
             per_key: NonZeroU32::new(args.callers.requests_per_min_per_key),
             per_adapter: NonZeroU32::new(args.callers.requests_per_min_per_adapter),
         };
@@ -229,10 +231,10 @@ impl TryFrom<Args> for Config {
         let keys = match &key_file {
             None => Keys::none(rates.per_key),
             Some(path) if shared_keys.is_some() => Keys::brought(path, rates.per_key),
-            Some(path) => Keys::read(path, rates.per_key).map_err(ConfigError::Keys)?,
+            Some(path) => Keys::read(path, rates.per_key).map_err(GatewayConfigError::Keys)?,
         };
         if key_file.is_none() && !args.listen.ip().is_loopback() && !args.callers.insecure {
-            return Err(ConfigError::OpenPort(args.listen));
+            return Err(GatewayConfigError::OpenPort(args.listen));
         }
         let fleet = fleet(&args.adapters, shared_keys)?;
         Ok(Self {
@@ -241,14 +243,14 @@ impl TryFrom<Args> for Config {
             listen: args.listen,
             state: args.state,
             served_model_name: args.served_model_name,
-            parsers: Parsers { calls: args.tool_call_parser, reasoning: args.reasoning_parser },
+            parsers: OutputParsers { calls: args.tool_call_parser, reasoning: args.reasoning_parser },
             adapters: args.adapters.start_adapters,
             adapter_root: adapter_root(&args.adapters.adapter_root)?,
             max_adapters: args.adapters.max_adapters,
             max_adapter_file_bytes: args.adapters.max_adapter_file_bytes.0,
             fleet,
             keys,
-            hosts: if args.callers.insecure { Hosts::Any } else { Hosts::Local },
+            hosts: if args.callers.insecure { AllowedHosts::Any } else { AllowedHosts::Local },
             cors_origins: origins(&args.callers.cors_origins)?,
             rates,
             connections: (&args.connections).into(),
@@ -265,12 +267,12 @@ impl TryFrom<Args> for Config {
             threads: args.threads,
             figures,
             log_format: args.log_format,
-            lifeline: if args.exit_with_stdin { Lifeline::Stdin } else { Lifeline::Signals },
+            lifeline: if args.exit_with_stdin { ShutdownTrigger::Stdin } else { ShutdownTrigger::Signals },
         })
     }
 }
 
-fn check_sizes(args: &Args) -> Result<(), ConfigError> {
+fn check_sizes(args: &Args) -> Result<(), GatewayConfigError> {
     let (connections, adapters) = (&args.connections, &args.adapters);
     let sizes = [
         ("threads", args.threads as u64, 1),
@@ -295,32 +297,33 @@ fn check_sizes(args: &Args) -> Result<(), ConfigError> {
     ];
     match sizes.into_iter().find(|(_, value, least)| value < least) {
         None => Ok(()),
-        Some((name, _, least)) => Err(ConfigError::TooSmall { name, least }),
+        Some((name, _, least)) => Err(GatewayConfigError::TooSmall { name, least }),
     }
 }
 
-fn check_names(args: &Args) -> Result<(), ConfigError> {
+fn check_names(args: &Args) -> Result<(), GatewayConfigError> {
     match &args.served_model_name {
         Some(name)
             if name.is_empty() || name.len() > 256 || name.chars().any(|c| c == ':' || c.is_control()) =>
         {
-            Err(ConfigError::ModelName(name.clone()))
+            Err(GatewayConfigError::ModelName(name.clone()))
         }
         _ => Ok(()),
     }
 }
 
 /// What is shared with other hosts. Names without files would be of no use to them, nor files without names.
-fn fleet(args: &AdapterArgs, key_file: Option<PathBuf>) -> Result<Option<Fleet>, ConfigError> {
+fn fleet(args: &AdapterArgs, key_file: Option<PathBuf>) -> Result<Option<FleetStorage>, GatewayConfigError> {
     let (registry, store) = match (&args.registry, &args.store) {
         (None, None) => return Ok(None),
         (Some(registry), Some(store)) => (registry, store),
-        (Some(_), None) => return Err(ConfigError::Alone { given: "registry", missing: "store" }),
-        (None, Some(_)) => return Err(ConfigError::Alone { given: "store", missing: "registry" }),
+        (Some(_), None) => return Err(GatewayConfigError::Alone { given: "registry", missing: "store" }),
+        (None, Some(_)) => return Err(GatewayConfigError::Alone { given: "store", missing: "registry" }),
     };
-    Ok(Some(Fleet {
+    Ok(Some(FleetStorage {
         registry: PostgresAddress::parse(registry)?,
-        store: BucketAddress::parse(store, environment()).ok_or_else(|| ConfigError::Store(store.clone()))?,
+        store: BucketAddress::parse(store, environment())
+            .ok_or_else(|| GatewayConfigError::Store(store.clone()))?,
         cache_bytes: args.store_cache_bytes.0,
         key_file,
     }))
@@ -331,8 +334,8 @@ fn shared_keys(
     asked: bool,
     key_file: Option<&Path>,
     args: &AdapterArgs,
-) -> Result<Option<PathBuf>, ConfigError> {
-    let needs = |missing| Err(ConfigError::SharedKeys { missing });
+) -> Result<Option<PathBuf>, GatewayConfigError> {
+    let needs = |missing| Err(GatewayConfigError::SharedKeys { missing });
     match (asked, &args.registry, key_file) {
         (false, ..) => Ok(None),
         (true, None, _) => needs("registry"),
@@ -341,12 +344,12 @@ fn shared_keys(
     }
 }
 
-fn turns(args: &AdmissionArgs) -> TurnLimits {
+fn turns(args: &AdmissionArgs) -> AdmissionLimits {
     let delays = DelayLimits {
         target: Duration::from_millis(args.codel_target_ms),
         interval: Duration::from_millis(args.codel_interval_ms),
     };
-    TurnLimits { max_sequences: args.max_sequences, delays, burst_share: args.burst_share.0 }
+    AdmissionLimits { max_sequences: args.max_sequences, delays, burst_share: args.burst_share.0 }
 }
 
 /// The key file that systemd handed over, if it did.
@@ -356,11 +359,12 @@ fn credential(directory: Option<std::ffi::OsString>) -> Option<PathBuf> {
     path.try_exists().unwrap_or(true).then_some(path)
 }
 
-fn origins(given: &[String]) -> Result<Vec<String>, ConfigError> {
+fn origins(given: &[String]) -> Result<Vec<String>, GatewayConfigError> {
     if given.len() > MAX_ORIGINS {
-        return Err(ConfigError::Origins);
+        return Err(GatewayConfigError::Origins);
     }
-    let checked = |given: &String| origin(given.trim()).ok_or_else(|| ConfigError::Origin(given.clone()));
+    let checked =
+        |given: &String| origin(given.trim()).ok_or_else(|| GatewayConfigError::Origin(given.clone()));
     given.iter().map(checked).collect()
 }
 
@@ -371,8 +375,8 @@ fn origin(given: &str) -> Option<String> {
     (!host.is_empty() && host.chars().all(plain)).then(|| given.to_ascii_lowercase())
 }
 
-fn adapter_root(path: &Path) -> Result<PathBuf, ConfigError> {
-    path.canonicalize().map_err(|reason| ConfigError::AdapterRoot { path: path.to_owned(), reason })
+fn adapter_root(path: &Path) -> Result<PathBuf, GatewayConfigError> {
+    path.canonicalize().map_err(|reason| GatewayConfigError::AdapterRoot { path: path.to_owned(), reason })
 }
 
 #[cfg(test)]

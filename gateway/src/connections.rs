@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Each connection speaks HTTP/1.1 with headers of at most 16 KiB. It is closed if it is idle, if a header takes too
-//! long, or if its reader takes nothing ([`WriteTimeout`]); what is no request is told so ([`Worded`]); a peer
+//! long, or if its reader takes nothing ([`WriteTimeout`]); what is no request is told so ([`RejectionStream`]); a peer
 //! whose machine is gone is noticed by TCP itself. When file descriptors run out, the one that is kept back turns the
 //! newcomer away, and accepting rests.
 
@@ -33,7 +33,7 @@ use tokio::{
 
 use self::{
     descriptors::{Budget, ReservedDescriptor},
-    worded::Worded,
+    worded::RejectionStream,
     write_timeout::WriteTimeout,
 };
 use crate::{app::App, config::ConnectionLimits, routes};
@@ -56,7 +56,7 @@ const PROBES: u32 = 3;
 
 /// How far the end has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
+pub enum ShutdownPhase {
     /// It has not.
     Serving,
     /// Nobody is accepted any more; what runs goes on.
@@ -88,7 +88,7 @@ struct ConnectionHandler {
 }
 
 /// Serves until `phase` says otherwise. Returns how many connections were cut off.
-pub async fn serve(listener: TcpListener, app: Arc<App>, mut phase: watch::Receiver<Phase>) -> usize {
+pub async fn serve(listener: TcpListener, app: Arc<App>, mut phase: watch::Receiver<ShutdownPhase>) -> usize {
     let limits = app.connections;
     let limiter = ConnectionLimiter::new(Budget::find(limits.max_connections));
     let handler =
@@ -112,13 +112,13 @@ pub async fn serve(listener: TcpListener, app: Arc<App>, mut phase: watch::Recei
     tokio::select! {
         () = accepting => {}
         // An error means that whoever could stop it is gone.
-        _ = stop.wait_for(|phase| *phase > Phase::Serving) => {}
+        _ = stop.wait_for(|phase| *phase > ShutdownPhase::Serving) => {}
     }
     drop(listener);
     failpoint::pass("gateway.drain_begun");
     tokio::select! {
         () = graceful.shutdown() => {}
-        _ = phase.wait_for(|phase| *phase == Phase::Cut) => {}
+        _ = phase.wait_for(|phase| *phase == ShutdownPhase::Cut) => {}
     }
     while open.try_join_next().is_some() {}
     let cut = open.len();
@@ -182,7 +182,7 @@ impl ConnectionHandler {
             .max_headers(MAX_HEADER_FIELDS)
             .max_buf_size(BUFFER_BYTES)
             .keep_alive(keep_alive);
-        let stream = TokioIo::new(Worded::new(WriteTimeout::new(stream, self.limits.stall_timeout)));
+        let stream = TokioIo::new(RejectionStream::new(WriteTimeout::new(stream, self.limits.stall_timeout)));
         let served = watcher.watch(http.serve_connection(stream, TowerToHyperService::new(router)));
         async move {
             let _permit = permit;

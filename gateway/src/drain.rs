@@ -8,7 +8,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use crate::{app::App, errors::ApiError, executors::Member};
+use crate::{app::App, errors::ApiError, executors::ExecutorHandle};
 
 /// Keeps new requests from an executor. Those under way end there, or go on elsewhere when it stops. Answers at once.
 pub(crate) async fn drain(
@@ -37,13 +37,13 @@ pub(crate) async fn undrain(
     Ok(answer(member))
 }
 
-fn find<'a>(app: &'a App, name: &str) -> Result<&'a Member, ApiError> {
-    let names = || app.executors.all().iter().map(Member::name).collect::<Vec<_>>().join(", ");
+fn find<'a>(app: &'a App, name: &str) -> Result<&'a ExecutorHandle, ApiError> {
+    let names = || app.executors.all().iter().map(ExecutorHandle::name).collect::<Vec<_>>().join(", ");
     let missing = || ApiError::not_found(format!("there is no executor '{name}'; there are {}", names()));
     app.executors.named(name).ok_or_else(missing)
 }
 
-fn answer(member: &Member) -> Json<Value> {
+fn answer(member: &ExecutorHandle) -> Json<Value> {
     Json(json!({
         "name": member.name(), "drained": member.is_drained(),
         "sequences_under_way": member.executor().load().held,

@@ -1,7 +1,7 @@
 //! The one shape every failure has: `{"error": {"message", "type", "param", "code"}}`.
 //!
 //! Codes are stable; messages say the cause and the next step. Retrying clients are told when it helps
-//! (`Retry-After`) and when it does not (`x-should-retry: false`).
+//! (`RetryAdvice-After`) and when it does not (`x-should-retry: false`).
 
 mod from;
 
@@ -25,7 +25,7 @@ const MAX_NAME_BYTES: usize = 256;
 
 /// Whether sending the same request again may help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Retry {
+enum RetryAdvice {
     /// The status says it all.
     Unsaid,
     /// After this many seconds.
@@ -43,20 +43,20 @@ pub struct ApiError {
     code: &'static str,
     param: Option<String>,
     message: String,
-    retry: Retry,
+    retry: RetryAdvice,
 }
 
 /// What an answer that is an error says, for those who say it in another shape.
 #[derive(Debug, Clone)]
-pub struct Said(pub Arc<str>);
+pub struct ErrorMessage(pub Arc<str>);
 
 #[derive(Serialize)]
-struct Envelope<'a> {
-    error: Shape<'a>,
+struct ErrorEnvelope<'a> {
+    error: ErrorBody<'a>,
 }
 
 #[derive(Serialize)]
-struct Shape<'a> {
+struct ErrorBody<'a> {
     message: &'a str,
     r#type: &'a str,
     param: Option<&'a str>,
@@ -66,7 +66,7 @@ struct Shape<'a> {
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, code: &'static str, message: impl Into<String>) -> Self {
         let message = shortened(&message.into(), MAX_MESSAGE_BYTES).into_owned();
-        Self { status, kind, code, param: None, message, retry: Retry::Unsaid }
+        Self { status, kind, code, param: None, message, retry: RetryAdvice::Unsaid }
     }
 
     /// A 400 with a code of its own.
@@ -135,7 +135,7 @@ impl ApiError {
     /// The state is not the one the caller expected; sending the same again cannot help.
     pub fn conflict(code: &'static str, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::CONFLICT, "invalid_request_error", code, message);
-        Self { retry: Retry::Never, ..error }
+        Self { retry: RetryAdvice::Never, ..error }
     }
 
     /// A request that could be done, but not with what was said before.
@@ -152,7 +152,7 @@ impl ApiError {
     fn rate_limited(wait_s: u32, message: impl Into<String>) -> Self {
         let error =
             Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "rate_limit_exceeded", message);
-        Self { retry: Retry::After(wait_s), ..error }
+        Self { retry: RetryAdvice::After(wait_s), ..error }
     }
 
     /// The body did not come within `limit`.
@@ -180,14 +180,14 @@ impl ApiError {
         );
         let error =
             Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "too_many_connections", message);
-        Self { retry: Retry::After(1), ..error }
+        Self { retry: RetryAdvice::After(1), ..error }
     }
 
     /// No request is taken any more.
     pub fn shutting_down() -> Self {
         let message = "the gateway is shutting down; try again when it is back";
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "shutting_down", message);
-        Self { retry: Retry::After(1), ..error }
+        Self { retry: RetryAdvice::After(1), ..error }
     }
 
     /// The body is longer than `limit` bytes.
@@ -244,19 +244,19 @@ impl ApiError {
     /// No more may wait, or they would wait for too long; `wait_s` seconds from now there may be room.
     pub fn queue_full(wait_s: u32, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "queue_full", message);
-        Self { retry: Retry::After(wait_s), ..error }
+        Self { retry: RetryAdvice::After(wait_s), ..error }
     }
 
     /// Something that is limited is under way elsewhere; it helps to wait.
     pub fn busy(code: &'static str, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", code, message);
-        Self { retry: Retry::After(1), ..error }
+        Self { retry: RetryAdvice::After(1), ..error }
     }
 
     /// There is no room, and waiting makes none.
     pub fn no_room(code: &'static str, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::INSUFFICIENT_STORAGE, "server_error", code, message);
-        Self { retry: Retry::Never, ..error }
+        Self { retry: RetryAdvice::Never, ..error }
     }
 
     /// What is on disk cannot be changed now.
@@ -268,19 +268,19 @@ impl ApiError {
     pub fn adapter_unusable(message: impl Into<String>) -> Self {
         let error =
             Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "adapter_unavailable", message);
-        Self { retry: Retry::Never, ..error }.of("model")
+        Self { retry: RetryAdvice::Never, ..error }.of("model")
     }
 
     /// What this server is not set up for.
     pub fn not_implemented(code: &'static str, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::NOT_IMPLEMENTED, "server_error", code, message);
-        Self { retry: Retry::Never, ..error }
+        Self { retry: RetryAdvice::Never, ..error }
     }
 
     /// Something that is needed is not there now.
     pub fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", code, message);
-        Self { retry: Retry::After(1), ..error }
+        Self { retry: RetryAdvice::After(1), ..error }
     }
 
     /// The process that computes is not there.
@@ -341,14 +341,14 @@ impl ApiError {
     }
 
     fn write(&self, out: &mut Vec<u8>, request_id: Option<&str>) {
-        let shape = Shape {
+        let shape = ErrorBody {
             message: &self.said(request_id),
             r#type: self.kind,
             param: self.param.as_deref(),
             code: self.code,
         };
         // Strings into memory: neither can fail.
-        let _ = serde_json::to_writer(out, &Envelope { error: shape });
+        let _ = serde_json::to_writer(out, &ErrorEnvelope { error: shape });
     }
 }
 
@@ -368,16 +368,16 @@ impl IntoResponse for ApiError {
         let mut body = Vec::with_capacity(256);
         self.write(&mut body, id.as_deref());
         let mut response = Response::new(Body::from(body));
-        response.extensions_mut().insert(Said(self.said(id.as_deref()).into()));
+        response.extensions_mut().insert(ErrorMessage(self.said(id.as_deref()).into()));
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         match self.retry {
-            Retry::Unsaid => {}
-            Retry::After(seconds) => {
+            RetryAdvice::Unsaid => {}
+            RetryAdvice::After(seconds) => {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
             }
-            Retry::Never => {
+            RetryAdvice::Never => {
                 headers.insert("x-should-retry", HeaderValue::from_static("false"));
             }
         }

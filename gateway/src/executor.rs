@@ -44,31 +44,31 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use self::{
     backlog::Backlog,
-    batch::Batch,
-    link::{Answer, Call, Command, Link},
-    queue::Queue,
-    slots::Slots,
+    batch::SequenceBatch,
+    link::{CallReply, ExecutorCall, LinkCommand, LinkState},
+    queue::CommandQueue,
+    slots::SequenceSlots,
     task::LinkTask,
-    wire::Peer,
+    wire::ConnectTarget,
 };
 pub use self::{
     errors::CallError,
-    far::{Far, lending::Lent},
-    queue::Common,
-    slots::Load,
+    far::{RemoteEndpoint, lending::StagedFiles},
+    queue::SharedConnections,
+    slots::SlotUsage,
 };
-use crate::{line::Standing, random::random_u64};
+use crate::{line::WaitingEntry, random::random_u64};
 
 /// Calls (load, unload, stats) that may be under way at once.
 const MAX_CALLS: usize = 256;
 
 /// Where an executor is reached.
 #[derive(Debug, Clone)]
-pub enum Door {
+pub enum Endpoint {
     /// At its ipc socket, on this host.
     Socket(PathBuf),
     /// Through TLS, on another.
-    Far(Far),
+    Far(RemoteEndpoint),
 }
 
 /// What the gateway holds an executor, and what is asked of it, to.
@@ -83,10 +83,10 @@ pub struct ExecutorLimits {
 /// A handle to the executor; clones share one connection.
 #[derive(Debug, Clone)]
 pub struct Executor {
-    queue: Queue,
-    link: watch::Receiver<Link>,
+    queue: CommandQueue,
+    link: watch::Receiver<LinkState>,
     calls: Arc<Semaphore>,
-    door: Door,
+    door: Endpoint,
     silence: Duration,
 }
 
@@ -94,29 +94,30 @@ impl Executor {
     /// Starts the task that connects to the executor behind `door` and keeps connecting until [`Executor::close`]; with other
     /// executors it has something in `common`.
     #[must_use]
-    pub fn connect(door: Door, limits: ExecutorLimits, common: Common) -> Self {
+    pub fn connect(door: Endpoint, limits: ExecutorLimits, common: SharedConnections) -> Self {
         let (commands, received) = mpsc::unbounded_channel();
-        let (link_sender, link) = watch::channel(Link::Down { reason: "not connected yet".to_owned() });
-        let slots = Slots::new(limits.max_sequences, Arc::clone(&common.room));
+        let (link_sender, link) = watch::channel(LinkState::Down { reason: "not connected yet".to_owned() });
+        let slots = SequenceSlots::new(limits.max_sequences, Arc::clone(&common.room));
         let silence = limits.silence;
-        let peer = Peer { door: door.clone(), instance: random_u64(), silence };
+        let peer = ConnectTarget { door: door.clone(), instance: random_u64(), silence };
         tokio::spawn(LinkTask::new(peer, received, link_sender, slots.clone()).run());
-        let (queue, calls) = (Queue::new(commands, slots, common), Arc::new(Semaphore::new(MAX_CALLS)));
+        let (queue, calls) =
+            (CommandQueue::new(commands, slots, common), Arc::new(Semaphore::new(MAX_CALLS)));
         Self { queue, link, calls, door, silence }
     }
 
     /// Where it is, if that is another host.
     #[must_use]
-    pub fn far(&self) -> Option<&Far> {
+    pub fn far(&self) -> Option<&RemoteEndpoint> {
         match &self.door {
-            Door::Socket(_) => None,
-            Door::Far(far) => Some(far),
+            Endpoint::Socket(_) => None,
+            Endpoint::Far(far) => Some(far),
         }
     }
 
     /// How many sequences are under way, and how many there may be.
     #[must_use]
-    pub fn load(&self) -> Load {
+    pub fn load(&self) -> SlotUsage {
         self.queue.load()
     }
 
@@ -127,13 +128,13 @@ impl Executor {
 
     /// The connection's state, to be watched.
     #[must_use]
-    pub fn link(&self) -> watch::Receiver<Link> {
+    pub fn link(&self) -> watch::Receiver<LinkState> {
         self.link.clone()
     }
 
     /// Ends the connection; whatever is in flight ends as lost.
     pub fn close(&self) {
-        self.queue.send(Command::Close);
+        self.queue.send(LinkCommand::Close);
     }
 
     /// Starts sequences together, prepared for the executor of connection `epoch`: over any other they end as lost. The
@@ -146,10 +147,10 @@ impl Executor {
         &self,
         epoch: u64,
         sequences: Vec<Generate>,
-        standing: &mut Vec<Standing>,
+        standing: &mut Vec<WaitingEntry>,
         backlog: Arc<Backlog>,
-    ) -> Result<Batch, CallError> {
-        Batch::start(&self.queue, epoch, sequences, standing, backlog)
+    ) -> Result<SequenceBatch, CallError> {
+        SequenceBatch::start(&self.queue, epoch, sequences, standing, backlog)
     }
 
     /// Starts the lost sequence `index` of `batch` again as `sequence`, over connection `epoch` of this executor, whichever
@@ -159,7 +160,7 @@ impl Executor {
     /// If there is no room for it.
     pub fn restart(
         &self,
-        batch: &mut Batch,
+        batch: &mut SequenceBatch,
         index: usize,
         epoch: u64,
         sequence: Generate,
@@ -172,12 +173,12 @@ impl Executor {
     ///
     /// # Errors
     /// If it cannot be brought there, or the connection is lost meanwhile.
-    pub async fn lend(&self, path: &Path) -> Result<Lent, CallError> {
-        let Some(far) = self.far() else { return Ok(Lent::here(path)) };
+    pub async fn lend(&self, path: &Path) -> Result<StagedFiles, CallError> {
+        let Some(far) = self.far() else { return Ok(StagedFiles::here(path)) };
         let mut link = self.link();
         tokio::select! {
             lent = far.lend(path, self.silence) => lent.map_err(|error| CallError::NotLent(error.to_string())),
-            _ = link.wait_for(|link| !matches!(link, Link::Up { .. })) => {
+            _ = link.wait_for(|link| !matches!(link, LinkState::Up { .. })) => {
                 Err(CallError::Unavailable("the connection was lost while an adapter was brought there".to_owned()))
             }
         }
@@ -186,10 +187,11 @@ impl Executor {
     /// Loads an adapter from files that are lent, or several added up, each times its weight, for `owner`.
     pub async fn load_adapter(
         &self,
-        lent: &[(Lent, f32)],
+        lent: &[(StagedFiles, f32)],
         owner: TenantId,
     ) -> Result<AdapterLoaded, CallError> {
-        let part = |(lent, weight): &(Lent, f32)| AdapterPart { path: lent.path.clone(), weight: *weight };
+        let part =
+            |(lent, weight): &(StagedFiles, f32)| AdapterPart { path: lent.path.clone(), weight: *weight };
         let parts = lent.iter().map(part).collect();
         let call = |request| ToExecutor::LoadAdapter(LoadAdapter { request, parts, owner: owner.0 });
         let answered = self.call(call).await.map_err(|error| match error {
@@ -200,7 +202,7 @@ impl Executor {
             other => other,
         });
         match answered? {
-            Answer::Loaded(loaded) => Ok(loaded),
+            CallReply::Loaded(loaded) => Ok(loaded),
             other => Err(unexpected(&other)),
         }
     }
@@ -208,7 +210,7 @@ impl Executor {
     /// Drains and frees an adapter; returns when its bytes are free.
     pub async fn unload_adapter(&self, adapter: AdapterIdBytes) -> Result<AdapterUnloaded, CallError> {
         match self.call(|request| ToExecutor::UnloadAdapter(UnloadAdapter { request, adapter })).await? {
-            Answer::Unloaded(unloaded) => Ok(unloaded),
+            CallReply::Unloaded(unloaded) => Ok(unloaded),
             other => Err(unexpected(&other)),
         }
     }
@@ -216,7 +218,7 @@ impl Executor {
     /// The executor's figures.
     pub async fn stats(&self) -> Result<Stats, CallError> {
         match self.call(ToExecutor::GetStats).await? {
-            Answer::Stats(stats) => Ok(*stats),
+            CallReply::Stats(stats) => Ok(*stats),
             other => Err(unexpected(&other)),
         }
     }
@@ -224,11 +226,11 @@ impl Executor {
     /// Returns when the task that owns the connection has answered, connected or not: it is alive. False if it ended.
     pub async fn link_answers(&self) -> bool {
         let (ping, pong) = oneshot::channel();
-        self.queue.send(Command::Ping(ping));
+        self.queue.send(LinkCommand::Ping(ping));
         pong.await.is_ok()
     }
 
-    async fn call(&self, message: impl FnOnce(RequestId) -> ToExecutor) -> Result<Answer, CallError> {
+    async fn call(&self, message: impl FnOnce(RequestId) -> ToExecutor) -> Result<CallReply, CallError> {
         let _slot = self.calls.try_acquire().map_err(|_| CallError::Busy {
             limit: MAX_CALLS,
             what: "calls",
@@ -236,14 +238,14 @@ impl Executor {
         })?;
         let id = self.queue.request_id();
         let (answer, answered) = oneshot::channel();
-        self.queue.send(Command::Call(Call { id, message: message(id).to_bytes(), answer }));
+        self.queue.send(LinkCommand::Call(ExecutorCall { id, message: message(id).to_bytes(), answer }));
         answered
             .await
             .unwrap_or_else(|_| Err(CallError::Unavailable("the gateway is shutting down".to_owned())))
     }
 }
 
-fn unexpected(answer: &Answer) -> CallError {
+fn unexpected(answer: &CallReply) -> CallError {
     let message =
         format!("the base-executor answered a call with something else ({answer:?}); update both processes");
     CallError::Refused(WireError { code: ErrorCode::Internal, message })

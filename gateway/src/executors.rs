@@ -12,14 +12,14 @@ pub mod prefixes;
 
 use std::sync::{Arc, Mutex};
 
-use policy::{fairness::headroom::Places, routing::ledger::MeanAnswer};
+use policy::{fairness::headroom::BurstCapacity, routing::ledger::MeanAnswer};
 use shmproto::message::{DeviceKind, Welcome};
 use tokio::sync::Notify;
 
-pub use self::member::{Member, State};
+pub use self::member::{ExecutorHandle, ExecutorState};
 use self::prefixes::Prefixes;
 use crate::{
-    executor::{Common, Door, Executor, ExecutorLimits},
+    executor::{Endpoint, Executor, ExecutorLimits, SharedConnections},
     lock::lock,
 };
 
@@ -35,12 +35,12 @@ pub struct Address {
     /// What people call it.
     pub name: String,
     /// The way there.
-    pub door: Door,
+    pub door: Endpoint,
 }
 
 /// What all executors have in common.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Base {
+struct BaseIdentity {
     base_hash: [u8; 32],
     text_hash: [u8; 32],
 }
@@ -48,16 +48,16 @@ struct Base {
 /// Who serves which base.
 #[derive(Debug, Default)]
 struct Claims {
-    base: Option<Base>,
+    base: Option<BaseIdentity>,
     /// Members that serve it, with what they compute on and how their numbers are kept.
     by: Vec<(usize, DeviceKind, String)>,
 }
 
 /// What executors take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Room {
+pub struct FreeCapacity {
     /// What they have for tenants that are held back.
-    pub places: Places,
+    pub places: BurstCapacity,
     /// Requests that keep all of them busy.
     pub requests: usize,
     /// Sequences that one of them takes together now.
@@ -68,11 +68,11 @@ pub struct Room {
 
 /// All of them; clones share them.
 #[derive(Debug, Clone)]
-pub struct Executors(Arc<Shared>);
+pub struct Executors(Arc<SharedExecutors>);
 
 #[derive(Debug)]
-struct Shared {
-    members: Vec<Member>,
+struct SharedExecutors {
+    members: Vec<ExecutorHandle>,
     claims: Mutex<Claims>,
     prefixes: Prefixes,
     answers: Mutex<MeanAnswer>,
@@ -84,7 +84,7 @@ impl Executors {
     /// Starts connecting to each of them.
     #[must_use]
     pub fn connect(addresses: &[Address], limits: ExecutorLimits) -> Self {
-        let common = Common::default();
+        let common = SharedConnections::default();
         let executors = addresses.iter().map(|address| {
             (address.name.clone(), Executor::connect(address.door.clone(), limits, common.clone()))
         });
@@ -93,10 +93,11 @@ impl Executors {
 
     /// Those that are connected to already, with what they have in `common`.
     #[must_use]
-    pub fn of(executors: impl IntoIterator<Item = (String, Executor)>, common: &Common) -> Self {
+    pub fn of(executors: impl IntoIterator<Item = (String, Executor)>, common: &SharedConnections) -> Self {
         let members = executors.into_iter().enumerate();
-        let members = members.map(|(index, (name, executor))| Member::new(index, name, executor)).collect();
-        Self(Arc::new(Shared {
+        let members =
+            members.map(|(index, (name, executor))| ExecutorHandle::new(index, name, executor)).collect();
+        Self(Arc::new(SharedExecutors {
             members,
             claims: Mutex::default(),
             prefixes: Prefixes::default(),
@@ -107,19 +108,19 @@ impl Executors {
 
     /// Every one, in the order of the settings.
     #[must_use]
-    pub fn all(&self) -> &[Member] {
+    pub fn all(&self) -> &[ExecutorHandle] {
         &self.0.members
     }
 
     /// The one at `index`.
     #[must_use]
-    pub fn member(&self, index: usize) -> &Member {
+    pub fn member(&self, index: usize) -> &ExecutorHandle {
         &self.0.members[index]
     }
 
     /// The one called so.
     #[must_use]
-    pub fn named(&self, name: &str) -> Option<&Member> {
+    pub fn named(&self, name: &str) -> Option<&ExecutorHandle> {
         self.all().iter().find(|member| member.name() == name)
     }
 
@@ -149,7 +150,7 @@ impl Executors {
     /// The member at `index` serves what `welcome` says. Fails if another one serves another base, or computes with other numbers on
     /// a device of its kind.
     pub(crate) fn claim(&self, index: usize, welcome: &Welcome) -> Result<(), String> {
-        let base = Base { base_hash: welcome.base_hash, text_hash: welcome.text_hash };
+        let base = BaseIdentity { base_hash: welcome.base_hash, text_hash: welcome.text_hash };
         let mut claims = lock(&self.0.claims);
         claims.by.retain(|(other, ..)| *other != index);
         if let (Some((other, ..)), Some(served)) = (claims.by.first(), &claims.base)
@@ -190,12 +191,12 @@ impl Executors {
 
     /// What those take that are used for new requests, of whose places tenants that want more than their part have `burst_share`.
     #[must_use]
-    pub fn room(&self, burst_share: f64) -> Room {
+    pub fn room(&self, burst_share: f64) -> FreeCapacity {
         let open = self.all().iter().filter(|member| member.is_open());
-        open.fold(Room::default(), |room, member| {
+        open.fold(FreeCapacity::default(), |room, member| {
             let load = member.executor().load();
-            Room {
-                places: Places {
+            FreeCapacity {
+                places: BurstCapacity {
                     executors: room.places.executors + 1,
                     all: room.places.all.saturating_add(load.places),
                     floods: room.places.floods.saturating_add((load.places as f64 * burst_share) as usize),
@@ -231,7 +232,7 @@ mod tests {
 
     fn two() -> Executors {
         let limits = ExecutorLimits { max_sequences: 1, silence: std::time::Duration::from_secs(1) };
-        let address = |name: &str| Address { name: name.to_owned(), door: Door::Socket("nobody".into()) };
+        let address = |name: &str| Address { name: name.to_owned(), door: Endpoint::Socket("nobody".into()) };
         Executors::connect(&[address("a"), address("b")], limits)
     }
 

@@ -6,29 +6,29 @@ use axum::{
     Json,
     extract::{RawQuery, State},
 };
-use fleet_protocol::{Executor, Have, Report, State as Host, Tagged};
+use fleet_protocol::{GatewayReport, GatewayState as Host, KnownTags, ReportedExecutor, Tagged};
 
-use crate::{adapters::Listed, app::App, errors::ApiError, executors::Member};
+use crate::{adapters::ListedAdapters, app::App, errors::ApiError, executors::ExecutorHandle};
 
 /// What there is to do, and what of adapters the caller does not have.
 pub(crate) async fn load(
     State(app): State<Arc<App>>,
     RawQuery(query): RawQuery,
-) -> Result<Json<Report>, ApiError> {
-    let have = query.as_deref().unwrap_or_default().parse::<Have>().map_err(|_| {
+) -> Result<Json<GatewayReport>, ApiError> {
+    let have = query.as_deref().unwrap_or_default().parse::<KnownTags>().map_err(|_| {
         ApiError::bad_request("invalid_value", "the query of /v1/load is 'registered=TAG&resident=TAG'")
     })?;
     Ok(Json(report(&app, have)))
 }
 
-fn report(app: &App, have: Have) -> Report {
+fn report(app: &App, have: KnownTags) -> GatewayReport {
     let (serving, listed) = (app.serving().ok(), app.listing.now(&app.registry));
     let state = match &serving {
         _ if app.is_draining() => Host::Stopping,
         Some(_) => Host::Ready,
         None => Host::Unready,
     };
-    Report {
+    GatewayReport {
         state,
         instance: app.instance,
         base: serving.map_or_else(String::new, |serving| serving.base_name.clone()),
@@ -40,9 +40,9 @@ fn report(app: &App, have: Have) -> Report {
     }
 }
 
-fn executor(member: &Member) -> Executor {
+fn executor(member: &ExecutorHandle) -> ReportedExecutor {
     let (books, load) = (member.books().loads(), member.executor().load());
-    Executor {
+    ReportedExecutor {
         open: member.is_open() && load.held < load.limit,
         places: load.places as u64,
         running: books.running.into(),
@@ -52,7 +52,7 @@ fn executor(member: &Member) -> Executor {
     }
 }
 
-fn resident(app: &App, listed: &Listed) -> Vec<Vec<String>> {
-    let at = |member: &Member| listed.resident(&app.registry.held_at(member.index()));
+fn resident(app: &App, listed: &ListedAdapters) -> Vec<Vec<String>> {
+    let at = |member: &ExecutorHandle| listed.resident(&app.registry.held_at(member.index()));
     app.executors.all().iter().map(at).collect()
 }

@@ -33,10 +33,10 @@ const VERDICTS: CacheLimits = CacheLimits { tenant_bytes: 256 << 10, total_bytes
 const VERDICT_BYTES: usize = 256;
 
 /// What came of a grammar that was compiled: nothing, or why it cannot be honoured.
-pub type Verdict = Result<(), String>;
+pub type GrammarCheckResult = Result<(), String>;
 
 /// Where requests wait for the verdict of one grammar.
-type Cell = Arc<OnceCell<Verdict>>;
+type GrammarCheckCell = Arc<OnceCell<GrammarCheckResult>>;
 
 /// See the module's description.
 #[derive(Debug)]
@@ -44,23 +44,23 @@ pub struct GrammarChecks {
     program: PathBuf,
     memory: Arc<TenantMemory>,
     /// For the vocabulary that was served last.
-    checker: Mutex<Option<Arc<Checker>>>,
+    checker: Mutex<Option<Arc<GrammarChecker>>>,
 }
 
 /// Checks grammars against one vocabulary.
-struct Checker {
+struct GrammarChecker {
     text: Arc<dyn Text>,
-    queue: TenantQueue<Check>,
-    verdicts: Mutex<TenantCache<[u8; 32], Cell>>,
+    queue: TenantQueue<PendingCheck>,
+    verdicts: Mutex<TenantCache<[u8; 32], GrammarCheckCell>>,
 }
 
 /// A grammar that waits for its verdict.
-struct Check {
+struct PendingCheck {
     source: Arc<str>,
     reply: oneshot::Sender<Result<(), SandboxError>>,
 }
 
-impl fmt::Debug for Checker {
+impl fmt::Debug for GrammarChecker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Checker").field("text", &self.text).finish_non_exhaustive()
     }
@@ -82,7 +82,7 @@ impl GrammarChecks {
         text: &Arc<dyn Text>,
         (owner, tenant): (TenantId, &Arc<str>),
         source: &Arc<str>,
-    ) -> Result<Verdict, ApiError> {
+    ) -> Result<GrammarCheckResult, ApiError> {
         let checker = self.checker(text)?;
         let key = *blake3::hash(source.as_bytes()).as_bytes();
         let cell = checker.cell(owner, key);
@@ -96,12 +96,12 @@ impl GrammarChecks {
     }
 
     /// The one for the vocabulary of `text`.
-    fn checker(&self, text: &Arc<dyn Text>) -> Result<Arc<Checker>, ApiError> {
+    fn checker(&self, text: &Arc<dyn Text>) -> Result<Arc<GrammarChecker>, ApiError> {
         let mut current = lock(&self.checker);
         if let Some(checker) = current.as_ref().filter(|checker| Arc::ptr_eq(&checker.text, text)) {
             return Ok(Arc::clone(checker));
         }
-        let checker = Checker::start(&self.program, Arc::clone(text))
+        let checker = GrammarChecker::start(&self.program, Arc::clone(text))
             .map_err(|error| ApiError::internal(format!("no thread can be started for grammars: {error}")))?;
         if let Some(before) = current.replace(Arc::clone(&checker)) {
             before.queue.close();
@@ -118,7 +118,7 @@ impl Drop for GrammarChecks {
     }
 }
 
-impl Checker {
+impl GrammarChecker {
     fn start(program: &Path, text: Arc<dyn Text>) -> std::io::Result<Arc<Self>> {
         let queue = TenantQueue::new(MAX_WAITING, PROCESSES);
         let checker = Arc::new(Self { text, queue, verdicts: Mutex::new(TenantCache::new(VERDICTS)) });
@@ -145,19 +145,19 @@ impl Checker {
         }
     }
 
-    fn cell(&self, owner: TenantId, key: [u8; 32]) -> Cell {
+    fn cell(&self, owner: TenantId, key: [u8; 32]) -> GrammarCheckCell {
         let mut verdicts = lock(&self.verdicts);
         if let Some(cell) = verdicts.get(owner, |known| *known == key) {
             return Arc::clone(cell);
         }
-        let cell = Cell::default();
+        let cell = GrammarCheckCell::default();
         verdicts.insert(owner, key, Arc::clone(&cell), VERDICT_BYTES);
         cell
     }
 
-    async fn compile(&self, owner: TenantId, source: Arc<str>) -> Result<Verdict, ApiError> {
+    async fn compile(&self, owner: TenantId, source: Arc<str>) -> Result<GrammarCheckResult, ApiError> {
         let (reply, verdict) = oneshot::channel();
-        self.queue.push(owner, Check { source, reply }).map_err(|full| {
+        self.queue.push(owner, PendingCheck { source, reply }).map_err(|full| {
             let message =
                 format!("too many grammars of this tenant are being checked: {full}; send fewer at once");
             ApiError::busy("grammar_queue_full", message)
@@ -176,7 +176,7 @@ impl Checker {
     }
 
     /// Counts what the verdict really takes.
-    fn keep(&self, owner: TenantId, key: [u8; 32], cell: &Cell, verdict: &Verdict) {
+    fn keep(&self, owner: TenantId, key: [u8; 32], cell: &GrammarCheckCell, verdict: &GrammarCheckResult) {
         let bytes = VERDICT_BYTES + verdict.as_ref().err().map_or(0, String::len);
         lock(&self.verdicts).insert(owner, key, Arc::clone(cell), bytes);
     }

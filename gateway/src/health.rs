@@ -16,12 +16,12 @@ use crate::{
     app::App,
     attainment,
     errors::ApiError,
-    executors::{Member, State as Executor},
+    executors::{ExecutorHandle, ExecutorState as Executor},
     layers,
-    lifecycle::{Serving, Status},
-    metrics::Report,
+    lifecycle::{GatewayReadiness, ServingState},
+    metrics::LastStats,
     placement,
-    training::figures::UnderWay,
+    training::figures::JobInProgress,
 };
 
 /// `GET /health`: 200 when requests are served, 503 with the reason when they are not.
@@ -38,12 +38,12 @@ fn answer(app: &App, well: &str) -> Response {
     let status = app.status.borrow().clone();
     let body = match status {
         _ if app.is_draining() => stopping(),
-        Status::Ready(_) => return Json(json!({ "status": well })).into_response(),
-        Status::Starting { stage, percent } => json!({
+        GatewayReadiness::Ready(_) => return Json(json!({ "status": well })).into_response(),
+        GatewayReadiness::Starting { stage, percent } => json!({
             "status": "loading", "detail": loading(&stage, percent), "stage": stage, "percent": percent,
         }),
-        Status::Lost { detail } => json!({ "status": "lost", "detail": detail }),
-        Status::Closing => stopping(),
+        GatewayReadiness::Lost { detail } => json!({ "status": "lost", "detail": detail }),
+        GatewayReadiness::Closing => stopping(),
     };
     let mut response = (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response();
     response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
@@ -67,7 +67,7 @@ pub(crate) async fn version() -> Json<Value> {
 
 /// `GET /v1/status`: what the gateway and its executors do now.
 pub(crate) async fn status(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    let serving: Option<Arc<Serving>> = app.serving().ok();
+    let serving: Option<Arc<ServingState>> = app.serving().ok();
     let reports = app.metrics.reported();
     let welcome_of = |index: usize| {
         let ready = serving.iter().flat_map(|serving| &serving.ready).find(|ready| ready.index == index);
@@ -128,7 +128,7 @@ fn store(registry: &Registry) -> Value {
 }
 
 /// What an executor reports of itself.
-fn figures(report: &Report, welcome: Option<&Welcome>, expected_workers: u32) -> Value {
+fn figures(report: &LastStats, welcome: Option<&Welcome>, expected_workers: u32) -> Value {
     let stats = &report.stats;
     json!({
         "requests": { "running": stats.running, "waiting": stats.waiting },
@@ -153,7 +153,12 @@ fn figures(report: &Report, welcome: Option<&Welcome>, expected_workers: u32) ->
 }
 
 /// One of several executors: what it reports, and what the gateway does with it.
-fn executor(member: &Member, report: &Report, welcome: Option<&Welcome>, expected_workers: u32) -> Value {
+fn executor(
+    member: &ExecutorHandle,
+    report: &LastStats,
+    welcome: Option<&Welcome>,
+    expected_workers: u32,
+) -> Value {
     let mut told = figures(report, welcome, expected_workers);
     let (state, connection, detail) = match member.state() {
         Executor::Ready(one) if member.is_drained() => ("drained", Some(one.epoch), None),
@@ -176,9 +181,9 @@ fn executor(member: &Member, report: &Report, welcome: Option<&Welcome>, expecte
 }
 
 /// What of several executors can be added up; the rest is told of each alone.
-fn sums(reports: &[Report]) -> Value {
+fn sums(reports: &[LastStats]) -> Value {
     let sum = |figure: fn(&Stats) -> u64| reports.iter().map(|report| figure(&report.stats)).sum::<u64>();
-    let rate = |figure: fn(&Report) -> f64| reports.iter().map(figure).sum::<f64>();
+    let rate = |figure: fn(&LastStats) -> f64| reports.iter().map(figure).sum::<f64>();
     json!({
         "requests": {
             "running": sum(|stats| stats.running.into()), "waiting": sum(|stats| stats.waiting.into()),
@@ -200,7 +205,7 @@ fn sums(reports: &[Report]) -> Value {
 
 /// What is trained now, for the operator: jobs, and models of sessions step by step.
 fn training(app: &App) -> Value {
-    let jobs = app.training.under_way().into_iter().map(|UnderWay { job, tokens_per_s }| {
+    let jobs = app.training.under_way().into_iter().map(|JobInProgress { job, tokens_per_s }| {
         json!({
             "id": job.id, "name": job.name, "tenant": job.tenant, "status": job.status,
             "step": job.step, "steps": job.plan.map(|plan| plan.steps), "loss": job.loss,

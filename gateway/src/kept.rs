@@ -25,14 +25,14 @@ const ENTRY_BYTES: usize = 256;
 
 /// A response, as JSON texts: they are what they weigh.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct StoredResponse {
     /// The response as it was answered.
     pub response: Box<str>,
     /// An array of all that it answers.
     pub input: Box<str>,
 }
 
-impl Entry {
+impl StoredResponse {
     fn bytes(&self) -> usize {
         ENTRY_BYTES + self.response.len() + self.input.len()
     }
@@ -40,21 +40,21 @@ impl Entry {
 
 /// An entry on its shelf.
 #[derive(Debug)]
-struct Held {
-    entry: Arc<Entry>,
+struct RetainedResponse {
+    entry: Arc<StoredResponse>,
     _memory: Reservation,
 }
 
 /// What a tenant keeps.
 #[derive(Debug, Default)]
-struct Shelf {
-    entries: HashMap<Box<str>, Held>,
+struct TenantResponses {
+    entries: HashMap<Box<str>, RetainedResponse>,
     /// The oldest first; as many as there are entries.
     order: VecDeque<Box<str>>,
     bytes: usize,
 }
 
-impl Shelf {
+impl TenantResponses {
     /// Takes an entry out; returns its bytes. Its place in the order is looked for among [`MAX_RESPONSES`] at most.
     fn remove(&mut self, id: &str) -> Option<usize> {
         let bytes = self.entries.remove(id)?.entry.bytes();
@@ -71,19 +71,19 @@ impl Shelf {
 }
 
 #[derive(Debug, Default)]
-struct Shelves {
-    of: HashMap<Arc<str>, Shelf>,
+struct ResponseTable {
+    of: HashMap<Arc<str>, TenantResponses>,
     bytes: usize,
 }
 
 /// See the module's description.
 #[derive(Debug)]
-pub struct Kept {
+pub struct ResponseStore {
     memory: Arc<TenantMemory>,
-    shelves: Mutex<Shelves>,
+    shelves: Mutex<ResponseTable>,
 }
 
-impl Kept {
+impl ResponseStore {
     /// Nothing is kept yet; what will be counts in `memory`.
     #[must_use]
     pub fn new(memory: Arc<TenantMemory>) -> Self {
@@ -91,7 +91,7 @@ impl Kept {
     }
 
     /// Keeps a response of `tenant`, unless there is no room for it even if the tenant keeps no other.
-    pub fn put(&self, tenant: &Arc<str>, id: &str, entry: Entry) {
+    pub fn put(&self, tenant: &Arc<str>, id: &str, entry: StoredResponse) {
         let bytes = entry.bytes();
         if bytes > MAX_TENANT_BYTES {
             return;
@@ -110,7 +110,7 @@ impl Kept {
             shelves.bytes -= gone;
             return;
         };
-        shelf.entries.insert(id.into(), Held { entry: Arc::new(entry), _memory: memory });
+        shelf.entries.insert(id.into(), RetainedResponse { entry: Arc::new(entry), _memory: memory });
         shelf.order.push_back(id.into());
         shelf.bytes += bytes;
         while shelf.order.len() > MAX_RESPONSES || shelf.bytes > MAX_TENANT_BYTES {
@@ -119,13 +119,13 @@ impl Kept {
         shelves.bytes = shelves.bytes + bytes - gone;
         while shelves.bytes > MAX_BYTES {
             let fullest = shelves.of.values_mut().max_by_key(|shelf| shelf.bytes);
-            shelves.bytes -= fullest.map_or(MAX_BYTES, Shelf::shrink);
+            shelves.bytes -= fullest.map_or(MAX_BYTES, TenantResponses::shrink);
         }
     }
 
     /// The response of `tenant` with this id; those of others do not exist.
     #[must_use]
-    pub fn get(&self, tenant: &str, id: &str) -> Option<Arc<Entry>> {
+    pub fn get(&self, tenant: &str, id: &str) -> Option<Arc<StoredResponse>> {
         lock(&self.shelves).of.get(tenant)?.entries.get(id).map(|held| Arc::clone(&held.entry))
     }
 
@@ -143,13 +143,14 @@ mod tests {
     use super::*;
     use crate::tenant_memory::MemoryLimits;
 
-    fn entry(bytes: usize) -> Entry {
-        Entry { response: "x".repeat(bytes).into(), input: "[]".into() }
+    fn entry(bytes: usize) -> StoredResponse {
+        StoredResponse { response: "x".repeat(bytes).into(), input: "[]".into() }
     }
 
     #[test]
     fn the_oldest_leaves_when_there_are_too_many() {
-        let (kept, alice) = (Kept::new(TenantMemory::new(MemoryLimits::default())), Arc::from("alice"));
+        let (kept, alice) =
+            (ResponseStore::new(TenantMemory::new(MemoryLimits::default())), Arc::from("alice"));
         for number in 0..=MAX_RESPONSES {
             kept.put(&alice, &number.to_string(), entry(1));
         }
@@ -166,7 +167,7 @@ mod tests {
 
     #[test]
     fn bytes_are_bounded_for_each_and_for_all_and_the_fullest_gives_way() {
-        let (kept, bob) = (Kept::new(TenantMemory::new(MemoryLimits::default())), Arc::from("bob"));
+        let (kept, bob) = (ResponseStore::new(TenantMemory::new(MemoryLimits::default())), Arc::from("bob"));
         kept.put(&bob, "small", entry(1000));
         kept.put(&bob, "too large", entry(MAX_TENANT_BYTES));
         assert!(kept.get("bob", "too large").is_none() && kept.get("bob", "small").is_some());
@@ -187,7 +188,7 @@ mod tests {
     fn what_is_kept_counts_to_its_tenants_memory_and_gives_way_where_that_is_full() {
         let limits = MemoryLimits { tenant_bytes: 10_000, total_bytes: 1 << 30 };
         let (memory, alice) = (TenantMemory::new(limits), Arc::from("alice"));
-        let kept = Kept::new(Arc::clone(&memory));
+        let kept = ResponseStore::new(Arc::clone(&memory));
         for id in ["1", "2", "3"] {
             kept.put(&alice, id, entry(4000));
         }

@@ -14,8 +14,8 @@ use ::keys::{Key, KeyFile, KeyHash, LOOK_EVERY};
 pub use ::keys::{KeyFileError, line_of};
 
 use crate::{
-    caller::{Caller, Role},
-    limits::{KeyLimit, PerMin},
+    caller::{Caller, KeyRole},
+    limits::{KeyLimit, RequestsPerMinute},
 };
 
 /// The tenant of everybody when there are no keys.
@@ -23,14 +23,14 @@ const PUBLIC: &str = "public";
 
 /// A key, and who asks when it is given.
 #[derive(Debug, Clone)]
-struct Known {
+struct KnownKey {
     hash: KeyHash,
     caller: Caller,
 }
 
-impl Known {
+impl KnownKey {
     /// A key that was among `old` keeps what is left of its limit.
-    fn new(key: Key, per_min: PerMin, old: &[Self]) -> Self {
+    fn new(key: Key, per_min: RequestsPerMinute, old: &[Self]) -> Self {
         let Key { hash, role, tenant, requests_per_min } = key;
         let per_min = requests_per_min.unwrap_or(per_min);
         let same = |old: &&Self| old.hash == hash && old.caller.limit.per_min() == per_min;
@@ -42,57 +42,57 @@ impl Known {
 
 /// The file, and what it said.
 #[derive(Debug)]
-struct Followed {
+struct WatchedKeyFile {
     file: Mutex<KeyFile>,
     /// For keys that have no limit of their own.
-    per_min: PerMin,
-    keys: RwLock<Arc<[Known]>>,
+    per_min: RequestsPerMinute,
+    keys: RwLock<Arc<[KnownKey]>>,
 }
 
 #[derive(Debug)]
-enum Source {
+enum KeySource {
     Everybody(Caller),
-    File(Followed),
+    File(WatchedKeyFile),
 }
 
 /// The keys that are known now.
 #[derive(Debug)]
-pub struct Keys(Source);
+pub struct Keys(KeySource);
 
 impl Keys {
     /// No key is asked for: everybody is an administrator of the tenant `public`, and all share one limit.
     #[must_use]
-    pub fn none(per_min: PerMin) -> Self {
+    pub fn none(per_min: RequestsPerMinute) -> Self {
         let limit = KeyLimit::new(per_min);
-        Self(Source::Everybody(Caller { tenant: PUBLIC.into(), role: Role::Admin, limit }))
+        Self(KeySource::Everybody(Caller { tenant: PUBLIC.into(), role: KeyRole::Admin, limit }))
     }
 
     /// Reads a key file. Keys that have no limit of their own get `per_min`.
-    pub fn read(path: &Path, per_min: PerMin) -> Result<Self, KeyFileError> {
+    pub fn read(path: &Path, per_min: RequestsPerMinute) -> Result<Self, KeyFileError> {
         let (file, keys) = KeyFile::open(path)?;
-        let keys = keys.into_iter().map(|key| Known::new(key, per_min, &[])).collect();
-        Ok(Self(Source::File(Followed { file: Mutex::new(file), per_min, keys: RwLock::new(keys) })))
+        let keys = keys.into_iter().map(|key| KnownKey::new(key, per_min, &[])).collect();
+        Ok(Self(KeySource::File(WatchedKeyFile { file: Mutex::new(file), per_min, keys: RwLock::new(keys) })))
     }
 
     /// Those of a key file that may not be there yet: as long as it is not, nobody is let in.
     #[must_use]
-    pub fn brought(path: &Path, per_min: PerMin) -> Self {
+    pub fn brought(path: &Path, per_min: RequestsPerMinute) -> Self {
         let file = Mutex::new(KeyFile::unread(path));
-        Self(Source::File(Followed { file, per_min, keys: RwLock::default() }))
+        Self(KeySource::File(WatchedKeyFile { file, per_min, keys: RwLock::default() }))
     }
 
     /// True if callers need a key.
     #[must_use]
     pub fn are_asked_for(&self) -> bool {
-        matches!(self.0, Source::File(_))
+        matches!(self.0, KeySource::File(_))
     }
 
     /// Whose key `given` is; anybody's if none is asked for.
     #[must_use]
     pub fn caller(&self, given: Option<&[u8]>) -> Option<Caller> {
         match &self.0 {
-            Source::Everybody(caller) => Some(caller.clone()),
-            Source::File(followed) => {
+            KeySource::Everybody(caller) => Some(caller.clone()),
+            KeySource::File(followed) => {
                 let keys = followed.now();
                 ::keys::find(&keys, given?, |known| known.hash).map(|known| known.caller.clone())
             }
@@ -101,7 +101,7 @@ impl Keys {
 
     /// Follows changes of the file for ever.
     pub async fn follow(&self) {
-        let Source::File(followed) = &self.0 else {
+        let KeySource::File(followed) = &self.0 else {
             return std::future::pending().await;
         };
         loop {
@@ -111,8 +111,8 @@ impl Keys {
     }
 }
 
-impl Followed {
-    fn now(&self) -> Arc<[Known]> {
+impl WatchedKeyFile {
+    fn now(&self) -> Arc<[KnownKey]> {
         Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -122,8 +122,8 @@ impl Followed {
             Ok(None) => {}
             Ok(Some(keys)) => {
                 let old = self.now();
-                let keys: Arc<[Known]> =
-                    keys.into_iter().map(|key| Known::new(key, self.per_min, &old)).collect();
+                let keys: Arc<[KnownKey]> =
+                    keys.into_iter().map(|key| KnownKey::new(key, self.per_min, &old)).collect();
                 if !old.iter().map(|known| known.hash).eq(keys.iter().map(|known| known.hash)) {
                     tracing::info!(keys = keys.len(), "the API keys have changed");
                 }
@@ -154,7 +154,7 @@ mod tests {
         fs::write(&path, two()).unwrap();
         let keys = Keys::read(&path, None).unwrap();
         let alice = keys.caller(Some(USER.as_bytes())).unwrap();
-        assert_eq!((alice.role, &*alice.tenant), (Role::User, "alice"));
+        assert_eq!((alice.role, &*alice.tenant), (KeyRole::User, "alice"));
         assert!(keys.caller(Some(b"hb-wrong")).is_none());
         assert!(keys.caller(None).is_none());
     }
@@ -162,9 +162,9 @@ mod tests {
     #[test]
     fn a_limit_of_a_line_stands_before_the_common_one() {
         let own = |own| {
-            let (role, tenant, hash) = (Role::User, "a".into(), KeyHash::of(b"a"));
+            let (role, tenant, hash) = (KeyRole::User, "a".into(), KeyHash::of(b"a"));
             let key = Key { hash, role, tenant, requests_per_min: own };
-            Known::new(key, NonZeroU32::new(3), &[]).caller.limit.per_min()
+            KnownKey::new(key, NonZeroU32::new(3), &[]).caller.limit.per_min()
         };
         assert_eq!(own(Some(NonZeroU32::new(7))), NonZeroU32::new(7));
         assert_eq!(own(Some(None)), None);
@@ -178,7 +178,7 @@ mod tests {
         fs::write(&path, two()).unwrap();
         let keys = Keys::read(&path, NonZeroU32::new(1)).unwrap();
         keys.caller(Some(ADMIN.as_bytes())).unwrap().limit.check().unwrap();
-        let Source::File(followed) = &keys.0 else { panic!("it has a file") };
+        let KeySource::File(followed) = &keys.0 else { panic!("it has a file") };
         fs::write(&path, line_of("admin", "ops", ADMIN)).unwrap();
         followed.look();
         assert!(keys.caller(Some(USER.as_bytes())).is_none());
@@ -193,7 +193,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("keys");
         let keys = Keys::brought(&path, None);
-        let Source::File(followed) = &keys.0 else { panic!("it has a file") };
+        let KeySource::File(followed) = &keys.0 else { panic!("it has a file") };
         followed.look();
         assert!(keys.are_asked_for() && keys.caller(Some(USER.as_bytes())).is_none());
         assert!(keys.caller(None).is_none());

@@ -2,13 +2,13 @@
 
 use serde_json::{Value, json};
 use shmproto::{
-    layer::{Class, control::SessionStats},
+    layer::{CallClass, control::SessionStats},
     message::{LayerRoute, LayerSession, LayerStats, TenantUse},
 };
 
 /// What rows are for, by class, as everybody calls it.
 pub const CLASSES: [&str; 5] = ["decode", "verify", "prefill", "training", "noise"];
-const _: () = assert!(CLASSES.len() == Class::ALL.len(), "every class has a name");
+const _: () = assert!(CLASSES.len() == CallClass::ALL.len(), "every class has a name");
 
 /// What a route is called.
 #[must_use]

@@ -19,14 +19,14 @@ use files::location::{self, HubAccess, HubSettings, LocationError};
 use shmproto::message::Welcome;
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 
-use self::status::Face;
-pub use self::status::{NotServing, Serving, Status};
+use self::status::ServedIdentity;
+pub use self::status::{GatewayReadiness, ServingState, ServingUnavailable};
 use crate::{
     adapters::{Base, Registry},
     clock::seconds_since_1970,
-    config::{Config, StartAdapter},
-    executor::link::Link,
-    executors::{Executors, Member, State, member::Ready},
+    config::{GatewayConfig, StartAdapter},
+    executor::link::LinkState,
+    executors::{ExecutorHandle, ExecutorState, Executors, member::ReadyExecutor},
     lock::lock,
     text::{LoadError, LoadedText, Text},
     thread,
@@ -59,14 +59,14 @@ pub enum StartError {
 
 /// When there is something to do again.
 #[derive(Clone, Copy)]
-enum Again {
+enum RetryTrigger {
     /// When the link changes.
     OnChange,
     /// Then, and after [`LOOK`].
     Soon,
 }
 
-/// Watches the links and keeps [`Status`] true.
+/// Watches the links and keeps [`GatewayReadiness`] true.
 pub struct Lifecycle {
     executors: Executors,
     registry: Arc<Registry>,
@@ -76,10 +76,10 @@ pub struct Lifecycle {
     model: Option<String>,
     /// Loaded the first time, then in the registry.
     start_adapters: tokio::sync::Mutex<Vec<StartAdapter>>,
-    status: watch::Sender<Status>,
+    status: watch::Sender<GatewayReadiness>,
     text: tokio::sync::Mutex<Option<LoadedText>>,
     /// Held while the status is put together.
-    face: Mutex<Option<Face>>,
+    face: Mutex<Option<ServedIdentity>>,
 }
 
 impl std::fmt::Debug for Lifecycle {
@@ -92,13 +92,13 @@ impl Lifecycle {
     /// A lifecycle that has not begun, and the status it will keep.
     #[must_use]
     pub fn new(
-        config: &Config,
+        config: &GatewayConfig,
         executors: Executors,
         registry: Arc<Registry>,
         load_text: LoadText,
-    ) -> (Self, watch::Receiver<Status>) {
+    ) -> (Self, watch::Receiver<GatewayReadiness>) {
         let stage = "waiting for the base-executor".to_owned();
-        let (status, receiver) = watch::channel(Status::Starting { stage, percent: None });
+        let (status, receiver) = watch::channel(GatewayReadiness::Starting { stage, percent: None });
         let lifecycle = Self {
             executors,
             registry,
@@ -119,32 +119,33 @@ impl Lifecycle {
         tokio::spawn(Arc::clone(&shared).read_ahead());
         let mut followed = JoinSet::new();
         for index in 0..shared.executors.all().len() {
-            followed.spawn(Follower { shared: Arc::clone(&shared), index, was_ready: false }.run());
+            followed.spawn(LinkFollower { shared: Arc::clone(&shared), index, was_ready: false }.run());
         }
         // The first that fails ends the others.
         while let Some(ended) = followed.join_next().await {
             ended.unwrap_or(Err(StartError::Closed))?;
         }
-        shared.status.send_replace(Status::Closing);
+        shared.status.send_replace(GatewayReadiness::Closing);
         Ok(())
     }
 
     /// Puts together what all executors are.
     fn publish(&self) {
         let mut face = lock(&self.face);
-        let states = self.executors.all().iter().map(Member::state);
+        let states = self.executors.all().iter().map(ExecutorHandle::state);
         let (mut ready, mut others) = (Vec::new(), Vec::new());
         for (state, member) in states.zip(self.executors.all()) {
             match state {
-                State::Ready(one) => ready.push(one),
+                ExecutorState::Ready(one) => ready.push(one),
                 other => others.push(self.told(other, member.name())),
             }
         }
         let status = match (ready.is_empty(), &*face) {
-            (false, Some(face)) => Status::Ready(Arc::new(Serving::of(face, ready))),
+            (false, Some(face)) => GatewayReadiness::Ready(Arc::new(ServingState::of(face, ready))),
             _ => {
                 *face = None;
-                let is_starting = |status: &Status| matches!(status, Status::Starting { .. });
+                let is_starting =
+                    |status: &GatewayReadiness| matches!(status, GatewayReadiness::Starting { .. });
                 let first = others.iter().position(is_starting).unwrap_or(0);
                 others.swap_remove(first)
             }
@@ -153,14 +154,18 @@ impl Lifecycle {
     }
 
     /// What an executor that is not used means for a gateway that has no other.
-    fn told(&self, state: State, name: &str) -> Status {
+    fn told(&self, state: ExecutorState, name: &str) -> GatewayReadiness {
         let named = |text: String| {
             if self.executors.are_several() { format!("executor '{name}': {text}") } else { text }
         };
         match state {
-            State::Starting { stage, percent } => Status::Starting { stage: named(stage), percent },
-            State::Lost { detail } | State::Refused { detail } => Status::Lost { detail: named(detail) },
-            State::Ready(_) => unreachable!("it is used"),
+            ExecutorState::Starting { stage, percent } => {
+                GatewayReadiness::Starting { stage: named(stage), percent }
+            }
+            ExecutorState::Lost { detail } | ExecutorState::Refused { detail } => {
+                GatewayReadiness::Lost { detail: named(detail) }
+            }
+            ExecutorState::Ready(_) => unreachable!("it is used"),
         }
     }
 
@@ -220,26 +225,26 @@ impl NoText {
 }
 
 /// Follows the link of one executor.
-struct Follower {
+struct LinkFollower {
     shared: Arc<Lifecycle>,
     index: usize,
     was_ready: bool,
 }
 
-impl Follower {
+impl LinkFollower {
     /// Runs until the executor's handle is closed. Fails if its start cannot succeed.
     async fn run(mut self) -> Result<(), StartError> {
         let mut link = self.member().executor().link();
         loop {
             let now = link.borrow_and_update().clone();
             let again = match now {
-                Link::Down { reason } => self.set_down(reason),
-                Link::Loading { stage, percent } => self.set_loading(stage, Some(percent)),
-                Link::Up { epoch, welcome } => self.prepare(epoch, welcome).await?,
+                LinkState::Down { reason } => self.set_down(reason),
+                LinkState::Loading { stage, percent } => self.set_loading(stage, Some(percent)),
+                LinkState::Up { epoch, welcome } => self.prepare(epoch, welcome).await?,
             };
             let changed = match again {
-                Again::OnChange => link.changed().await,
-                Again::Soon => timeout(LOOK, link.changed()).await.unwrap_or(Ok(())),
+                RetryTrigger::OnChange => link.changed().await,
+                RetryTrigger::Soon => timeout(LOOK, link.changed()).await.unwrap_or(Ok(())),
             };
             if changed.is_err() {
                 return Ok(());
@@ -247,41 +252,41 @@ impl Follower {
         }
     }
 
-    fn member(&self) -> &Member {
+    fn member(&self) -> &ExecutorHandle {
         self.shared.executors.member(self.index)
     }
 
-    fn set(&self, state: State) -> Again {
+    fn set(&self, state: ExecutorState) -> RetryTrigger {
         self.member().set_state(state);
         self.shared.publish();
-        Again::OnChange
+        RetryTrigger::OnChange
     }
 
     /// What was ready once is lost, what never was is still being waited for.
-    fn set_down(&self, detail: String) -> Again {
+    fn set_down(&self, detail: String) -> RetryTrigger {
         self.shared.executors.release(self.index);
         let state = if self.was_ready {
-            State::Lost { detail }
+            ExecutorState::Lost { detail }
         } else {
-            State::Starting { stage: detail, percent: None }
+            ExecutorState::Starting { stage: detail, percent: None }
         };
         self.set(state)
     }
 
-    fn set_loading(&self, stage: String, percent: Option<u32>) -> Again {
-        self.set(State::Starting { stage, percent })
+    fn set_loading(&self, stage: String, percent: Option<u32>) -> RetryTrigger {
+        self.set(ExecutorState::Starting { stage, percent })
     }
 
     /// It is there, and what it serves is not what the others do.
-    fn refuse(&self, detail: String) -> Again {
-        if !matches!(self.member().state(), State::Refused { .. }) {
+    fn refuse(&self, detail: String) -> RetryTrigger {
+        if !matches!(self.member().state(), ExecutorState::Refused { .. }) {
             tracing::error!(executor = self.member().name(), reason = detail, "an executor is not used");
         }
-        self.set(State::Refused { detail });
-        Again::Soon
+        self.set(ExecutorState::Refused { detail });
+        RetryTrigger::Soon
     }
 
-    async fn prepare(&mut self, epoch: u64, welcome: Arc<Welcome>) -> Result<Again, StartError> {
+    async fn prepare(&mut self, epoch: u64, welcome: Arc<Welcome>) -> Result<RetryTrigger, StartError> {
         if let Err(reason) = self.shared.executors.claim(self.index, &welcome) {
             return Ok(self.refuse(reason));
         }
@@ -292,22 +297,22 @@ impl Follower {
             Err(NoText::Yet(reason)) => {
                 tracing::error!(reason, "the model's text cannot be served");
                 self.set_down(reason);
-                return Ok(Again::Soon);
+                return Ok(RetryTrigger::Soon);
             }
         };
         self.set_loading("loading adapters".to_owned(), None);
         let base_name = self.base_name(&welcome);
         if !self.shared.registry.restore(self.index, &welcome.adapters, &base_name).await {
             // The link went down meanwhile; its change is the next thing seen.
-            return Ok(Again::OnChange);
+            return Ok(RetryTrigger::OnChange);
         }
         let base = Base { name: &base_name, text: Some(&text) };
         self.shared.load_start_adapters(base).await?;
         self.be_ready(
-            Ready { index: self.index, epoch, welcome },
-            Face { text, base_name, since: seconds_since_1970() },
+            ReadyExecutor { index: self.index, epoch, welcome },
+            ServedIdentity { text, base_name, since: seconds_since_1970() },
         );
-        Ok(Again::OnChange)
+        Ok(RetryTrigger::OnChange)
     }
 
     /// The model's text. An executor of this host says where its model is; what one of another host would say means nothing
@@ -335,14 +340,14 @@ impl Follower {
         given.or(served).unwrap_or_else(|| model_name(&welcome.model_path))
     }
 
-    fn be_ready(&mut self, ready: Ready, face: Face) {
+    fn be_ready(&mut self, ready: ReadyExecutor, face: ServedIdentity) {
         let (member, shared) = (self.member(), &self.shared);
         tracing::info!(
             model = %face.base_name, executor = member.name(), adapters = shared.registry.len(), "ready"
         );
         failpoint::pass("gateway.ready");
         lock(&shared.face).get_or_insert(face);
-        member.set_state(State::Ready(ready));
+        member.set_state(ExecutorState::Ready(ready));
         shared.publish();
         self.was_ready = true;
     }

@@ -30,7 +30,7 @@ const SWEEP_EVERY: usize = 1024;
 /// A limit is used up; says when to come back.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{who} {limit} requests a minute, and they are used up; try again in {wait_s} s")]
-pub struct UsedUp {
+pub struct RateLimited {
     /// Whose limit it is, and what that one may do.
     who: String,
     /// Requests a minute.
@@ -40,18 +40,18 @@ pub struct UsedUp {
 }
 
 /// Requests a minute; `None` is no limit.
-pub type PerMin = Option<NonZeroU32>;
+pub type RequestsPerMinute = Option<NonZeroU32>;
 
 /// The limit of one key.
 #[derive(Debug, Clone)]
 pub struct KeyLimit {
-    per_min: PerMin,
+    per_min: RequestsPerMinute,
     limiter: Option<Arc<DefaultDirectRateLimiter<StateInformationMiddleware>>>,
 }
 
 /// What is left of a limit, for the answer's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Remaining {
+pub struct RemainingQuota {
     limit: NonZeroU32,
     remaining: u32,
 }
@@ -59,30 +59,30 @@ pub struct Remaining {
 impl KeyLimit {
     /// A limit of which nothing has been used.
     #[must_use]
-    pub fn new(per_min: PerMin) -> Self {
+    pub fn new(per_min: RequestsPerMinute) -> Self {
         let limiter = per_min.map(|limit| RateLimiter::direct(Quota::per_minute(limit)).with_middleware());
         Self { per_min, limiter: limiter.map(Arc::new) }
     }
 
     /// Requests a minute.
     #[must_use]
-    pub fn per_min(&self) -> PerMin {
+    pub fn per_min(&self) -> RequestsPerMinute {
         self.per_min
     }
 
     /// Counts a request, or says when to come back. `None` if there is no limit.
-    pub fn check(&self) -> Result<Option<Remaining>, UsedUp> {
+    pub fn check(&self) -> Result<Option<RemainingQuota>, RateLimited> {
         let (Some(limit), Some(limiter)) = (self.per_min, &self.limiter) else {
             return Ok(None);
         };
         match limiter.check() {
-            Ok(state) => Ok(Some(Remaining { limit, remaining: state.remaining_burst_capacity() })),
+            Ok(state) => Ok(Some(RemainingQuota { limit, remaining: state.remaining_burst_capacity() })),
             Err(until) => Err(used_up("this API key may send".to_owned(), limit, &until)),
         }
     }
 }
 
-impl Remaining {
+impl RemainingQuota {
     /// Writes OpenAI's headers.
     pub fn write(self, headers: &mut HeaderMap) {
         let used = u64::from(self.limit.get().saturating_sub(self.remaining));
@@ -111,13 +111,13 @@ impl std::fmt::Debug for AdapterLimits {
 impl AdapterLimits {
     /// Limits of which nothing has been used.
     #[must_use]
-    pub fn new(per_min: PerMin) -> Self {
+    pub fn new(per_min: RequestsPerMinute) -> Self {
         let limit = per_min.map(|limit| (limit, RateLimiter::keyed(Quota::per_minute(limit))));
         Self { limit, checks: AtomicUsize::new(0) }
     }
 
     /// Counts a request for `adapter`, which callers know as `name`, or says when to come back.
-    pub fn check(&self, adapter: &AdapterIdBytes, name: &str) -> Result<(), UsedUp> {
+    pub fn check(&self, adapter: &AdapterIdBytes, name: &str) -> Result<(), RateLimited> {
         let Some((limit, limiter)) = &self.limit else {
             return Ok(());
         };
@@ -130,8 +130,8 @@ impl AdapterLimits {
     }
 }
 
-fn used_up(who: String, limit: NonZeroU32, until: &NotUntil<QuantaInstant>) -> UsedUp {
-    UsedUp { who, limit, wait_s: whole_seconds(until.wait_time_from(DefaultClock::default().now())) }
+fn used_up(who: String, limit: NonZeroU32, until: &NotUntil<QuantaInstant>) -> RateLimited {
+    RateLimited { who, limit, wait_s: whole_seconds(until.wait_time_from(DefaultClock::default().now())) }
 }
 
 #[cfg(test)]

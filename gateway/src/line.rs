@@ -10,47 +10,47 @@ use std::{
 };
 
 use policy::{
-    admission::{ControlledDelay, DelayLimits, FirstToken, Overload, Places},
+    admission::{ControlledDelay, DelayLimits, FirstToken, Overload, SlotAvailability},
     clock::Clock,
 };
 
 use crate::lock::lock;
 
 #[derive(Debug)]
-struct State {
+struct DelayState {
     /// Sequences in line.
     waiting: usize,
     delay: ControlledDelay,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct DelayShared {
+    state: Mutex<DelayState>,
     clock: Arc<dyn Clock>,
 }
 
 /// A line; clones are the same one.
 #[derive(Clone)]
-pub struct Line(Arc<Shared>);
+pub struct DelayTracker(Arc<DelayShared>);
 
-impl fmt::Debug for Line {
+impl fmt::Debug for DelayTracker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Line").field(&*lock(&self.0.state)).finish()
     }
 }
 
-impl Line {
+impl DelayTracker {
     /// In which nobody stands.
     #[must_use]
     pub fn new(limits: DelayLimits, clock: Arc<dyn Clock>) -> Self {
-        let state = State { waiting: 0, delay: ControlledDelay::new(limits) };
-        Self(Arc::new(Shared { state: Mutex::new(state), clock }))
+        let state = DelayState { waiting: 0, delay: ControlledDelay::new(limits) };
+        Self(Arc::new(DelayShared { state: Mutex::new(state), clock }))
     }
 
     /// Fails if it stands still, and one more would wait for too long.
     ///
     /// # Errors
     /// How long that would be.
-    pub fn check(&self, places: Places) -> Result<(), Overload> {
+    pub fn check(&self, places: SlotAvailability) -> Result<(), Overload> {
         let mut state = lock(&self.0.state);
         let waiting = state.waiting;
         state.delay.admit(waiting, places, self.0.clock.now())
@@ -65,10 +65,10 @@ impl Line {
 
     /// So many join.
     #[must_use]
-    pub fn join(&self, sequences: usize) -> Vec<Standing> {
+    pub fn join(&self, sequences: usize) -> Vec<WaitingEntry> {
         lock(&self.0.state).waiting += sequences;
         let arrived = self.0.clock.now();
-        (0..sequences).map(|_| Standing { line: Some(self.clone()), arrived, launched: None }).collect()
+        (0..sequences).map(|_| WaitingEntry { line: Some(self.clone()), arrived, launched: None }).collect()
     }
 
     /// How many stand in it.
@@ -97,15 +97,15 @@ impl Line {
 
 /// A sequence in line, until it has a token or is dropped.
 #[derive(Debug)]
-pub struct Standing {
+pub struct WaitingEntry {
     /// `None` once it has left.
-    line: Option<Line>,
+    line: Option<DelayTracker>,
     arrived: Instant,
     /// When it was sent to an executor, last.
     launched: Option<Instant>,
 }
 
-impl Standing {
+impl WaitingEntry {
     /// It is sent to an executor, for the first time or again.
     pub fn launched(&mut self) {
         self.launched = self.line.as_ref().map(|line| line.0.clock.now());
@@ -123,7 +123,7 @@ impl Standing {
     }
 }
 
-impl Drop for Standing {
+impl Drop for WaitingEntry {
     fn drop(&mut self) {
         if let Some(line) = self.line.take() {
             line.leave(None);
@@ -148,7 +148,7 @@ mod tests {
     fn a_line_takes_more_until_those_in_it_have_waited_for_too_long() {
         let clock = Arc::new(TestClock(Mutex::new(Instant::now())));
         let limits = DelayLimits::default();
-        let line = Line::new(limits, Arc::clone(&clock) as _);
+        let line = DelayTracker::new(limits, Arc::clone(&clock) as _);
         let mut standing = line.join(50);
         for mut one in standing.drain(..10) {
             *lock(&clock.0) += Duration::from_secs(1);
@@ -156,11 +156,11 @@ mod tests {
             one.begun(Duration::ZERO);
         }
         assert!(limits.interval < Duration::from_secs(9), "they were late for so long");
-        let overload = line.check(Places::Taken).unwrap_err();
+        let overload = line.check(SlotAvailability::Taken).unwrap_err();
         assert!(overload.forecast > Duration::from_secs(30), "40 wait, and one a second has its turn");
         assert_eq!((line.waiting(), line.is_left()), (40, false));
         drop(standing);
-        line.check(Places::Taken).unwrap();
+        line.check(SlotAvailability::Taken).unwrap();
         assert!(line.is_left(), "nobody waits any more");
     }
 }

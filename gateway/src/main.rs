@@ -4,7 +4,7 @@ use std::{error::Error, process::ExitCode};
 
 use clap::Parser as _;
 use gateway::{
-    config::{Args, Config, ConfigError},
+    config::{Args, GatewayConfig, GatewayConfigError},
     maintenance, server,
 };
 use settings::{
@@ -34,7 +34,7 @@ fn serve() -> Result<(), Box<dyn Error>> {
     if arguments.get(1).is_some_and(|first| first == "registry") {
         arguments.remove(1);
         check_environment()?;
-        return Ok(maintenance::run(maintenance::Task::parse_from(arguments))?);
+        return Ok(maintenance::run(maintenance::MaintenanceTask::parse_from(arguments))?);
     }
     if completions::are_asked_for::<Args>(&arguments) {
         return Ok(());
@@ -42,11 +42,11 @@ fn serve() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
     check_environment()?;
     renamed::in_use().iter().for_each(|renamed| eprintln!("warning: {renamed}"));
-    Ok(server::run(Config::try_from(args)?)?)
+    Ok(server::run(GatewayConfig::try_from(args)?)?)
 }
 
 fn exit_of(error: &(dyn Error + 'static)) -> Exit {
-    match error.is::<ConfigError>() || error.is::<UnknownVariable>() {
+    match error.is::<GatewayConfigError>() || error.is::<UnknownVariable>() {
         true => Exit::Usage,
         false => Exit::of_system(error),
     }

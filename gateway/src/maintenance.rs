@@ -14,8 +14,8 @@ use crate::adapters::{
     database::DatabaseError,
     records::{
         address::AddressError,
-        sweep::{Found, Litter, SweepError, sweep},
-        transfer::{Location, TransferError, transfer},
+        sweep::{CleanupError, CleanupMode, OrphanedFiles, sweep},
+        transfer::{RegistryLocation, TransferError, transfer},
         visit,
     },
     store::{self, StoreError, address::environment},
@@ -24,7 +24,7 @@ use crate::adapters::{
 /// Looks at what many hosts share, or copies a registry there or back.
 #[derive(Debug, Parser)]
 #[command(name = "gateway registry", version)]
-pub enum Task {
+pub enum MaintenanceTask {
     /// Says what is there, and changes nothing
     Check {
         /// The registry, as `[gateway] registry` names it
@@ -98,7 +98,7 @@ pub enum TaskError {
     TooManyKeys,
     /// Not everything was removed.
     #[error(transparent)]
-    Sweep(#[from] SweepError),
+    Sweep(#[from] CleanupError),
     /// The registry was not copied.
     #[error("{0}")]
     Transfer(String),
@@ -117,7 +117,7 @@ impl From<TransferError> for TaskError {
 ///
 /// # Errors
 /// Whatever keeps it from being done.
-pub fn run(task: Task) -> Result<(), TaskError> {
+pub fn run(task: MaintenanceTask) -> Result<(), TaskError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     for said in runtime.block_on(done(task))? {
         writeln!(io::stdout(), "{said}")?;
@@ -125,10 +125,10 @@ pub fn run(task: Task) -> Result<(), TaskError> {
     Ok(())
 }
 
-async fn done(task: Task) -> Result<Vec<String>, TaskError> {
+async fn done(task: MaintenanceTask) -> Result<Vec<String>, TaskError> {
     let mut said = Vec::new();
     match task {
-        Task::Check { registry, store } => {
+        MaintenanceTask::Check { registry, store } => {
             if let Some(registry) = registry {
                 said.push(look_at_registry(PostgresAddress::parse(&registry)?).await?);
             }
@@ -136,7 +136,7 @@ async fn done(task: Task) -> Result<Vec<String>, TaskError> {
                 said.push(look_at_store(bucket(&store)?).await?);
             }
         }
-        Task::Keys { registry, add, revoke } => {
+        MaintenanceTask::Keys { registry, add, revoke } => {
             let address = PostgresAddress::parse(&registry)?;
             // Hosts would refuse all of them, and not hear of those that are revoked.
             if !add.is_empty() && visit::keys(address.clone(), &[], &[]).await?.len() + add.len() > MAX_KEYS {
@@ -144,16 +144,16 @@ async fn done(task: Task) -> Result<Vec<String>, TaskError> {
             }
             said.extend(visit::keys(address, &add, &revoke).await?);
         }
-        Task::Sweep { registry, store, older_than_hours, dry_run } => {
-            let found = if dry_run { Found::Counted } else { Found::Removed };
+        MaintenanceTask::Sweep { registry, store, older_than_hours, dry_run } => {
+            let found = if dry_run { CleanupMode::Counted } else { CleanupMode::Removed };
             let age = Duration::from_secs(older_than_hours.saturating_mul(3600));
-            let Litter { contents, bytes } =
+            let OrphanedFiles { contents, bytes } =
                 sweep(PostgresAddress::parse(&registry)?, bucket(&store)?, age, found).await?;
             let done = if dry_run { "would go" } else { "removed" };
             said.push(format!("{contents} adapters that are registered no more, {bytes} bytes: {done}"));
         }
-        Task::Move { from, to, store, max_adapter_file_bytes } => {
-            let (from, to) = (Location::parse(&from)?, Location::parse(&to)?);
+        MaintenanceTask::Move { from, to, store, max_adapter_file_bytes } => {
+            let (from, to) = (RegistryLocation::parse(&from)?, RegistryLocation::parse(&to)?);
             let count = transfer(&from, &to, bucket(&store)?, max_adapter_file_bytes.0).await?;
             said.push(format!("{count} adapters copied from {from} to {to}, read again and compared"));
         }

@@ -36,38 +36,38 @@ pub mod text;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-pub use self::executor::Report;
+pub use self::executor::LastStats;
 use self::{
     aliases::write_aliases,
     labels::AdapterLabels,
-    member::MemberFigures,
-    process::ProcessFigures,
-    store::{Histogram, Number, Store},
-    table::{IDS, Id, Kind},
-    text::{Rows, write_family},
+    member::PerExecutorMetrics,
+    process::ProcessMetrics,
+    store::{Histogram, MetricStore, MetricValue},
+    table::{IDS, Id, MetricKind},
+    text::{SeriesRows, write_family},
 };
 use crate::{
     adapters::Registry,
-    classes::Classes,
-    config::{Figures, MetricNames},
+    classes::ServiceClasses,
+    config::{MetricNames, TelemetryConfig},
     executors::ONLY,
     training::Training,
-    turns::Turns,
+    turns::AdmissionQueue,
 };
 
 /// Every figure, ready to be changed.
 #[derive(Debug)]
-pub struct Metrics {
-    store: Arc<Store>,
+pub struct GatewayMetrics {
+    store: Arc<MetricStore>,
     names: MetricNames,
     adapters: AdapterLabels,
-    executors: Vec<MemberFigures>,
-    process: ProcessFigures,
-    in_flight: Arc<Number>,
-    prompt_tokens: Arc<Number>,
-    generated_tokens: Arc<Number>,
-    cached_tokens: Arc<Number>,
-    redone: Arc<Number>,
+    executors: Vec<PerExecutorMetrics>,
+    process: ProcessMetrics,
+    in_flight: Arc<MetricValue>,
+    prompt_tokens: Arc<MetricValue>,
+    generated_tokens: Arc<MetricValue>,
+    cached_tokens: Arc<MetricValue>,
+    redone: Arc<MetricValue>,
     first_token: Arc<Histogram>,
     per_token: Arc<Histogram>,
     inter_token: Arc<Histogram>,
@@ -78,16 +78,16 @@ pub struct Metrics {
     base_model: Mutex<String>,
 }
 
-impl Metrics {
+impl GatewayMetrics {
     /// All figures at zero, for executors called so. Those of a single one have no label.
     #[must_use]
-    pub fn new(figures: &Figures, executors: &[&str]) -> Self {
-        let store = Arc::new(Store::new());
+    pub fn new(figures: &TelemetryConfig, executors: &[&str]) -> Self {
+        let store = Arc::new(MetricStore::new());
         let executors = match executors {
-            [_] => vec![MemberFigures::new(Arc::clone(&store), None, figures, 0)],
+            [_] => vec![PerExecutorMetrics::new(Arc::clone(&store), None, figures, 0)],
             several => {
                 let of = |(index, name): (usize, &&str)| {
-                    MemberFigures::new(Arc::default(), Some(name), figures, index)
+                    PerExecutorMetrics::new(Arc::default(), Some(name), figures, index)
                 };
                 several.iter().enumerate().map(of).collect()
             }
@@ -96,7 +96,7 @@ impl Metrics {
             names: figures.names,
             adapters: AdapterLabels::new(&store, figures.max_adapter_labels),
             executors,
-            process: ProcessFigures::new(&store),
+            process: ProcessMetrics::new(&store),
             in_flight: store.number(Id::InFlight, &[]),
             prompt_tokens: store.number(Id::PromptTokens, &[]),
             generated_tokens: store.number(Id::GeneratedTokens, &[]),
@@ -126,8 +126,8 @@ impl Metrics {
         for id in IDS.iter().filter(|id| !is_told_by_executor(**id)) {
             let metric = id.metric();
             match metric.kind {
-                Kind::Counter if metric.labels.is_empty() => drop(self.store.number(*id, &[])),
-                Kind::Histogram(_) if metric.labels.is_empty() => drop(self.store.histogram(*id, &[])),
+                MetricKind::Counter if metric.labels.is_empty() => drop(self.store.number(*id, &[])),
+                MetricKind::Histogram(_) if metric.labels.is_empty() => drop(self.store.histogram(*id, &[])),
                 _ => {}
             }
         }
@@ -167,12 +167,12 @@ impl Metrics {
     /// Workers that there should be beside the executor at `index`.
     #[must_use]
     pub fn expected_workers(&self, index: usize) -> u32 {
-        self.executors.get(index).map_or(0, MemberFigures::expected_workers)
+        self.executors.get(index).map_or(0, PerExecutorMetrics::expected_workers)
     }
 
     /// What the executors reported last, in their order; all zeros before the first time.
     #[must_use]
-    pub fn reported(&self) -> Vec<Report> {
+    pub fn reported(&self) -> Vec<LastStats> {
         self.executors.iter().map(|executor| executor.latest().clone()).collect()
     }
 
@@ -182,7 +182,7 @@ impl Metrics {
         &self,
         registry: &Registry,
         training: &Training,
-        (classes, turns): (&Classes, &Turns),
+        (classes, turns): (&ServiceClasses, &AdmissionQueue),
     ) -> String {
         self.process.refresh();
         let names = self.refresh_residents(registry);
@@ -197,22 +197,23 @@ impl Metrics {
             let base_model = self.base_model.lock().unwrap_or_else(PoisonError::into_inner).clone();
             write_aliases(&mut text, &base_model, |id| self.series(id));
         }
-        let max_running = self.executors.iter().map(MemberFigures::max_running).fold(0, u32::saturating_add);
+        let max_running =
+            self.executors.iter().map(PerExecutorMetrics::max_running).fold(0, u32::saturating_add);
         lora_info::write(&mut text, max_running, &self.reported(), &names);
         text
     }
 
     /// The series of a row: those without an executor, and those of each that has a label.
-    fn series(&self, id: Id) -> Vec<Rows<'_>> {
-        let own = Rows { executor: None, family: self.store.family(id) };
+    fn series(&self, id: Id) -> Vec<SeriesRows<'_>> {
+        let own = SeriesRows { executor: None, family: self.store.family(id) };
         let labelled = self.executors.iter().filter(|executor| executor.label().is_some());
-        let rows = |of| Rows { executor: MemberFigures::label(of), family: of.store.family(id) };
+        let rows = |of| SeriesRows { executor: PerExecutorMetrics::label(of), family: of.store.family(id) };
         std::iter::once(own).chain(labelled.map(rows)).collect()
     }
 }
 
-impl Default for Metrics {
+impl Default for GatewayMetrics {
     fn default() -> Self {
-        Self::new(&Figures::default(), &[ONLY])
+        Self::new(&TelemetryConfig::default(), &[ONLY])
     }
 }

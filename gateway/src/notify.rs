@@ -10,14 +10,14 @@ use sd_notify::NotifyState;
 use shmproto::notify::tell;
 use tokio::{sync::watch, time::timeout};
 
-use crate::{executors::Executors, health::loading, lifecycle::Status};
+use crate::{executors::Executors, health::loading, lifecycle::GatewayReadiness};
 
 /// How much longer a start may take each time it gets on.
 const MORE_TIME: Duration = Duration::from_secs(60);
 
 /// Tells `tell` each time the status changes, until it never changes again; `adapters` counts what is registered.
 pub async fn follow(
-    mut status: watch::Receiver<Status>,
+    mut status: watch::Receiver<GatewayReadiness>,
     adapters: impl Fn() -> usize,
     tell: impl Fn(&[NotifyState<'_>]),
 ) {
@@ -25,12 +25,12 @@ pub async fn follow(
         let now = status.borrow_and_update().clone();
         let text = describe(&now, adapters());
         match now {
-            Status::Ready(_) => tell(&[NotifyState::Ready, NotifyState::Status(&text)]),
-            Status::Starting { .. } => {
+            GatewayReadiness::Ready(_) => tell(&[NotifyState::Ready, NotifyState::Status(&text)]),
+            GatewayReadiness::Starting { .. } => {
                 let more_us = u32::try_from(MORE_TIME.as_micros()).unwrap_or(u32::MAX);
                 tell(&[NotifyState::ExtendTimeoutUsec(more_us), NotifyState::Status(&text)]);
             }
-            Status::Lost { .. } | Status::Closing => tell(&[NotifyState::Status(&text)]),
+            GatewayReadiness::Lost { .. } | GatewayReadiness::Closing => tell(&[NotifyState::Status(&text)]),
         }
         if status.changed().await.is_err() {
             return;
@@ -39,13 +39,13 @@ pub async fn follow(
 }
 
 /// One line for `systemctl status`.
-fn describe(status: &Status, adapters: usize) -> String {
+fn describe(status: &GatewayReadiness, adapters: usize) -> String {
     let text = match status {
-        Status::Ready(_) => format!("ready, {adapters} adapters"),
-        Status::Starting { stage, percent: None } => stage.clone(),
-        Status::Starting { stage, percent } => format!("{} ({stage})", loading(stage, *percent)),
-        Status::Lost { detail } => format!("executor lost: {detail}"),
-        Status::Closing => "stopping".to_owned(),
+        GatewayReadiness::Ready(_) => format!("ready, {adapters} adapters"),
+        GatewayReadiness::Starting { stage, percent: None } => stage.clone(),
+        GatewayReadiness::Starting { stage, percent } => format!("{} ({stage})", loading(stage, *percent)),
+        GatewayReadiness::Lost { detail } => format!("executor lost: {detail}"),
+        GatewayReadiness::Closing => "stopping".to_owned(),
     };
     text.replace(char::is_control, " ")
 }
@@ -74,10 +74,10 @@ mod tests {
 
     #[test]
     fn a_status_is_one_line_for_a_person() {
-        let starting = |percent| Status::Starting { stage: "reading weights".to_owned(), percent };
+        let starting = |percent| GatewayReadiness::Starting { stage: "reading weights".to_owned(), percent };
         assert_eq!(describe(&starting(Some(43)), 0), "loading 43 % (reading weights)");
         assert_eq!(describe(&starting(None), 0), "reading weights");
-        let lost = Status::Lost { detail: "it closed\nthe connection".to_owned() };
+        let lost = GatewayReadiness::Lost { detail: "it closed\nthe connection".to_owned() };
         assert_eq!(describe(&lost, 3), "executor lost: it closed the connection");
     }
 }

@@ -24,48 +24,51 @@ use axum::{
 };
 
 use self::{
-    lines::{Lines, Route},
-    request::{ChatBody, GenerateBody, What},
+    lines::{NdjsonBody, OllamaRoute},
+    request::{ChatBody, GenerateBody, OllamaRequestKind},
 };
 use crate::{
     app::App,
     errors::ApiError,
-    openai::{answer::Answer, ask::Ask, delivery::Delivery, frames, job::Job, params::Limits},
+    openai::{
+        answer::GenerationResponse, ask::RequestContext, delivery::ResponseMode, frames,
+        job::GenerationRequest, params::ParamLimits,
+    },
 };
 
 /// `POST /api/chat`.
-pub async fn chat(State(app): State<Arc<App>>, ask: Ask) -> Result<Response, ApiError> {
-    answer(&app, ask, Route::Chat, ChatBody::read).await
+pub async fn chat(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Response, ApiError> {
+    answer(&app, ask, OllamaRoute::Chat, ChatBody::read).await
 }
 
 /// `POST /api/generate`.
-pub async fn generate(State(app): State<Arc<App>>, ask: Ask) -> Result<Response, ApiError> {
-    answer(&app, ask, Route::Generate, GenerateBody::read).await
+pub async fn generate(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Response, ApiError> {
+    answer(&app, ask, OllamaRoute::Generate, GenerateBody::read).await
 }
 
 /// What is to be done for a request.
-enum Order {
-    Generate(Box<Job>),
+enum OllamaAction {
+    Generate(Box<GenerationRequest>),
     /// Nothing but to have the model there, as it always is.
     Load(String),
 }
 
 async fn answer(
     app: &Arc<App>,
-    ask: Ask,
-    route: Route,
-    read: fn(&[u8], &Limits<'_>) -> Result<What, ApiError>,
+    ask: RequestContext,
+    route: OllamaRoute,
+    read: fn(&[u8], &ParamLimits<'_>) -> Result<OllamaRequestKind, ApiError>,
 ) -> Result<Response, ApiError> {
     let shared = Arc::clone(app);
     let order = app.work(ask.body.len(), move || order(&shared, ask, read)).await?;
     let job = match order {
-        Order::Generate(job) => *job,
-        Order::Load(model) => return Ok(Json(lines::loaded(&model, route)).into_response()),
+        OllamaAction::Generate(job) => *job,
+        OllamaAction::Load(model) => return Ok(Json(lines::loaded(&model, route)).into_response()),
     };
     let delivery = job.params.delivery;
-    let (mut answer, first) = Answer::begin(app, job).await?;
-    let mut lines = Lines::new(route);
-    if let Delivery::Stream(_) = delivery {
+    let (mut answer, first) = GenerationResponse::begin(app, job).await?;
+    let mut lines = NdjsonBody::new(route);
+    if let ResponseMode::Stream(_) = delivery {
         return Ok(frames::respond(answer, first, lines));
     }
     answer.each(first, |answer, step| lines.take(answer, step)).await?;
@@ -74,13 +77,15 @@ async fn answer(
 
 fn order(
     app: &App,
-    ask: Ask,
-    read: fn(&[u8], &Limits<'_>) -> Result<What, ApiError>,
-) -> Result<Order, ApiError> {
-    let Ask { caller, serving, default_seed, body } = ask;
-    Ok(match read(&body, &Limits::of(&serving, default_seed))? {
-        What::Chat(conversation) => Order::Generate(Box::new(conversation.job(app, &caller, serving)?)),
-        What::Raw(body) => Order::Generate(Box::new(body.job(app, &caller, serving)?)),
-        What::Load(wanted) => Order::Load(wanted.find(app, &serving, &caller)?.name),
+    ask: RequestContext,
+    read: fn(&[u8], &ParamLimits<'_>) -> Result<OllamaRequestKind, ApiError>,
+) -> Result<OllamaAction, ApiError> {
+    let RequestContext { caller, serving, default_seed, body } = ask;
+    Ok(match read(&body, &ParamLimits::of(&serving, default_seed))? {
+        OllamaRequestKind::Chat(conversation) => {
+            OllamaAction::Generate(Box::new(conversation.job(app, &caller, serving)?))
+        }
+        OllamaRequestKind::Raw(body) => OllamaAction::Generate(Box::new(body.job(app, &caller, serving)?)),
+        OllamaRequestKind::Load(wanted) => OllamaAction::Load(wanted.find(app, &serving, &caller)?.name),
     })
 }

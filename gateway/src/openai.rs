@@ -9,7 +9,7 @@
 //! - [`structured`]: what an answer has to look like. [`tools`]: functions that it may call. [`reasoning`]: what a model thinks before
 //!   it. [`messages`]: a conversation;
 //!   [`showing`]: how a model is shown it.
-//! - [`chat`], [`completions`], [`responses`]: the ways to ask, each turned into a [`job::Job`]; [`conversation`] is what all that
+//! - [`chat`], [`completions`], [`responses`]: the ways to ask, each turned into a [`job::GenerationRequest`]; [`conversation`] is what all that
 //!   are about messages become first.
 //! - [`embeddings`]: texts as vectors, which are jobs too.
 //! - [`job`]: prompts and options, checked; turned into sequences.

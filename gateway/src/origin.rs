@@ -15,7 +15,7 @@ use axum::{
 };
 use tower_http::cors::CorsLayer;
 
-use crate::{app::App, config::Hosts, errors::ApiError};
+use crate::{app::App, config::AllowedHosts, errors::ApiError};
 
 /// How long a browser may remember what it was allowed.
 const PREFLIGHT_AGE: std::time::Duration = std::time::Duration::from_secs(600);
@@ -26,7 +26,7 @@ pub(crate) async fn check(
     request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    if !app.keys.are_asked_for() && app.origins.hosts == Hosts::Local {
+    if !app.keys.are_asked_for() && app.origins.hosts == AllowedHosts::Local {
         let authority = request.uri().authority().map(Authority::as_str);
         if !is_from_before_hosts(&request) {
             check_headers(authority, request.headers(), &app.origins.allowed)?;
@@ -35,7 +35,7 @@ pub(crate) async fn check(
     Ok(next.run(request).await)
 }
 
-/// HTTP/1.0 has no `Host`, and health checks of load balancers that speak it send none. Browsers send one always.
+/// HTTP/1.0 has no `FleetHost`, and health checks of load balancers that speak it send none. Browsers send one always.
 fn is_from_before_hosts(request: &Request) -> bool {
     let named = |name| request.headers().contains_key(name);
     request.version() == Version::HTTP_10 && !named(header::HOST) && !named(header::ORIGIN)

@@ -6,13 +6,13 @@ use std::time::Duration;
 /// that its bytes take at the least rate, up to the limit. So a peer at the least rate is waited for as long as it takes, and
 /// one below it is not, however short its pauses are.
 #[derive(Debug)]
-pub(crate) struct Pace {
+pub(crate) struct PeerTimeBudget {
     limit: Duration,
     left: Duration,
     least_bytes_per_s: u64,
 }
 
-impl Pace {
+impl PeerTimeBudget {
     /// A peer that has been waited for not at all.
     pub(crate) fn new(limit: Duration, least_bytes_per_s: u64) -> Self {
         Self { limit, left: limit, least_bytes_per_s }
@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn a_peer_at_the_least_rate_is_waited_for_without_end() {
-        let mut pace = Pace::new(LIMIT, 1000);
+        let mut pace = PeerTimeBudget::new(LIMIT, 1000);
         for _ in 0..100_000 {
             pace.moved(SECOND, 1000);
             assert_eq!(pace.left(), LIMIT);
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn a_peer_that_drips_is_given_up_also_after_it_was_fast() {
-        let mut pace = Pace::new(LIMIT, 1000);
+        let mut pace = PeerTimeBudget::new(LIMIT, 1000);
         pace.moved(SECOND, 1 << 30);
         assert_eq!(pace.left(), LIMIT, "nobody saves time up");
         let drips = (1..).find(|_| {

@@ -27,12 +27,12 @@ const DOCS_POLICY: &str = "default-src 'self'; script-src 'self' 'unsafe-inline'
     img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; object-src 'none'";
 
 /// A part of the page: its name, its type, and what is in it.
-type Part = (&'static str, &'static str, &'static str);
+type PageAsset = (&'static str, &'static str, &'static str);
 
 macro_rules! parts {
     ($($kind:ident: $($name:literal),* $(,)?;)*) => {
         /// What the page is made of, by name.
-        pub const PARTS: &[Part] =
+        pub const PARTS: &[PageAsset] =
             &[$($(($name, $kind, include_str!(concat!("../assets/page/", $name)))),*),*];
     };
 }

@@ -6,7 +6,8 @@ use std::collections::HashMap;
 use ids::{AdapterId, TenantId};
 use serde_json::{Value, json};
 use shmproto::message::{
-    AdapterIdBytes, AdapterStats, ColdStart, DeviceKind, DraftKind, HeldStats, ShareStats, Stats, Welcome,
+    AdapterIdBytes, AdapterStats, ColdStart, DeviceKind, DraftKind, MemoryAccountStats, ShareStats, Stats,
+    Welcome,
 };
 
 /// What a mode is called, here and on the executor's command line.
@@ -77,7 +78,7 @@ pub fn memory(stats: &Stats) -> Value {
 }
 
 /// Bytes of the executor's host's memory.
-fn held(held: &HeldStats) -> Value {
+fn held(held: &MemoryAccountStats) -> Value {
     json!({
         "limit_bytes": held.limit_bytes, "weights_bytes": held.weights_bytes, "blocks_bytes": held.blocks_bytes,
         "adapters_bytes": held.adapters_bytes, "history_bytes": held.history_bytes,
@@ -140,7 +141,7 @@ pub fn workers(stats: &Stats, expected: u32) -> Value {
 
 /// What is known of one adapter since it came into the executor's memory; zeros for one that is not there.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Placement {
+pub struct PlacementStats {
     /// Bytes of it that are on the device.
     pub device_bytes: u64,
     /// Requests that found it not, or not wholly, on the device.
@@ -157,7 +158,7 @@ pub struct Placement {
     pub least_confidence: f32,
 }
 
-impl Placement {
+impl PlacementStats {
     fn add(&mut self, stats: &AdapterStats) {
         self.device_bytes += stats.device_bytes;
         self.cold_starts += stats.cold_starts;
@@ -177,13 +178,13 @@ fn rank_rows(stats: &AdapterStats) -> [u64; 3] {
 
 /// The adapters of a report, by what they are called in the executor.
 #[derive(Debug)]
-pub struct Placed(HashMap<AdapterIdBytes, Placement>);
+pub struct PlacementReport(HashMap<AdapterIdBytes, PlacementStats>);
 
-impl Placed {
+impl PlacementReport {
     /// Those of all executors; what is in several is added up.
     #[must_use]
     pub fn of<'a>(stats: impl IntoIterator<Item = &'a Stats>) -> Self {
-        let mut placed: HashMap<_, Placement> = HashMap::new();
+        let mut placed: HashMap<_, PlacementStats> = HashMap::new();
         for adapter in stats.into_iter().flat_map(|stats| &stats.adapters) {
             placed.entry(adapter.adapter).or_default().add(adapter);
         }
@@ -192,7 +193,7 @@ impl Placed {
 
     /// What is known of one of them.
     #[must_use]
-    pub fn find(&self, adapter: AdapterId) -> Placement {
+    pub fn find(&self, adapter: AdapterId) -> PlacementStats {
         self.0.get(&adapter.0).copied().unwrap_or_default()
     }
 }

@@ -16,7 +16,7 @@ use crate::{
     errors::ApiError,
     random::random_u64,
     telemetry::{
-        self, Arrival,
+        self, ArrivalRecord,
         trace::{self, Trace},
     },
 };
@@ -71,10 +71,10 @@ pub(crate) async fn identify(State(app): State<Arc<App>>, mut request: Request, 
 }
 
 /// What the record of a request begins with. All lines of the log about it carry its id and its place in a trace.
-fn arrival(request: &Request, id: &RequestId, trace: Option<&TraceParent>) -> Arrival {
+fn arrival(request: &Request, id: &RequestId, trace: Option<&TraceParent>) -> ArrivalRecord {
     let route = request.extensions().get::<MatchedPath>().map_or(NO_ROUTE, MatchedPath::as_str);
     let trace = Trace::after(trace.map(|trace| &*trace.0));
-    Arrival {
+    ArrivalRecord {
         id: Arc::clone(&id.0),
         method: request.method().to_string(),
         route: route.to_owned(),

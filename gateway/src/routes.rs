@@ -23,15 +23,16 @@ use crate::{
     metrics::text::CONTENT_TYPE,
     ollama,
     openai::{
-        adapter_files, adapters, answer::Answer, ask::Ask, chat, collect, completions, delivery::Delivery,
-        embeddings, files, fine_tuning, frames, job::Job, models, responses, stream::Chunks, tokens, upload,
+        adapter_files, adapters, answer::GenerationResponse, ask::RequestContext, chat, collect, completions,
+        delivery::ResponseMode, embeddings, files, fine_tuning, frames, job::GenerationRequest, models,
+        responses, stream::OpenAiStream, tokens, upload,
     },
     origin, pages, request,
     tinker::{checkpoints, downloads, sampling, sessions, training},
 };
 
 /// A route, who may use it, and what answers.
-pub struct Route {
+pub struct HttpRoute {
     /// Its method.
     pub method: Method,
     /// Its path, with `{*id}` for a rest.
@@ -41,7 +42,7 @@ pub struct Route {
     handler: MethodRouter<Arc<App>>,
 }
 
-impl std::fmt::Debug for Route {
+impl std::fmt::Debug for HttpRoute {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {} {:?}", self.method, self.path, self.access)
     }
@@ -49,10 +50,10 @@ impl std::fmt::Debug for Route {
 
 /// The table.
 #[must_use]
-pub fn table() -> Vec<Route> {
-    let get = |path, access, handler| Route { method: Method::GET, path, access, handler };
-    let post = |path, access, handler| Route { method: Method::POST, path, access, handler };
-    let delete = |path, access, handler| Route { method: Method::DELETE, path, access, handler };
+pub fn table() -> Vec<HttpRoute> {
+    let get = |path, access, handler| HttpRoute { method: Method::GET, path, access, handler };
+    let post = |path, access, handler| HttpRoute { method: Method::POST, path, access, handler };
+    let delete = |path, access, handler| HttpRoute { method: Method::DELETE, path, access, handler };
     let mut table = vec![
         get("/", Access::Open, self::get(pages::index)),
         get("/page/{part}", Access::Open, self::get(pages::part)),
@@ -113,8 +114,8 @@ pub fn table() -> Vec<Route> {
     table
 }
 
-fn user(method: Method, path: &'static str, handler: MethodRouter<Arc<App>>) -> Route {
-    Route { method, path, access: Access::User, handler }
+fn user(method: Method, path: &'static str, handler: MethodRouter<Arc<App>>) -> HttpRoute {
+    HttpRoute { method, path, access: Access::User, handler }
 }
 
 /// A state or an adapter of a run.
@@ -124,7 +125,7 @@ const CHECKPOINT_TTL: &str = "/api/v1/training_runs/{run}/checkpoints/{kind}/{na
 const CHECKPOINT_PUBLISH: &str = "/api/v1/training_runs/{run}/checkpoints/{kind}/{name}/publish";
 
 /// Those of Tinker's API.
-fn tinker_routes() -> Vec<Route> {
+fn tinker_routes() -> Vec<HttpRoute> {
     vec![
         user(Method::POST, "/api/v1/client/config", post(sessions::config)),
         user(Method::POST, "/api/v1/create_session", post(sessions::create)),
@@ -148,7 +149,7 @@ fn tinker_routes() -> Vec<Route> {
         user(Method::GET, "/api/v1/training_runs/{run}/checkpoints", get(checkpoints::of_run)),
         user(Method::DELETE, CHECKPOINT, delete(checkpoints::delete)),
         user(Method::GET, CHECKPOINT_URLS, get(downloads::urls)),
-        Route {
+        HttpRoute {
             method: Method::GET,
             path: "/api/v1/downloads/{file}",
             access: Access::Open,
@@ -164,7 +165,7 @@ fn tinker_routes() -> Vec<Route> {
 }
 
 /// Those of Ollama's API.
-fn ollama_routes() -> Vec<Route> {
+fn ollama_routes() -> Vec<HttpRoute> {
     vec![
         user(Method::POST, "/api/chat", post(ollama::chat)),
         user(Method::POST, "/api/generate", post(ollama::generate)),
@@ -221,24 +222,26 @@ fn methods() -> Vec<Method> {
     methods
 }
 
-async fn chat_completions(State(app): State<Arc<App>>, ask: Ask) -> Result<Response, ApiError> {
+async fn chat_completions(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Response, ApiError> {
     let shared = Arc::clone(&app);
     let job = app.work(ask.body.len(), move || chat::job(&shared, ask)).await?;
     generate(&app, job).await
 }
 
-async fn text_completions(State(app): State<Arc<App>>, ask: Ask) -> Result<Response, ApiError> {
+async fn text_completions(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Response, ApiError> {
     let shared = Arc::clone(&app);
     let job = app.work(ask.body.len(), move || completions::job(&shared, ask)).await?;
     generate(&app, job).await
 }
 
-async fn generate(app: &App, job: Job) -> Result<Response, ApiError> {
+async fn generate(app: &App, job: GenerationRequest) -> Result<Response, ApiError> {
     let (choices, delivery) = (job.choices(), job.params.delivery);
-    let (answer, first) = Answer::begin(app, job).await?;
+    let (answer, first) = GenerationResponse::begin(app, job).await?;
     match delivery {
-        Delivery::Whole => collect::respond(answer, first).await,
-        Delivery::Stream(options) => Ok(frames::respond(answer, first, Chunks::new(choices, options.usage))),
+        ResponseMode::Whole => collect::respond(answer, first).await,
+        ResponseMode::Stream(options) => {
+            Ok(frames::respond(answer, first, OpenAiStream::new(choices, options.usage)))
+        }
     }
 }
 

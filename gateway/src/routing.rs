@@ -1,34 +1,37 @@
 //! Which executor a request goes to (`CaraServe` section 5), and which takes over what another has lost.
 //!
-//! There is one choice, [`Route::choose`]. Candidates are executors that are in use, have room, are not drained, and have not
-//! failed this request; `policy::routing` says which of them. A single executor is not chosen but taken. [`Route::forecast`] says
+//! There is one choice, [`RoutingRequest::choose`]. Candidates are executors that are in use, have room, are not drained, and have not
+//! failed this request; `policy::routing` says which of them. A single executor is not chosen but taken. [`RoutingRequest::forecast`] says
 //! before what a request should see.
 
 use std::collections::BTreeMap;
 
 use policy::{
     perf::serving::ServingModel,
-    routing::{self, Asked, Availability, Candidate, Forecast, Policy, Residency, Slo, seen::Judge},
+    routing::{
+        self, Availability, Candidate, Forecast, PlacementRequest, Residency, RoutingPolicy, Slo,
+        seen::EstimateSelector,
+    },
 };
 use shmproto::message::Generate;
 
 use crate::{
-    adapters::{Entry, Registry},
+    adapters::{AdapterEntry, Registry},
     executors::{
         Executors,
-        member::Ready,
-        prefixes::{Blocks, Known},
+        member::ReadyExecutor,
+        prefixes::{Blocks, KnownPrefix},
     },
-    lifecycle::Serving,
+    lifecycle::ServingState,
     random::random_u64,
 };
 
 /// What is chosen for.
 #[derive(Debug)]
-pub struct Route {
+pub struct RoutingRequest {
     executors: Executors,
-    policy: Policy,
-    asked: Asked,
+    policy: RoutingPolicy,
+    asked: PlacementRequest,
     /// The prompt's blocks; none where there is nothing to choose from.
     blocks: Option<Blocks>,
     /// The adapter, and its bytes.
@@ -37,21 +40,21 @@ pub struct Route {
     failed: BTreeMap<usize, u64>,
 }
 
-impl Route {
+impl RoutingRequest {
     /// For `sequences` of `adapter`, which have one beginning as a rule and were promised `slo`.
     #[must_use]
     pub fn of(
         executors: &Executors,
-        policy: Policy,
-        serving: &Serving,
-        (adapter, sequences): (Option<&Entry>, &[Generate]),
+        policy: RoutingPolicy,
+        serving: &ServingState,
+        (adapter, sequences): (Option<&AdapterEntry>, &[Generate]),
         slo: Slo,
     ) -> Self {
         let first = sequences.first();
         let blocks = first.filter(|_| executors.are_several()).map(|first| {
             executors.prefixes().blocks(&first.namespace, &first.prompt, serving.welcome.block_tokens)
         });
-        let asked = Asked {
+        let asked = PlacementRequest {
             prompt_tokens: first.map_or(0, |first| first.prompt.len() as u64),
             rank: adapter.map_or(0, |adapter| adapter.record.rank.into()),
             slo,
@@ -76,14 +79,14 @@ impl Route {
     /// What it should see on the executor of `ready` that promises most, beside what that has to do. `None` if that is nothing,
     /// or if one of them has not been seen to work.
     #[must_use]
-    pub fn forecast(&self, ready: &[Ready], registry: &Registry) -> Option<Forecast> {
+    pub fn forecast(&self, ready: &[ReadyExecutor], registry: &Registry) -> Option<Forecast> {
         let known = self.known();
         let candidates = ready.iter().map(|one| {
             let seen = self.executors.member(one.index).books().seen()?;
             Some(self.candidate(one, seen.model, &known, registry))
         });
         let candidates = candidates.collect::<Option<Vec<_>>>()?;
-        let chosen = routing::choose(Policy::RankAware, &self.asked, &candidates, 0)?;
+        let chosen = routing::choose(RoutingPolicy::RankAware, &self.asked, &candidates, 0)?;
         let busy = candidates.iter().find(|one| one.executor == chosen.executor && one.requests() > 0);
         busy.map(|_| chosen.forecast)
     }
@@ -99,18 +102,18 @@ impl Route {
     #[must_use]
     pub fn choose<'a>(
         &self,
-        ready: &'a [Ready],
+        ready: &'a [ReadyExecutor],
         home: Option<usize>,
         registry: &Registry,
-    ) -> Option<&'a Ready> {
-        let can = |one: &&Ready| self.failed.get(&one.index).is_none_or(|failed| one.epoch > *failed);
+    ) -> Option<&'a ReadyExecutor> {
+        let can = |one: &&ReadyExecutor| self.failed.get(&one.index).is_none_or(|failed| one.epoch > *failed);
         let mut can: Vec<_> = ready.iter().filter(can).collect();
         if !self.executors.are_several() {
             return can.pop();
         }
         let seen = can.iter().map(|one| self.executors.member(one.index).books().seen());
         let seen: Vec<_> = seen.collect();
-        let (judge, known) = (Judge::of(&self.asked, &seen.iter().copied()), self.known());
+        let (judge, known) = (EstimateSelector::of(&self.asked, &seen.iter().copied()), self.known());
         let models = seen.iter().map(|seen| judge.model(*seen));
         let candidates =
             can.iter().zip(models).map(|(one, model)| self.candidate(one, model, &known, registry));
@@ -136,11 +139,19 @@ impl Route {
     }
 
     /// What of the prompt was computed where.
-    fn known(&self) -> Known {
-        self.blocks.as_ref().map_or_else(Known::default, |blocks| self.executors.prefixes().known(blocks))
+    fn known(&self) -> KnownPrefix {
+        self.blocks
+            .as_ref()
+            .map_or_else(KnownPrefix::default, |blocks| self.executors.prefixes().known(blocks))
     }
 
-    fn candidate(&self, one: &Ready, model: ServingModel, known: &Known, registry: &Registry) -> Candidate {
+    fn candidate(
+        &self,
+        one: &ReadyExecutor,
+        model: ServingModel,
+        known: &KnownPrefix,
+        registry: &Registry,
+    ) -> Candidate {
         let member = self.executors.member(one.index);
         let (books, load) = (member.books().loads(), member.executor().load());
         let is_open = !member.is_drained() && load.held < load.limit;

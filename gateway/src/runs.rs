@@ -44,14 +44,17 @@ use std::{
 
 use tokio::sync::watch;
 
-use self::{book::Book, kept::States, passages::Passages, promises::Promises, worker::Means};
+use self::{
+    book::TrainingSessions, kept::CheckpointStore, passages::TransferDirectories, promises::RequestFutures,
+    worker::WorkerContext,
+};
 use crate::{
-    adapters::{AdapterError, Entry, Registry, database::DatabaseError},
+    adapters::{AdapterEntry, AdapterError, Registry, database::DatabaseError},
     clock::seconds_since_1970,
-    lifecycle::Status,
+    lifecycle::GatewayReadiness,
     lock::lock,
     thread,
-    trainers::Trainers,
+    trainers::TrainerClient,
 };
 
 /// How often is looked for what nobody wants any more.
@@ -61,11 +64,11 @@ const SWEEP: Duration = Duration::from_secs(15);
 #[derive(Debug)]
 pub struct Runs {
     /// What training is done with.
-    pub means: Means,
+    pub means: WorkerContext,
     /// Who trains and samples.
-    pub book: Book,
+    pub book: TrainingSessions,
     /// What they wait for.
-    pub promises: Promises,
+    pub promises: RequestFutures,
     /// Snapshots that are being unloaded, each of which waits for whoever samples from it.
     unloading: Mutex<HashSet<String>>,
 }
@@ -74,15 +77,16 @@ impl Runs {
     /// Nobody trains yet. States are kept below `state`, `tenant_bytes` of a tenant.
     #[must_use]
     pub fn new(
-        trainers: Trainers,
+        trainers: TrainerClient,
         registry: Arc<Registry>,
-        status: watch::Receiver<Status>,
+        status: watch::Receiver<GatewayReadiness>,
         state: &Path,
         tenant_bytes: u64,
     ) -> Arc<Self> {
-        let (states, passages) = (States::below(state, tenant_bytes), Passages::below(state));
-        let means = Means { trainers, registry, status, states, passages };
-        let (book, promises) = (Book::default(), Promises::default());
+        let (states, passages) =
+            (CheckpointStore::below(state, tenant_bytes), TransferDirectories::below(state));
+        let means = WorkerContext { trainers, registry, status, states, passages };
+        let (book, promises) = (TrainingSessions::default(), RequestFutures::default());
         Arc::new(Self { means, book, promises, unloading: Mutex::default() })
     }
 
@@ -159,7 +163,7 @@ impl Runs {
     /// that made them is one of those that are `gone`.
     fn unwanted(&self, gone: &HashSet<String>) -> Vec<(String, &'static str)> {
         let (now, own) = (seconds_since_1970(), self.means.registry.instance());
-        let reason = |entry: &Entry| {
+        let reason = |entry: &AdapterEntry| {
             let record = &entry.record;
             if entry.expires_at().is_some_and(|at| at <= now) {
                 return Some("its ttl_seconds are over");

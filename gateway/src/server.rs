@@ -14,23 +14,23 @@ use tokio::{
 
 use crate::{
     adapters::{self, OpenError, Registry},
-    app::{App, HEAVY_WORK, Origins, Parts},
-    classes::Classes,
-    config::{Config, Lifeline},
-    connections::{self, Phase},
+    app::{AllowedOrigins, App, AppBuilder, HEAVY_WORK},
+    classes::ServiceClasses,
+    config::{GatewayConfig, ShutdownTrigger},
+    connections::{self, ShutdownPhase},
     executors::Executors,
     grammars::GrammarChecks,
-    lifecycle::{Lifecycle, LoadText, StartError, Status},
+    lifecycle::{GatewayReadiness, Lifecycle, LoadText, StartError},
     limits::AdapterLimits,
-    metrics::{Metrics, poll::poll},
+    metrics::{GatewayMetrics, poll::poll},
     notify,
     runs::Runs,
     telemetry::{self, Sinks},
     tenant_memory::TenantMemory,
     text,
-    trainers::Trainers,
+    trainers::TrainerClient,
     training::{Training, TrainingError},
-    turns::Turns,
+    turns::AdmissionQueue,
 };
 
 /// How long streams get to send their error once the grace is over.
@@ -83,7 +83,7 @@ pub enum RunError {
 }
 
 /// Runs the gateway until SIGTERM or SIGINT.
-pub fn run(config: Config) -> Result<(), RunError> {
+pub fn run(config: GatewayConfig) -> Result<(), RunError> {
     telemetry::start(config.log_format);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.threads)
@@ -102,7 +102,7 @@ pub fn run(config: Config) -> Result<(), RunError> {
 
 /// Two futures: the first resolves when the process is asked to stop, the second when it is asked once more.
 fn stop_signals(
-    lifeline: Lifeline,
+    lifeline: ShutdownTrigger,
 ) -> Result<(impl Future<Output = ()>, impl Future<Output = ()>), RunError> {
     let watch =
         |kind| signal(kind).map_err(|reason| RunError::System { attempt: "watching for signals", reason });
@@ -112,8 +112,8 @@ fn stop_signals(
     tokio::spawn(async move {
         let lifeline = async {
             match lifeline {
-                Lifeline::Stdin => stdin_ended().await,
-                Lifeline::Signals => std::future::pending().await,
+                ShutdownTrigger::Stdin => stdin_ended().await,
+                ShutdownTrigger::Signals => std::future::pending().await,
             }
         };
         tokio::select! {
@@ -142,8 +142,8 @@ async fn stdin_ended() {
 }
 
 /// What of the settings the registry is opened with.
-fn options(config: &Config) -> adapters::Options {
-    adapters::Options {
+fn options(config: &GatewayConfig) -> adapters::RegistryOptions {
+    adapters::RegistryOptions {
         state: config.state.clone(),
         adapter_root: config.adapter_root.clone(),
         max_adapters: config.max_adapters,
@@ -159,10 +159,10 @@ pub struct Gateway {
     /// Where it listens: the port that the system chose, if none was asked for.
     pub address: SocketAddr,
     /// Whether it is ready.
-    pub status: watch::Receiver<Status>,
+    pub status: watch::Receiver<GatewayReadiness>,
     app: Arc<App>,
     grace: Duration,
-    phase: watch::Sender<Phase>,
+    phase: watch::Sender<ShutdownPhase>,
     server: JoinHandle<usize>,
     lifecycle: JoinHandle<Result<(), StartError>>,
     /// Tasks that never end by themselves.
@@ -171,16 +171,16 @@ pub struct Gateway {
 
 impl Gateway {
     /// Opens the registry, listens, and begins to connect to the executors.
-    pub async fn start(config: Config, load_text: LoadText) -> Result<Self, RunError> {
+    pub async fn start(config: GatewayConfig, load_text: LoadText) -> Result<Self, RunError> {
         let refused = |reason| RunError::Listen { address: config.listen, reason };
         let names: Vec<_> = config.executors.iter().map(|address| address.name.as_str()).collect();
-        let metrics = Arc::new(Metrics::new(&config.figures, &names));
+        let metrics = Arc::new(GatewayMetrics::new(&config.figures, &names));
         let sinks = Sinks::open(Arc::clone(&metrics), config.figures.otlp_endpoint.as_deref())?;
         let executors = Executors::connect(&config.executors, config.executor);
         let registry = Registry::open(executors.clone(), options(&config)).await?;
         let (lifecycle, status) =
             Lifecycle::new(&config, executors.clone(), Arc::clone(&registry), load_text);
-        let trainers = Trainers::at(config.training.trainer_socket.clone());
+        let trainers = TrainerClient::at(config.training.trainer_socket.clone());
         let runs = Runs::new(
             trainers.clone(),
             Arc::clone(&registry),
@@ -193,13 +193,13 @@ impl Gateway {
                 .await?;
         let listener = TcpListener::bind(config.listen).await.map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
-        let (classes, clock) = (Arc::new(Classes::new(config.classes)), Arc::new(SystemClock));
+        let (classes, clock) = (Arc::new(ServiceClasses::new(config.classes)), Arc::new(SystemClock));
         let memory = TenantMemory::new(config.connections.memory);
-        let app = Arc::new(App::new(Parts {
+        let app = Arc::new(App::new(AppBuilder {
             executors: executors.clone(),
             routing: config.routing,
             parsers: config.parsers,
-            turns: Turns::new(executors.clone(), Arc::clone(&classes), config.turns, clock),
+            turns: AdmissionQueue::new(executors.clone(), Arc::clone(&classes), config.turns, clock),
             classes,
             status: status.clone(),
             registry: Arc::clone(&registry),
@@ -208,13 +208,13 @@ impl Gateway {
             sinks,
             keys: config.keys,
             adapter_limits: AdapterLimits::new(config.rates.per_adapter),
-            origins: Origins { hosts: config.hosts, allowed: config.cors_origins },
+            origins: AllowedOrigins { hosts: config.hosts, allowed: config.cors_origins },
             connections: config.connections,
             grammars: GrammarChecks::new(config.grammar_compiler, Arc::clone(&memory)),
             memory,
             runs: Arc::clone(&runs),
         }));
-        let (phase, phases) = watch::channel(Phase::Serving);
+        let (phase, phases) = watch::channel(ShutdownPhase::Serving);
         let followed = Arc::clone(&app);
         let polled = executors.all().iter().map(|member| {
             let (metrics, executor) = (Arc::clone(&metrics), member.executor().clone());
@@ -255,7 +255,8 @@ impl Gateway {
         let (mut ready, address) = (self.status.clone(), self.address);
         let announce = async move {
             // What `wait_for` returns locks the status; it must not live on while this waits.
-            let is_ready = ready.wait_for(|status| matches!(status, Status::Ready(_))).await.is_ok();
+            let is_ready =
+                ready.wait_for(|status| matches!(status, GatewayReadiness::Ready(_))).await.is_ok();
             if is_ready {
                 // Whoever closed our standard output does not want to know.
                 let _ = writeln!(std::io::stdout(), "ready http://{address}");
@@ -283,7 +284,7 @@ impl Gateway {
         tracing::info!(grace_ms, "stopping");
         tell(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
         self.app.drain();
-        self.phase.send_replace(Phase::Draining);
+        self.phase.send_replace(ShutdownPhase::Draining);
         let mut server = self.server;
         let drained = tokio::time::timeout(self.grace, &mut server).await.is_ok();
         if !drained {
@@ -295,7 +296,7 @@ impl Gateway {
         if !drained {
             // Whoever does not read cannot be told.
             let told = tokio::time::timeout(LAST_WORDS, &mut server).await.is_ok();
-            self.phase.send_replace(Phase::Cut);
+            self.phase.send_replace(ShutdownPhase::Cut);
             let connections = if told { 0 } else { server.await.unwrap_or(0) };
             result = Err(RunError::Cut { connections, grace_ms });
         }

@@ -21,7 +21,7 @@ use settings::LogFormat;
 use tracing_subscriber::EnvFilter;
 
 pub use self::{
-    record::{Arrival, Generated},
+    record::{ArrivalRecord, Generated},
     request::{began, current_id, failed, generated, is_fault, observe, started},
     sinks::{EndpointError, Sinks},
 };

@@ -50,11 +50,11 @@ pub enum MemoryFull {
 #[derive(Debug)]
 pub struct TenantMemory {
     limits: MemoryLimits,
-    used: Mutex<Used>,
+    used: Mutex<MemoryUse>,
 }
 
 #[derive(Debug, Default)]
-struct Used {
+struct MemoryUse {
     by_tenant: HashMap<Arc<str>, usize>,
     total: usize,
 }

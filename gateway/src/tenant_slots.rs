@@ -43,32 +43,32 @@ impl TenantSlots {
         Some(TenantSlot { _own: own, _shared: shared, _member: member })
     }
 
-    fn member(self: &Arc<Self>, tenant: &Arc<str>) -> Member {
+    fn member(self: &Arc<Self>, tenant: &Arc<str>) -> SlotTenant {
         let mut by_tenant = lock(&self.by_tenant);
         let own = by_tenant.entry(Arc::clone(tenant));
         let semaphore = Arc::clone(own.or_insert_with(|| Arc::new(Semaphore::new(self.per_tenant))));
-        Member { slots: Arc::clone(self), tenant: Arc::clone(tenant), semaphore }
+        SlotTenant { slots: Arc::clone(self), tenant: Arc::clone(tenant), semaphore }
     }
 }
 
 /// The right to run one operation; dropping it gives the slot back.
 #[derive(Debug)]
 pub struct TenantSlot {
-    // Permits go first: `Member` looks at who holds the semaphore.
+    // Permits go first: `SlotTenant` looks at who holds the semaphore.
     _own: OwnedSemaphorePermit,
     _shared: OwnedSemaphorePermit,
-    _member: Member,
+    _member: SlotTenant,
 }
 
 /// A tenant that has a slot or waits for one; the last of a tenant removes its entry.
 #[derive(Debug)]
-struct Member {
+struct SlotTenant {
     slots: Arc<TenantSlots>,
     tenant: Arc<str>,
     semaphore: Arc<Semaphore>,
 }
 
-impl Drop for Member {
+impl Drop for SlotTenant {
     fn drop(&mut self) {
         let mut by_tenant = lock(&self.slots.by_tenant);
         // This one and the table's.

@@ -14,7 +14,7 @@ use std::{
 };
 
 use files::{
-    description::Description,
+    description::ModelSummary,
     generation_defaults::{GenerationDefaults, GenerationDefaultsError},
     gguf::{GgufError, GgufFile},
     model_files::{FindError, ModelFiles},
@@ -37,7 +37,7 @@ const MAX_READS: usize = 3;
 
 /// What a model's files say about its text.
 #[derive(Debug, Clone, Default)]
-pub struct Facts {
+pub struct TextFacts {
     /// Tokens that end an answer.
     pub end_tokens: Vec<u32>,
     /// Beginning-of-sequence token as text.
@@ -51,7 +51,7 @@ pub struct Facts {
     /// The model's own sampling options.
     pub defaults: GenerationDefaults,
     /// What its files call it.
-    pub description: Description,
+    pub description: ModelSummary,
 }
 
 /// One message of a conversation.
@@ -66,12 +66,12 @@ pub struct ChatMessage {
     /// Tools that an assistant has called, as templates take them.
     pub calls: Vec<Value>,
     /// What a tool's message answers.
-    pub answers: Option<Answered>,
+    pub answers: Option<AnsweredCall>,
 }
 
 /// The call that a tool's message answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answered {
+pub struct AnsweredCall {
     /// Its number.
     pub id: String,
     /// The function that was called, if that is known.
@@ -94,7 +94,7 @@ impl ChatMessage {
         if let Some(reasoning) = &self.reasoning {
             value["reasoning_content"] = reasoning.as_str().into();
         }
-        if let Some(Answered { id, name }) = &self.answers {
+        if let Some(AnsweredCall { id, name }) = &self.answers {
             value["tool_call_id"] = id.as_str().into();
             if let Some(name) = name {
                 value["name"] = name.as_str().into();
@@ -106,7 +106,7 @@ impl ChatMessage {
 
 /// How a conversation is shown, beside its messages.
 #[derive(Debug, Clone)]
-pub struct Showing {
+pub struct TemplateOptions {
     /// Tools that may be called.
     pub tools: Vec<Value>,
     /// Further variables of the template's, such as `enable_thinking`.
@@ -115,7 +115,7 @@ pub struct Showing {
     pub prompt: GenerationPrompt,
 }
 
-impl Default for Showing {
+impl Default for TemplateOptions {
     /// Ready for the assistant's turn.
     fn default() -> Self {
         Self { tools: Vec::new(), variables: Map::new(), prompt: GenerationPrompt::Add }
@@ -209,11 +209,12 @@ pub trait Text: fmt::Debug + Send + Sync {
     /// The special token of this name.
     fn special_token(&self, name: &str) -> Option<u32>;
     /// A conversation as the model was trained to see it.
-    fn encode_chat(&self, messages: &[ChatMessage], showing: &Showing) -> Result<Vec<u32>, TextError>;
+    fn encode_chat(&self, messages: &[ChatMessage], showing: &TemplateOptions)
+    -> Result<Vec<u32>, TextError>;
     /// What grammars are tried on.
     fn tokens(&self) -> Tokens;
     /// What the model's files say.
-    fn facts(&self) -> &Facts;
+    fn facts(&self) -> &TextFacts;
     /// The same tokenizer with this chat template in the place of the model's own. May block.
     ///
     /// # Errors
@@ -228,7 +229,7 @@ pub struct ModelText {
     template: Option<(ChatTemplate, SystemMessages)>,
     /// Texts with chat templates of adapters.
     others: OtherTemplates,
-    facts: Facts,
+    facts: TextFacts,
 }
 
 /// The text side of a model, and what it was made of.
@@ -257,7 +258,7 @@ pub fn load(path: &Path) -> Result<LoadedText, LoadError> {
 fn load_once(files: ModelFiles) -> Result<Arc<dyn Text>, LoadError> {
     let (tokenizer, defaults, description) = read(files)?;
     let tokens = tokenizer.template_tokens();
-    let facts = Facts {
+    let facts = TextFacts {
         end_tokens: tokenizer.stop_tokens().to_vec(),
         bos_token: tokens.bos.clone(),
         eos_token: tokens.eos.clone(),
@@ -281,19 +282,19 @@ fn load_once(files: ModelFiles) -> Result<Arc<dyn Text>, LoadError> {
     Ok(Arc::new(ModelText { tokenizer, template, others, facts }))
 }
 
-fn read(files: ModelFiles) -> Result<(Tokenizer, GenerationDefaults, Description), LoadError> {
+fn read(files: ModelFiles) -> Result<(Tokenizer, GenerationDefaults, ModelSummary), LoadError> {
     Ok(match files {
         ModelFiles::Gguf(path) => {
             let file = GgufFile::open(&path)?;
             let defaults = GenerationDefaults::from_gguf(&file)?;
-            (Tokenizer::from_gguf(&file)?, defaults, Description::from_gguf(&file))
+            (Tokenizer::from_gguf(&file)?, defaults, ModelSummary::from_gguf(&file))
         }
         ModelFiles::Directory(path) if !path.join("tokenizer.json").exists() => {
             return Err(LoadError::NoTokenizer { path });
         }
         ModelFiles::Directory(path) => {
             let defaults = GenerationDefaults::from_directory(&path)?;
-            (Tokenizer::from_directory(&path)?, defaults, Description::from_directory(&path))
+            (Tokenizer::from_directory(&path)?, defaults, ModelSummary::from_directory(&path))
         }
     })
 }
@@ -320,7 +321,11 @@ impl Text for ModelText {
         self.tokenizer.token_id(name).filter(|token| self.tokenizer.is_special(*token))
     }
 
-    fn encode_chat(&self, messages: &[ChatMessage], showing: &Showing) -> Result<Vec<u32>, TextError> {
+    fn encode_chat(
+        &self,
+        messages: &[ChatMessage],
+        showing: &TemplateOptions,
+    ) -> Result<Vec<u32>, TextError> {
         let (template, systems) = self.template.as_ref().ok_or(TextError::NoTemplate)?;
         let chat = Chat::new(&self.tokenizer, template, SystemTime::now());
         let messages = systems.prepared(messages)?;
@@ -337,7 +342,7 @@ impl Text for ModelText {
         Tokens::of(&self.tokenizer)
     }
 
-    fn facts(&self) -> &Facts {
+    fn facts(&self) -> &TextFacts {
         &self.facts
     }
 
@@ -351,7 +356,7 @@ impl Text for ModelText {
             tokenizer: Arc::clone(&self.tokenizer),
             template: Some((template, systems)),
             others: OtherTemplates::default(),
-            facts: Facts { chat_template: Some(source.to_owned()), ..self.facts.clone() },
+            facts: TextFacts { chat_template: Some(source.to_owned()), ..self.facts.clone() },
         });
         self.others.keep(&text);
         Ok(text)

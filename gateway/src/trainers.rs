@@ -6,16 +6,16 @@ pub mod places;
 use std::{io, path::PathBuf, time::Duration};
 
 use tokio::{io::AsyncWriteExt as _, net::UnixStream, time::timeout};
-use training_protocol::Request;
+use training_protocol::TrainerRequest;
 
-use self::places::Places;
+use self::places::TrainerSlots;
 
 /// How long the trainer service may take to answer the phone.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why there is no trainer.
 #[derive(Debug, thiserror::Error)]
-pub enum NoTrainer {
+pub enum TrainerUnavailable {
     /// This gateway was not told where to ask.
     #[error(
         "this deployment does not train: start it with trainers ('trainers' above 0 in [training]; of services, HOLOBIONT_MAX_TRAINERS above 0 and --trainer-socket)"
@@ -28,28 +28,28 @@ pub enum NoTrainer {
 
 /// Where trainers are asked for, and who waits for one: all clones share that.
 #[derive(Debug, Clone)]
-pub struct Trainers {
+pub struct TrainerClient {
     socket: Option<PathBuf>,
-    places: Places,
+    places: TrainerSlots,
 }
 
-impl Trainers {
+impl TrainerClient {
     /// Those of the service at `socket`, if there is one.
     #[must_use]
     pub fn at(socket: Option<PathBuf>) -> Self {
-        Self { socket, places: Places::default() }
+        Self { socket, places: TrainerSlots::default() }
     }
 
     /// Who is to have the next trainer.
     #[must_use]
-    pub fn places(&self) -> &Places {
+    pub fn places(&self) -> &TrainerSlots {
         &self.places
     }
 
     /// # Errors
     /// There is no service.
-    pub fn check(&self) -> Result<(), NoTrainer> {
-        self.socket.as_ref().map(drop).ok_or(NoTrainer::Nowhere)
+    pub fn check(&self) -> Result<(), TrainerUnavailable> {
+        self.socket.as_ref().map(drop).ok_or(TrainerUnavailable::Nowhere)
     }
 
     /// Starts a trainer with these arguments. The connection is the trainer's stdin and stdout; the trainer ends with it.
@@ -57,9 +57,9 @@ impl Trainers {
     /// # Errors
     /// Nobody answers. A service that has no place for a trainer says so on the connection, in the line of a trainer that
     /// failed.
-    pub async fn start(&self, arguments: &[String]) -> Result<UnixStream, NoTrainer> {
-        let socket = self.socket.as_ref().ok_or(NoTrainer::Nowhere)?;
-        let request = Request { arguments: arguments.to_vec() };
+    pub async fn start(&self, arguments: &[String]) -> Result<UnixStream, TrainerUnavailable> {
+        let socket = self.socket.as_ref().ok_or(TrainerUnavailable::Nowhere)?;
+        let request = TrainerRequest { arguments: arguments.to_vec() };
         let request = serde_json::to_string(&request).unwrap_or_default() + "\n";
         let ask = async {
             let mut connection = UnixStream::connect(socket).await?;
@@ -72,7 +72,7 @@ impl Trainers {
         timeout(PATIENCE, ask)
             .await
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-            .map_err(NoTrainer::Unreachable)
+            .map_err(TrainerUnavailable::Unreachable)
     }
 }
 
@@ -102,7 +102,7 @@ mod tests {
             }
         };
         let service = tokio::spawn(refuse);
-        let trainers = Trainers::at(Some(socket));
+        let trainers = TrainerClient::at(Some(socket));
         // A request so long that the service has closed the connection before all of it is written.
         let arguments = ["session".to_owned(), "a".repeat(4 << 20)];
         for arguments in [&arguments[..1], &arguments[..]] {

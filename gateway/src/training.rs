@@ -48,20 +48,20 @@ use std::{
 use tokio::sync::{Notify, watch};
 
 use self::{
-    figures::Counters,
-    fleet::Fleet,
-    job::Live,
+    figures::TrainingCounters,
+    fleet::TrainingFleet,
+    job::ActiveJob,
     records::{FileRecord, JobRecord},
-    table::Table,
+    table::TrainingTable,
 };
 use crate::{
     adapters::{LeaseError, Registry, ResidencyError, database::DatabaseError, store::bucket::BucketError},
     config::TrainingLimits,
-    lifecycle::Status,
+    lifecycle::GatewayReadiness,
     lock::KeyedLocks,
     tenant_slots::TenantSlots,
     thread::{self, ThreadError},
-    trainers::{NoTrainer, Trainers},
+    trainers::{TrainerClient, TrainerUnavailable},
 };
 
 /// Places where a test may make the gateway die, in the order of a job's life.
@@ -82,7 +82,7 @@ pub enum TrainingError {
     Database(#[from] DatabaseError),
     /// There is nobody who trains.
     #[error(transparent)]
-    NoTrainer(#[from] NoTrainer),
+    NoTrainer(#[from] TrainerUnavailable),
     /// A file could not be kept.
     #[error("{attempt} '{}' failed: {source}; check that the state directory is writable and has room", path.display())]
     Io {
@@ -166,21 +166,21 @@ impl From<ThreadError> for TrainingError {
 #[derive(Debug)]
 pub struct Training {
     registry: Arc<Registry>,
-    table: Table,
+    table: TrainingTable,
     /// What is shared with other hosts, if anything is.
-    fleet: Option<Fleet>,
-    status: watch::Receiver<Status>,
-    trainers: Trainers,
+    fleet: Option<TrainingFleet>,
+    status: watch::Receiver<GatewayReadiness>,
+    trainers: TrainerClient,
     limits: TrainingLimits,
     directory: PathBuf,
     /// Every job that has not ended, by id.
-    live: Mutex<HashMap<String, Live>>,
+    live: Mutex<HashMap<String, ActiveJob>>,
     /// Held by job while the job changes, so that its row and its entry in `live` stay in step.
     changing: KeyedLocks<String>,
     uploads: Arc<TenantSlots>,
     downloads: Arc<TenantSlots>,
     creations: Arc<TenantSlots>,
-    counters: Counters,
+    counters: TrainingCounters,
     /// A job may have become due.
     due: Notify,
 }
@@ -192,28 +192,28 @@ impl Training {
     /// The directory cannot be used, or the database.
     pub async fn open(
         registry: Arc<Registry>,
-        status: watch::Receiver<Status>,
-        trainers: Trainers,
+        status: watch::Receiver<GatewayReadiness>,
+        trainers: TrainerClient,
         limits: TrainingLimits,
         state: &Path,
     ) -> Result<Arc<Self>, TrainingError> {
         let directory = state.join("training");
-        let table = Table::of(&registry);
+        let table = TrainingTable::of(&registry);
         let (files, live) = match &table {
-            Table::Host(database) => {
+            TrainingTable::Host(database) => {
                 let jobs = table.unfinished_jobs().await?;
                 let ids = jobs.iter().map(|job| job.id.clone()).collect();
                 sweep(&directory, "jobs", ids).await?;
-                let live = jobs.into_iter().map(|job| (job.id.clone(), Live::new(job))).collect();
+                let live = jobs.into_iter().map(|job| (job.id.clone(), ActiveJob::new(job))).collect();
                 (database.file_ids().await?.into_iter().collect(), live)
             }
             // What jobs there are is read as soon as it can be, and their directories are swept then.
-            Table::Shared(_) => (HashSet::new(), HashMap::new()),
+            TrainingTable::Shared(_) => (HashSet::new(), HashMap::new()),
         };
         sweep(&directory, "files", files).await?;
         let fleet = match (&table, registry.shared()) {
-            (Table::Shared(table), Some((_, bucket))) => {
-                Some(Fleet::new(Arc::clone(table), Arc::clone(bucket)))
+            (TrainingTable::Shared(table), Some((_, bucket))) => {
+                Some(TrainingFleet::new(Arc::clone(table), Arc::clone(bucket)))
             }
             _ => None,
         };
@@ -230,7 +230,7 @@ impl Training {
             uploads: TenantSlots::new(MAX_TRANSFERS, TENANT_TRANSFERS),
             downloads: TenantSlots::new(MAX_TRANSFERS, TENANT_TRANSFERS),
             creations: TenantSlots::new(MAX_CREATIONS, 1),
-            counters: Counters::default(),
+            counters: TrainingCounters::default(),
             due: Notify::new(),
         }))
     }
@@ -253,7 +253,7 @@ impl Training {
         job.ok_or_else(|| TrainingError::NoJob(shown(id)))
     }
 
-    fn live(&self) -> MutexGuard<'_, HashMap<String, Live>> {
+    fn live(&self) -> MutexGuard<'_, HashMap<String, ActiveJob>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -23,12 +23,12 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use self::desk::{Desk, Grant};
-pub use self::{desk::TenantFigures, refused::Refused};
+use self::desk::{AdmittedRequest, QueueState};
+pub use self::{desk::TenantQueueStats, refused::QueueRefusal};
 use crate::{
-    classes::{ClassId, Classes},
-    executors::{Executors, Room},
-    line::Standing,
+    classes::{ClassId, ServiceClasses},
+    executors::{Executors, FreeCapacity},
+    line::WaitingEntry,
     lock::lock,
 };
 
@@ -39,7 +39,7 @@ const ABSENCE: Duration = Duration::from_secs(20);
 
 /// What the queue is held to.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct TurnLimits {
+pub struct AdmissionLimits {
     /// Sequences that wait together.
     pub max_sequences: usize,
     /// How long those of a tenant may wait before more of them are refused.
@@ -59,7 +59,7 @@ pub struct Principal {
 
 /// A request that wants a turn.
 #[derive(Debug, Clone)]
-pub struct Asked {
+pub struct AdmissionRequest {
     /// Whose it is.
     pub principal: Principal,
     /// Sequences that start together.
@@ -74,50 +74,50 @@ pub struct Asked {
 
 /// The queue of all tenants; clones are the same.
 #[derive(Debug, Clone)]
-pub struct Turns(Arc<Shared>);
+pub struct AdmissionQueue(Arc<AdmissionShared>);
 
 #[derive(Debug)]
-struct Shared {
+struct AdmissionShared {
     executors: Executors,
     burst_share: f64,
-    desk: Mutex<Desk>,
+    desk: Mutex<QueueState>,
 }
 
 /// A place in the queue, left when it is dropped.
-struct Place<'a> {
-    turns: &'a Turns,
+struct QueueTicket<'a> {
+    turns: &'a AdmissionQueue,
     /// `None` once its turn has come.
     number: Option<u64>,
 }
 
 /// The right to be sent to an executor, and the account of what is served for it; it is settled when it is dropped.
 #[derive(Debug)]
-pub struct Turn {
-    turns: Turns,
+pub struct AdmissionPermit {
+    turns: AdmissionQueue,
     principal: Principal,
     sequences: usize,
     /// Of them, those of which nothing was heard yet.
     unbegun: usize,
     /// They themselves, until they are sent.
-    pub standing: Vec<Standing>,
+    pub standing: Vec<WaitingEntry>,
     charged_tokens: u64,
     served_tokens: u64,
     /// An executor's room is kept for it.
     is_reserved: bool,
 }
 
-impl Turns {
+impl AdmissionQueue {
     /// A queue before `executors`; whatever gives them room lets somebody go.
     #[must_use]
     pub fn new(
         executors: Executors,
-        classes: Arc<Classes>,
-        limits: TurnLimits,
+        classes: Arc<ServiceClasses>,
+        limits: AdmissionLimits,
         clock: Arc<dyn Clock>,
     ) -> Self {
         let changed = Arc::clone(executors.room_changed());
-        let desk = Mutex::new(Desk::new(limits, classes, clock));
-        let turns = Self(Arc::new(Shared { executors, burst_share: limits.burst_share, desk }));
+        let desk = Mutex::new(QueueState::new(limits, classes, clock));
+        let turns = Self(Arc::new(AdmissionShared { executors, burst_share: limits.burst_share, desk }));
         let shared = Arc::downgrade(&turns.0);
         tokio::spawn(async move {
             loop {
@@ -134,7 +134,7 @@ impl Turns {
     ///
     /// # Errors
     /// Why it would.
-    pub fn check(&self, tenant: &Arc<str>) -> Result<(), Refused> {
+    pub fn check(&self, tenant: &Arc<str>) -> Result<(), QueueRefusal> {
         let room = self.room();
         lock(&self.0.desk).check_tenant(tenant, room)
     }
@@ -143,7 +143,7 @@ impl Turns {
     ///
     /// # Errors
     /// There are more than executors take.
-    pub fn check_size(&self, sequences: usize) -> Result<(), Refused> {
+    pub fn check_size(&self, sequences: usize) -> Result<(), QueueRefusal> {
         desk::fits(sequences, self.room())
     }
 
@@ -151,7 +151,7 @@ impl Turns {
     ///
     /// # Errors
     /// Why there is none: at once, or when it is too late.
-    pub async fn wait(&self, asked: Asked) -> Result<Turn, Refused> {
+    pub async fn wait(&self, asked: AdmissionRequest) -> Result<AdmissionPermit, QueueRefusal> {
         let deadline = asked.deadline;
         let (mut place, mut turn) = self.join(&asked)?;
         let mut absent = Duration::ZERO;
@@ -160,11 +160,11 @@ impl Turns {
             match timeout(left.min(LOOK), &mut turn).await {
                 Ok(turn) => {
                     place.number = None;
-                    return turn.unwrap_or(Err(Refused::Nobody));
+                    return turn.unwrap_or(Err(QueueRefusal::Nobody));
                 }
-                Err(_) if left <= LOOK && deadline.is_some() => return Err(Refused::Late),
+                Err(_) if left <= LOOK && deadline.is_some() => return Err(QueueRefusal::Late),
                 Err(_) if self.0.executors.all().iter().any(|one| one.is_open()) => absent = Duration::ZERO,
-                Err(_) if absent >= ABSENCE => return Err(Refused::Nobody),
+                Err(_) if absent >= ABSENCE => return Err(QueueRefusal::Nobody),
                 Err(_) => absent += LOOK,
             }
         }
@@ -172,7 +172,7 @@ impl Turns {
 
     /// What each tenant has and had, of each class.
     #[must_use]
-    pub fn figures(&self) -> Vec<TenantFigures> {
+    pub fn figures(&self) -> Vec<TenantQueueStats> {
         lock(&self.0.desk).figures()
     }
 
@@ -182,22 +182,26 @@ impl Turns {
         lock(&self.0.desk).queued()
     }
 
-    fn join(&self, asked: &Asked) -> Result<(Place<'_>, oneshot::Receiver<Result<Turn, Refused>>), Refused> {
+    fn join(
+        &self,
+        asked: &AdmissionRequest,
+    ) -> Result<(QueueTicket<'_>, oneshot::Receiver<Result<AdmissionPermit, QueueRefusal>>), QueueRefusal>
+    {
         let room = self.room();
         let (number, turn) = lock(&self.0.desk).join(asked, room)?;
         self.give();
-        Ok((Place { turns: self, number: Some(number) }, turn))
+        Ok((QueueTicket { turns: self, number: Some(number) }, turn))
     }
 
-    fn room(&self) -> Room {
+    fn room(&self) -> FreeCapacity {
         self.0.executors.room(self.0.burst_share)
     }
 
     /// Lets those go for whom there is room.
     fn give(&self) {
         let grants = lock(&self.0.desk).give(self.room());
-        for Grant { principal, sequences, charged_tokens, waiter } in grants {
-            let turn = Turn {
+        for AdmittedRequest { principal, sequences, charged_tokens, waiter } in grants {
+            let turn = AdmissionPermit {
                 turns: self.clone(),
                 principal,
                 sequences,
@@ -213,14 +217,14 @@ impl Turns {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueueTicket<'_> {
     fn drop(&mut self) {
         let left = self.number.and_then(|number| lock(&self.turns.0.desk).leave(number));
         drop(left);
     }
 }
 
-impl Turn {
+impl AdmissionPermit {
     /// It is under way, or waits for something else: the executor's room is another's now.
     pub fn release(&mut self) {
         if std::mem::take(&mut self.is_reserved) {
@@ -242,7 +246,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for AdmissionPermit {
     fn drop(&mut self) {
         self.release();
         self.begin(self.unbegun);

@@ -33,15 +33,15 @@ use crate::{
     },
     deployment::selection::{GatewayArguments, StateArguments},
     exit::{self, Exit, Explain},
-    terminal::{ColorChoice, Format, Questions, Terminal, Volume},
+    terminal::{ColorChoice, ConfirmMode, PrintFormat, Terminal, Volume},
 };
 
 /// Serves many LoRA adapters over one base model.
 #[derive(Debug, clap::Parser)]
 #[command(name = "holobiont", version, about, after_help = exit::HELP, propagate_version = true)]
-pub struct Cli {
+pub struct HolobiontCli {
     #[command(subcommand)]
-    command: Command,
+    command: HolobiontCommand,
     /// Data and errors as JSON; the body as it came where the gateway was asked
     #[arg(long, global = true)]
     json: bool,
@@ -60,7 +60,7 @@ pub struct Cli {
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Command {
+enum HolobiontCommand {
     /// Starts a deployment and keeps it running until Ctrl-C
     #[command(visible_alias = "serve", after_help = exit::HELP)]
     Up(UpArguments),
@@ -168,10 +168,10 @@ struct AdaptersArguments {
 /// Reads a command line, runs it, and says how it ended.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
     let arguments: Vec<OsString> = arguments.collect();
-    match Cli::try_parse_from(&arguments) {
+    match HolobiontCli::try_parse_from(&arguments) {
         Ok(cli) => run(cli),
         Err(error) if error.use_stderr() && arguments.iter().any(|argument| argument == "--json") => {
-            Terminal::new(Format::Json, Volume::Quiet).error(&UsageError::from(error));
+            Terminal::new(PrintFormat::Json, Volume::Quiet).error(&UsageError::from(error));
             Exit::Usage
         }
         // Help, the version, or an error for people.
@@ -204,7 +204,7 @@ impl Explain for UsageError {
 }
 
 /// Runs a command and says how it ended.
-pub fn run(cli: Cli) -> Exit {
+pub fn run(cli: HolobiontCli) -> Exit {
     let terminal = terminal(&cli);
     match dispatch(cli.command, terminal) {
         Ok(()) => Exit::Ok,
@@ -217,46 +217,50 @@ pub fn run(cli: Cli) -> Exit {
     }
 }
 
-fn terminal(cli: &Cli) -> Terminal {
-    let format = if cli.json { Format::Json } else { Format::Human };
+fn terminal(cli: &HolobiontCli) -> Terminal {
+    let format = if cli.json { PrintFormat::Json } else { PrintFormat::Human };
     let volume = match (cli.quiet, cli.verbose) {
         (true, _) => Volume::Quiet,
         (false, true) => Volume::Verbose,
         (false, false) => Volume::Normal,
     };
-    let questions = if cli.yes { Questions::AnsweredYes } else { Questions::OnATerminal };
+    let questions = if cli.yes { ConfirmMode::AnsweredYes } else { ConfirmMode::OnATerminal };
     Terminal::new(format, volume).with_colors(cli.color).with_questions(questions)
 }
 
-fn dispatch(command: Command, terminal: Terminal) -> Result<(), Box<dyn Explain>> {
+fn dispatch(command: HolobiontCommand, terminal: Terminal) -> Result<(), Box<dyn Explain>> {
     match command {
-        Command::Up(arguments) => up::run(arguments, terminal).map_err(boxed),
-        Command::Down(arguments) => down::run(&arguments, terminal).map_err(boxed),
-        Command::Pull(arguments) => pull::run(&arguments, terminal).map_err(boxed),
-        Command::Chat(to) => chat::run(to.arguments, &to.gateway, terminal).map_err(boxed),
-        Command::Ls(to) => ls::run(&to.url()?, terminal).map_err(boxed),
-        Command::Ps(to) => ps::run(&to.arguments, &to.url()?, terminal).map_err(boxed),
-        Command::Top(to) => top::run(&to.arguments, &to.url()?, terminal).map_err(boxed),
-        Command::Status(to) => status::run(&to.url()?, terminal).map_err(boxed),
-        Command::Slo(to) => slo::run(&to.url()?, terminal).map_err(boxed),
-        Command::Drain(to) => drain::drain(&to.arguments, &to.url()?, terminal).map_err(boxed),
-        Command::Undrain(to) => drain::undrain(&to.arguments, &to.url()?, terminal).map_err(boxed),
-        Command::Show(to) => show::run(&to.arguments, &to.url()?, terminal).map_err(boxed),
-        Command::Adapters(to) => adapters::run(&to.arguments.command, &to.url()?, terminal).map_err(boxed),
-        Command::Tune(to) => tune::run(to.arguments, &to.gateway, terminal).map_err(boxed),
-        Command::Check(arguments) => check::run(&arguments, terminal).map_err(boxed),
-        Command::Doctor(arguments) => doctor::run(&arguments, terminal).map_err(boxed),
-        Command::Simulate(arguments) => simulate::run(&arguments).map_err(boxed),
-        Command::Bench(to) => bench::run(&to.arguments, &to.url()?, terminal).map_err(boxed),
-        Command::Logs(arguments) => logs::run(&arguments, terminal).map_err(boxed),
-        Command::Key(command) => key::run(&command, terminal).map_err(boxed),
-        Command::Registry(command) => registry::run(&command).map_err(boxed),
-        Command::Cert(arguments) => cert::run(&arguments, terminal).map_err(boxed),
-        Command::Completions(arguments) => {
-            manual::completions(&arguments, Cli::command(), terminal);
+        HolobiontCommand::Up(arguments) => up::run(arguments, terminal).map_err(boxed),
+        HolobiontCommand::Down(arguments) => down::run(&arguments, terminal).map_err(boxed),
+        HolobiontCommand::Pull(arguments) => pull::run(&arguments, terminal).map_err(boxed),
+        HolobiontCommand::Chat(to) => chat::run(to.arguments, &to.gateway, terminal).map_err(boxed),
+        HolobiontCommand::Ls(to) => ls::run(&to.url()?, terminal).map_err(boxed),
+        HolobiontCommand::Ps(to) => ps::run(&to.arguments, &to.url()?, terminal).map_err(boxed),
+        HolobiontCommand::Top(to) => top::run(&to.arguments, &to.url()?, terminal).map_err(boxed),
+        HolobiontCommand::Status(to) => status::run(&to.url()?, terminal).map_err(boxed),
+        HolobiontCommand::Slo(to) => slo::run(&to.url()?, terminal).map_err(boxed),
+        HolobiontCommand::Drain(to) => drain::drain(&to.arguments, &to.url()?, terminal).map_err(boxed),
+        HolobiontCommand::Undrain(to) => drain::undrain(&to.arguments, &to.url()?, terminal).map_err(boxed),
+        HolobiontCommand::Show(to) => show::run(&to.arguments, &to.url()?, terminal).map_err(boxed),
+        HolobiontCommand::Adapters(to) => {
+            adapters::run(&to.arguments.command, &to.url()?, terminal).map_err(boxed)
+        }
+        HolobiontCommand::Tune(to) => tune::run(to.arguments, &to.gateway, terminal).map_err(boxed),
+        HolobiontCommand::Check(arguments) => check::run(&arguments, terminal).map_err(boxed),
+        HolobiontCommand::Doctor(arguments) => doctor::run(&arguments, terminal).map_err(boxed),
+        HolobiontCommand::Simulate(arguments) => simulate::run(&arguments).map_err(boxed),
+        HolobiontCommand::Bench(to) => bench::run(&to.arguments, &to.url()?, terminal).map_err(boxed),
+        HolobiontCommand::Logs(arguments) => logs::run(&arguments, terminal).map_err(boxed),
+        HolobiontCommand::Key(command) => key::run(&command, terminal).map_err(boxed),
+        HolobiontCommand::Registry(command) => registry::run(&command).map_err(boxed),
+        HolobiontCommand::Cert(arguments) => cert::run(&arguments, terminal).map_err(boxed),
+        HolobiontCommand::Completions(arguments) => {
+            manual::completions(&arguments, HolobiontCli::command(), terminal);
             Ok(())
         }
-        Command::Man(arguments) => manual::man(&arguments, Cli::command(), terminal).map_err(boxed),
+        HolobiontCommand::Man(arguments) => {
+            manual::man(&arguments, HolobiontCli::command(), terminal).map_err(boxed)
+        }
     }
 }
 
@@ -270,6 +274,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        HolobiontCli::command().debug_assert();
     }
 }

@@ -24,14 +24,14 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A gateway's door.
 #[derive(Debug, Clone)]
-pub(crate) struct Client {
+pub(crate) struct GatewayClient {
     agent: ureq::Agent,
     url: String,
     key: Option<String>,
     terminal: Terminal,
 }
 
-impl Client {
+impl GatewayClient {
     /// A client of the gateway at `url`. The key comes from `HOLOBIONT_API_KEY`, never from the command line,
     /// where every user of the machine could read it.
     pub(crate) fn new(url: &str, terminal: Terminal) -> Self {
@@ -42,9 +42,9 @@ impl Client {
     }
 
     /// A client of the same gateway with connections of its own, and what closes them.
-    pub(crate) fn apart(&self) -> (Self, HangUp) {
+    pub(crate) fn apart(&self) -> (Self, ConnectionCloser) {
         let client = Self { agent: agent(), ..self.clone() };
-        let hang_up = HangUp(client.agent.clone());
+        let hang_up = ConnectionCloser(client.agent.clone());
         (client, hang_up)
     }
 
@@ -167,9 +167,9 @@ fn agent() -> ureq::Agent {
 
 /// Closes a client's connections, whatever is waited for on them.
 #[derive(Debug)]
-pub(crate) struct HangUp(ureq::Agent);
+pub(crate) struct ConnectionCloser(ureq::Agent);
 
-impl HangUp {
+impl ConnectionCloser {
     /// Closes them: requests under way fail, later ones too.
     pub(crate) fn hang_up(self) {
         self.0.shutdown();
@@ -210,7 +210,7 @@ pub(crate) struct Usage {
 
 /// A piece of a streamed answer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Piece {
+pub(crate) struct StreamDelta {
     /// New text, often a token's; empty in the pieces that only end or count.
     pub(crate) text: String,
     /// More of what the model thinks before it.
@@ -239,7 +239,7 @@ enum StreamState {
 }
 
 impl<R: io::BufRead> Iterator for AnswerStream<R> {
-    type Item = Result<Piece, ClientError>;
+    type Item = Result<StreamDelta, ClientError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.state == StreamState::Ended {
@@ -261,28 +261,28 @@ impl<R: io::BufRead> Iterator for AnswerStream<R> {
     }
 }
 
-fn parse_piece(data: &str) -> Result<Piece, ClientError> {
+fn parse_piece(data: &str) -> Result<StreamDelta, ClientError> {
     #[derive(Deserialize)]
-    struct Chunk {
+    struct StreamChunk {
         #[serde(default)]
-        choices: Vec<Choice>,
+        choices: Vec<StreamChoice>,
         usage: Option<Usage>,
         error: Option<Value>,
     }
     #[derive(Deserialize)]
-    struct Choice {
+    struct StreamChoice {
         delta: Option<Delta>,
         text: Option<String>,
         finish_reason: Option<String>,
-        provisional: Option<Provisional>,
-        retract: Option<Retract>,
+        provisional: Option<ProvisionalText>,
+        retract: Option<RetractedText>,
     }
     #[derive(Deserialize)]
-    struct Provisional {
+    struct ProvisionalText {
         text: String,
     }
     #[derive(Deserialize)]
-    struct Retract {
+    struct RetractedText {
         characters: usize,
     }
     #[derive(Deserialize)]
@@ -291,11 +291,11 @@ fn parse_piece(data: &str) -> Result<Piece, ClientError> {
         reasoning_content: Option<String>,
     }
 
-    let chunk: Chunk = serde_json::from_str(data).map_err(ClientError::Garbled)?;
+    let chunk: StreamChunk = serde_json::from_str(data).map_err(ClientError::Garbled)?;
     if let Some(error) = chunk.error {
         return Err(ClientError::Broken { message: message_of(&error).unwrap_or_else(|| error.to_string()) });
     }
-    let mut piece = Piece { usage: chunk.usage, ..Piece::default() };
+    let mut piece = StreamDelta { usage: chunk.usage, ..StreamDelta::default() };
     if let Some(choice) = chunk.choices.into_iter().next() {
         let (said, thought) =
             choice.delta.map_or((None, None), |delta| (delta.content, delta.reasoning_content));
@@ -327,10 +327,10 @@ mod tests {
     use crate::exit::{Exit, Explain as _};
 
     fn quiet() -> Terminal {
-        Terminal::new(crate::terminal::Format::Human, crate::terminal::Volume::Quiet)
+        Terminal::new(crate::terminal::PrintFormat::Human, crate::terminal::Volume::Quiet)
     }
 
-    fn pieces(stream: &str) -> Vec<Result<Piece, ClientError>> {
+    fn pieces(stream: &str) -> Vec<Result<StreamDelta, ClientError>> {
         AnswerStream { events: Events::new(stream.as_bytes()), state: StreamState::Open }.collect()
     }
 
@@ -354,8 +354,8 @@ mod tests {
             data: {\"choices\":[{\"text\":\"\",\"retract\":{\"characters\":2}}]}\n\n\
             data: [DONE]\n\n";
         let pieces: Vec<_> = pieces(stream).into_iter().map(Result::unwrap).collect();
-        let told = Piece { provisional: " fox".to_owned(), ..Piece::default() };
-        assert_eq!(pieces, [told, Piece { retracted: 2, ..Piece::default() }]);
+        let told = StreamDelta { provisional: " fox".to_owned(), ..StreamDelta::default() };
+        assert_eq!(pieces, [told, StreamDelta { retracted: 2, ..StreamDelta::default() }]);
     }
 
     #[test]
@@ -384,7 +384,7 @@ mod tests {
     fn a_gateway_that_is_not_there_is_unavailable() {
         // A port that was just free; nothing listens on it.
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let error = Client::new(&format!("http://127.0.0.1:{port}/"), quiet()).models().unwrap_err();
+        let error = GatewayClient::new(&format!("http://127.0.0.1:{port}/"), quiet()).models().unwrap_err();
         assert_eq!(error.exit(), Exit::Unavailable);
     }
 }

@@ -4,9 +4,9 @@ use std::{ffi::OsString, path::PathBuf};
 
 /// The directory that holds `models/`, `state/` and `runs/`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Home(PathBuf);
+pub(crate) struct HomeDirectory(PathBuf);
 
-impl Home {
+impl HomeDirectory {
     /// `$HOLOBIONT_HOME`, else `$XDG_DATA_HOME/holobiont`, else `~/.local/share/holobiont`.
     pub(crate) fn from_environment() -> Self {
         Self::choose(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
@@ -58,8 +58,10 @@ impl Home {
 mod tests {
     use super::*;
 
-    fn home(variables: &[(&str, &str)]) -> Home {
-        Home::choose(|name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into()))
+    fn home(variables: &[(&str, &str)]) -> HomeDirectory {
+        HomeDirectory::choose(|name| {
+            variables.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into())
+        })
     }
 
     #[test]

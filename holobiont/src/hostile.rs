@@ -2,14 +2,14 @@
 
 use std::io;
 
-use crate::{client::sse::Events, deployment::config::Config};
+use crate::{client::sse::Events, deployment::config::DeploymentConfig};
 
 /// Reads the text of a deployment file.
 ///
 /// # Errors
 /// Key, line and what was expected there.
 pub fn deployment_file(text: &str) -> Result<(), toml::de::Error> {
-    Config::parse(text).map(drop)
+    DeploymentConfig::parse(text).map(drop)
 }
 
 /// Reads every event of a gateway's stream.

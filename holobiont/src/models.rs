@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::{
     exit::{Exit, Explain},
-    home::Home,
+    home::HomeDirectory,
 };
 use hub::HubError;
 
@@ -113,7 +113,7 @@ impl Explain for FindError {
 
 /// The model that `name` means, or the only one there is if `name` is `None`. A path stays as it was written, so that
 /// whoever is told of it later knows it again.
-pub(crate) fn find(name: Option<&str>, home: &Home) -> Result<PathBuf, FindError> {
+pub(crate) fn find(name: Option<&str>, home: &HomeDirectory) -> Result<PathBuf, FindError> {
     let directory = home.models();
     let models = list(&directory)?;
     let Some(name) = name else {
@@ -192,9 +192,9 @@ mod tests {
     use super::*;
 
     /// A home with the GGUF files `files`, each of 3 bytes, in its models directory.
-    fn home(files: &[&str]) -> (tempfile::TempDir, Home) {
+    fn home(files: &[&str]) -> (tempfile::TempDir, HomeDirectory) {
         let directory = tempfile::tempdir().unwrap();
-        let home = Home::at(directory.path());
+        let home = HomeDirectory::at(directory.path());
         fs::create_dir_all(home.models()).unwrap();
         for file in files {
             fs::write(home.models().join(file), "abc").unwrap();

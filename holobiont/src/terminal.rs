@@ -12,11 +12,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
 use crate::exit::{Explain, why};
-use progress::Progress;
+use progress::MonotonicProgress;
 
 /// In which form data is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Format {
+pub(crate) enum PrintFormat {
     /// For people.
     Human,
     /// One JSON value a line, for programs.
@@ -50,15 +50,15 @@ pub(crate) enum ColorChoice {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Terminal {
     /// Form of the data on stdout and of errors on stderr.
-    pub(crate) format: Format,
+    pub(crate) format: PrintFormat,
     volume: Volume,
-    ink: Ink,
-    questions: Questions,
+    ink: TextStyle,
+    questions: ConfirmMode,
 }
 
 /// Who answers questions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Questions {
+pub(crate) enum ConfirmMode {
     /// The person, if there is a terminal; nobody else is asked, and the command goes on.
     OnATerminal,
     /// `--yes` has.
@@ -67,27 +67,27 @@ pub(crate) enum Questions {
 
 impl Terminal {
     /// A terminal of the given form and volume, without colours.
-    pub(crate) fn new(format: Format, volume: Volume) -> Self {
-        Self { format, volume, ink: Ink::None, questions: Questions::OnATerminal }
+    pub(crate) fn new(format: PrintFormat, volume: Volume) -> Self {
+        Self { format, volume, ink: TextStyle::None, questions: ConfirmMode::OnATerminal }
     }
 
     /// The same with colours on stdout where they are wanted.
     pub(crate) fn with_colors(self, choice: ColorChoice) -> Self {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         let force = set("CLICOLOR_FORCE").is_some_and(|value| value != "0");
-        let wishes = Wishes { no_color: set("NO_COLOR").is_some(), force };
-        Self { ink: Ink::choose(choice, io::stdout().is_terminal(), wishes), ..self }
+        let wishes = ColorSettings { no_color: set("NO_COLOR").is_some(), force };
+        Self { ink: TextStyle::choose(choice, io::stdout().is_terminal(), wishes), ..self }
     }
 
     /// The same with questions answered by whom is said.
-    pub(crate) fn with_questions(self, questions: Questions) -> Self {
+    pub(crate) fn with_questions(self, questions: ConfirmMode) -> Self {
         Self { questions, ..self }
     }
 
     /// Whether to go on with what cannot be undone. Without a person at a terminal nothing is asked: yes.
     pub(crate) fn confirm(self, question: &str) -> bool {
         let is_person = io::stdin().is_terminal() && io::stderr().is_terminal();
-        if self.questions == Questions::AnsweredYes || self.format == Format::Json || !is_person {
+        if self.questions == ConfirmMode::AnsweredYes || self.format == PrintFormat::Json || !is_person {
             return true;
         }
         let _ = write!(io::stderr().lock(), "{question} [y/N] ");
@@ -99,11 +99,14 @@ impl Terminal {
     /// True if something may be drawn on stdout and taken back.
     pub(crate) fn draws(self) -> bool {
         let is_dumb = std::env::var("TERM").is_ok_and(|kind| kind == "dumb");
-        self.format == Format::Human && self.ink == Ink::Ansi && !is_dumb && io::stdout().is_terminal()
+        self.format == PrintFormat::Human
+            && self.ink == TextStyle::Ansi
+            && !is_dumb
+            && io::stdout().is_terminal()
     }
 
     /// The ink for stdout.
-    pub(crate) fn ink(self) -> Ink {
+    pub(crate) fn ink(self) -> TextStyle {
         self.ink
     }
 
@@ -131,8 +134,8 @@ impl Terminal {
     pub(crate) fn error(self, error: &dyn Explain) {
         let mut out = io::stderr().lock();
         let _ = match self.format {
-            Format::Json => writeln!(out, "{}", error_json(error)),
-            Format::Human => writeln!(out, "{}", error_text(error)),
+            PrintFormat::Json => writeln!(out, "{}", error_json(error)),
+            PrintFormat::Human => writeln!(out, "{}", error_text(error)),
         };
         drop(out);
         self.detail(format_args!("  in full: {error:?}"));
@@ -152,35 +155,35 @@ impl Terminal {
     }
 
     /// Progress of something whose length is known, drawn on a terminal only.
-    pub(crate) fn progress(self, message: String) -> Progress {
-        if self.animates() { Progress::drawn(message) } else { Progress::hidden() }
+    pub(crate) fn progress(self, message: String) -> MonotonicProgress {
+        if self.animates() { MonotonicProgress::drawn(message) } else { MonotonicProgress::hidden() }
     }
 
     /// True if progress may be drawn.
     pub(crate) fn animates(self) -> bool {
-        self.volume != Volume::Quiet && self.format == Format::Human && io::stderr().is_terminal()
+        self.volume != Volume::Quiet && self.format == PrintFormat::Human && io::stderr().is_terminal()
     }
 }
 
 /// What the environment says about colours.
 #[derive(Debug, Clone, Copy)]
-struct Wishes {
+struct ColorSettings {
     no_color: bool,
     force: bool,
 }
 
 /// Marks up text where colours are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ink {
+pub(crate) enum TextStyle {
     /// ANSI styles.
     Ansi,
     /// Plain text.
     None,
 }
 
-impl Ink {
+impl TextStyle {
     /// `--color` wins over the environment, which wins over what stdout is.
-    fn choose(choice: ColorChoice, is_terminal: bool, wishes: Wishes) -> Self {
+    fn choose(choice: ColorChoice, is_terminal: bool, wishes: ColorSettings) -> Self {
         let wanted = match choice {
             ColorChoice::Always => true,
             ColorChoice::Never => false,
@@ -263,12 +266,12 @@ mod tests {
 
     #[derive(Debug, thiserror::Error)]
     #[error("cannot open the door")]
-    struct Door {
+    struct SampleError {
         #[source]
         cause: io::Error,
     }
 
-    impl Explain for Door {
+    impl Explain for SampleError {
         fn exit(&self) -> Exit {
             Exit::Refused
         }
@@ -277,8 +280,8 @@ mod tests {
         }
     }
 
-    fn door() -> Door {
-        Door { cause: io::Error::other("it is locked") }
+    fn door() -> SampleError {
+        SampleError { cause: io::Error::other("it is locked") }
     }
 
     #[test]
@@ -297,7 +300,7 @@ mod tests {
     #[test]
     fn the_flag_wins_over_the_environment_and_the_environment_over_the_terminal() {
         let ink = |choice, is_terminal, no_color, force| {
-            Ink::choose(choice, is_terminal, Wishes { no_color, force }) == Ink::Ansi
+            TextStyle::choose(choice, is_terminal, ColorSettings { no_color, force }) == TextStyle::Ansi
         };
         assert!(ink(ColorChoice::Auto, true, false, false) && !ink(ColorChoice::Auto, false, false, false));
         assert!(ink(ColorChoice::Auto, false, false, true), "CLICOLOR_FORCE");

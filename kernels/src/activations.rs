@@ -15,7 +15,7 @@
 mod quantize;
 
 use self::quantize::Quantize;
-use crate::{isa::Isa, pool::Pool};
+use crate::{isa::Isa, pool::ThreadPool};
 
 /// Elements of a row that share a scale.
 pub(crate) const GROUP: usize = 32;
@@ -25,14 +25,14 @@ pub(crate) const SIDE: usize = 16;
 
 /// Which forms of the activations the weights need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Forms {
+pub struct ActivationForms {
     /// Bytes with scales, for integer weights.
     pub(crate) bytes: bool,
     /// bf16, for bf16 weights.
     pub(crate) bf16: bool,
 }
 
-impl Forms {
+impl ActivationForms {
     /// Both demands together.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
@@ -159,14 +159,14 @@ impl Activations {
     }
 
     /// True if `forms` were computed for as many rows as there are.
-    pub(crate) fn holds(&self, forms: Forms) -> bool {
+    pub(crate) fn holds(&self, forms: ActivationForms) -> bool {
         let bytes = self.quantized == self.rows;
         let bf16 = self.bf16.len() == self.rows * self.pairs();
         (bytes || !forms.bytes) && (bf16 || !forms.bf16)
     }
 
     /// Computes `forms` of every row; whole numbers are rounded as `rounding` says.
-    pub fn prepare(&mut self, pool: &mut Pool, isa: Isa, forms: Forms, rounding: Rounding) {
+    pub fn prepare(&mut self, pool: &mut ThreadPool, isa: Isa, forms: ActivationForms, rounding: Rounding) {
         if forms.bytes {
             self.quantize(pool, isa, rounding);
         }
@@ -175,7 +175,7 @@ impl Activations {
         }
     }
 
-    fn quantize(&mut self, pool: &mut Pool, isa: Isa, rounding: Rounding) {
+    fn quantize(&mut self, pool: &mut ThreadPool, isa: Isa, rounding: Rounding) {
         assert!(self.width.is_multiple_of(GROUP), "integer weights have rows of whole groups");
         let (groups, sides) = (self.groups(), self.rows.div_ceil(SIDE));
         let all = self.rows * groups;

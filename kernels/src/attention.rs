@@ -27,13 +27,15 @@ mod sum;
 
 use std::{io, marker::PhantomData, sync::Arc};
 
-pub use self::layout::{BLOCK_TOKENS, KvPrecision, KvRows, KvShape, Limits, MAX_HEAD_DIM, QkvLayout};
+pub use self::layout::{
+    AttentionLimits, BLOCK_TOKENS, KvPrecision, KvRows, KvShape, MAX_HEAD_DIM, QkvLayout,
+};
 use self::{
     append::{Append, AppendAs},
-    attend::{Attend, AttendIn, To, segments, tiles},
-    share::Shares,
+    attend::{Attend, AttendIn, TileTarget, segments, tiles},
+    share::SplitTiles,
 };
-use crate::{blocks::BlockMemory, isa::Isa, pool::Pool};
+use crate::{blocks::BlockMemory, isa::Isa, pool::ThreadPool};
 
 /// A pool of KV blocks.
 #[derive(Debug)]
@@ -124,27 +126,27 @@ impl KvPool {
     #[allow(clippy::too_many_arguments, reason = "one operation; its operands are what they are")]
     pub fn attend(
         &self,
-        pool: &mut Pool,
+        pool: &mut ThreadPool,
         isa: Isa,
         layer: usize,
         qkv: &[f32],
         layout: QkvLayout,
         batch: &[KvRows<'_>],
-        limits: Limits,
+        limits: AttentionLimits,
         out: &mut [f32],
     ) {
         let rows = self.check(layer, qkv, layout, batch);
         assert!(out.len() >= rows * layout.heads * layout.head_dim, "a row of out for each row of qkv");
         let window = limits.window.unwrap_or(usize::MAX);
-        let (tiles, out) = (tiles(batch, layout), OutPtr(out.as_mut_ptr()));
+        let (tiles, out) = (tiles(batch, layout), AttendOutPtr(out.as_mut_ptr()));
         let of = |i: usize| {
             let (tile, kv_head, out) = (tiles[i / layout.kv_heads], i % layout.kv_heads, &out);
-            let (data, segments, to) = (self.memory.as_ptr(), segments(tile, window), To::Out(out.0));
+            let (data, segments, to) = (self.memory.as_ptr(), segments(tile, window), TileTarget::Out(out.0));
             let (shape, cap) = (self.shape, limits.cap);
             Attend { data, shape, layer, qkv, layout, tile, kv_head, window, cap, segments, to }
         };
         let count = tiles.len() * layout.kv_heads;
-        match Shares::new(count, pool.threads(), of) {
+        match SplitTiles::new(count, pool.threads(), of) {
             Some(shares) => shares.run(pool, isa, of, |part| self.attend_one(isa, part)),
             None => pool.run(count, |i| self.attend_one(isa, of(i))),
         }
@@ -182,6 +184,6 @@ impl KvPool {
     }
 }
 
-struct OutPtr(*mut f32);
+struct AttendOutPtr(*mut f32);
 // SAFETY: tiles write disjoint elements of a buffer that outlives the parallel region.
-unsafe impl Sync for OutPtr {}
+unsafe impl Sync for AttendOutPtr {}

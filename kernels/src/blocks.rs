@@ -15,9 +15,9 @@ use crate::buffer::Buffer;
 
 /// Which blocks are lent, on whatever device. Changed between passes, by who gives blocks out: these order nothing.
 #[derive(Debug)]
-pub(crate) struct Ledger(Box<[AtomicBool]>);
+pub(crate) struct LeasedBlocks(Box<[AtomicBool]>);
 
-impl Ledger {
+impl LeasedBlocks {
     /// Of so many blocks, none of which is lent.
     pub(crate) fn new(blocks: usize) -> Self {
         Self((0..blocks).map(|_| AtomicBool::new(false)).collect())
@@ -57,7 +57,7 @@ impl Ledger {
 pub struct BlockMemory {
     bytes: Buffer<u8>,
     block_bytes: usize,
-    ledger: Ledger,
+    ledger: LeasedBlocks,
 }
 
 impl BlockMemory {
@@ -68,7 +68,7 @@ impl BlockMemory {
     /// There is no memory.
     pub fn new(block_bytes: usize, blocks: usize) -> io::Result<Arc<Self>> {
         let bytes = block_bytes.checked_mul(blocks).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Arc::new(Self { bytes: Buffer::zeroed(bytes)?, block_bytes, ledger: Ledger::new(blocks) }))
+        Ok(Arc::new(Self { bytes: Buffer::zeroed(bytes)?, block_bytes, ledger: LeasedBlocks::new(blocks) }))
     }
 
     /// Bytes of a block.
@@ -89,9 +89,9 @@ impl BlockMemory {
     ///
     /// If a block does not exist, or is lent already.
     #[must_use]
-    pub fn lend(self: &Arc<Self>, blocks: &[u32]) -> Arc<Loan> {
+    pub fn lend(self: &Arc<Self>, blocks: &[u32]) -> Arc<BlockLease> {
         self.ledger.lend(blocks);
-        Arc::new(Loan { memory: Arc::clone(self), blocks: blocks.into(), is_over: RwLock::new(false) })
+        Arc::new(BlockLease { memory: Arc::clone(self), blocks: blocks.into(), is_over: RwLock::new(false) })
     }
 
     /// Whether a block exists and is the KV pool's own.
@@ -107,13 +107,13 @@ impl BlockMemory {
 
 /// Blocks that are lent to an adapter.
 #[derive(Debug)]
-pub struct Loan {
+pub struct BlockLease {
     memory: Arc<BlockMemory>,
     blocks: Box<[u32]>,
     is_over: RwLock<bool>,
 }
 
-impl Loan {
+impl BlockLease {
     /// Gives the blocks back, once nobody holds them any more; no one will again.
     pub fn end(&self) {
         let mut is_over = self.is_over.write().unwrap_or_else(PoisonError::into_inner);
@@ -123,9 +123,9 @@ impl Loan {
     }
 
     /// Keeps them from being given back; `None` if they were.
-    pub(crate) fn hold(&self) -> Option<Held<'_>> {
+    pub(crate) fn hold(&self) -> Option<LeaseGuard<'_>> {
         let is_over = self.is_over.read().unwrap_or_else(PoisonError::into_inner);
-        (!*is_over).then_some(Held(is_over))
+        (!*is_over).then_some(LeaseGuard(is_over))
     }
 
     /// Where `bytes` bytes of a block are, the `block`th of those that were lent, from `offset` on.
@@ -140,14 +140,14 @@ impl Loan {
     }
 }
 
-impl Drop for Loan {
+impl Drop for BlockLease {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-/// As long as it lives, the blocks of a [`Loan`] stay lent.
+/// As long as it lives, the blocks of a [`BlockLease`] stay lent.
 #[derive(Debug)]
-pub(crate) struct Held<'a>(
+pub(crate) struct LeaseGuard<'a>(
     #[allow(dead_code, reason = "what matters is that it is held")] RwLockReadGuard<'a, bool>,
 );

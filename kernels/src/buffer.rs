@@ -2,7 +2,7 @@
 //!
 //! One core reads a 100 MB model 1.4 times faster from 2 MB pages than from 4 KB pages, so weights, adapters and KV
 //! blocks live here. A single matrix is often smaller than a huge page, so matrices that live and die together take
-//! their memory from one [`Arena`]; those that come from a disk in turns lie in a [`Slab`] that is refilled.
+//! their memory from one [`Arena`]; those that come from a disk in turns lie in a [`PageSlab`] that is refilled.
 
 use std::{
     fmt, io,
@@ -72,11 +72,11 @@ impl Drop for Mapping {
 #[derive(Debug)]
 pub struct Arena {
     chunk_bytes: usize,
-    chunk: Mutex<Option<Chunk>>,
+    chunk: Mutex<Option<ArenaChunk>>,
 }
 
 #[derive(Debug)]
-struct Chunk {
+struct ArenaChunk {
     mapping: Arc<Mapping>,
     used_bytes: usize,
 }
@@ -97,7 +97,7 @@ impl Arena {
             Some(chunk) if chunk.mapping.bytes - chunk.used_bytes >= room => chunk,
             slot => {
                 let mapping = Arc::new(Mapping::new(self.chunk_bytes.max(room))?);
-                slot.insert(Chunk { mapping, used_bytes: 0 })
+                slot.insert(ArenaChunk { mapping, used_bytes: 0 })
             }
         };
         // SAFETY: the range lies within the mapping, at a cache line, and no other buffer has it.
@@ -181,11 +181,11 @@ impl View {
 
 /// Memory from the start of a page on that is filled, read by matrices that lie in it, and filled again.
 #[derive(Debug)]
-pub struct Slab {
+pub struct PageSlab {
     mapping: Arc<Mapping>,
 }
 
-impl Slab {
+impl PageSlab {
     /// Room for `bytes`.
     ///
     /// # Errors

@@ -18,7 +18,7 @@ pub use self::{
 
 use crate::{
     isa::Isa,
-    pool::Pool,
+    pool::ThreadPool,
     simd::{Kernel, LANES, Simd},
 };
 
@@ -26,7 +26,7 @@ use crate::{
 const ROWS_A_CHUNK: usize = 8;
 
 /// Splits `rows` over the pool; `each` gets ranges of rows.
-pub(crate) fn for_row_ranges(pool: &mut Pool, rows: usize, each: impl Fn(usize, usize) + Sync) {
+pub(crate) fn for_row_ranges(pool: &mut ThreadPool, rows: usize, each: impl Fn(usize, usize) + Sync) {
     pool.run(rows.div_ceil(ROWS_A_CHUNK), |i| {
         each(i * ROWS_A_CHUNK, rows.min((i + 1) * ROWS_A_CHUNK));
     });
@@ -40,7 +40,7 @@ pub(crate) fn for_row_ranges(pool: &mut Pool, rows: usize, each: impl Fn(usize, 
 ///
 /// If the shapes do not fit together.
 pub fn add_norm(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     residual: &mut [f32],
     update: Option<&[f32]>,
@@ -155,7 +155,7 @@ unsafe fn norm_row<S: Simd>(x: *const f32, weight: *const f32, eps: f32, width: 
 /// # Panics
 ///
 /// If these are not whole rows.
-pub fn norm_in_place(pool: &mut Pool, isa: Isa, x: &mut [f32], norm: Norm<'_>) {
+pub fn norm_in_place(pool: &mut ThreadPool, isa: Isa, x: &mut [f32], norm: Norm<'_>) {
     assert!(x.len().is_multiple_of(norm.weight.len()), "whole rows");
     let rows = x.len() / norm.weight.len();
     let job = NormInPlace { x: x.as_mut_ptr(), norm, rows: (0, 0) };
@@ -247,7 +247,7 @@ impl Rotation<'_> {
 ///
 /// If the shapes do not fit together.
 pub fn rotate(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     x: &mut [f32],
     stride: usize,

@@ -40,13 +40,13 @@ pub mod quant;
 pub mod reference;
 mod simd;
 
-pub use activations::{Activations, Forms, Rounding};
-pub use buffer::{Arena, Slab};
+pub use activations::{ActivationForms, Activations, Rounding};
+pub use buffer::{Arena, PageSlab};
 pub use ids::TensorType;
 pub use isa::Isa;
 pub use linear::{
-    LinearPart, Modulus, PackError, PackedForm, PackedMatrix, RingForm, SumFrom, linear, linear_ring,
+    LinearPart, ModularForm, Modulus, PackError, PackedLayout, PackedMatrix, SumFrom, linear, linear_ring,
     linear_ring_by_words, linear_ring_transposed, linear_transposed, linear_transposed_rounded,
     linear_unrounded,
 };
-pub use pool::Pool;
+pub use pool::ThreadPool;

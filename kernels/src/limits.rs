@@ -7,7 +7,7 @@ use std::{hint::black_box, io, time::Instant};
 use crate::{
     buffer::Arena,
     isa::{Isa, MatrixUnit},
-    pool::Pool,
+    pool::ThreadPool,
     simd::{
         Kernel, LANES, Simd,
         amx::{self, Tiles},
@@ -27,13 +27,13 @@ const READS: usize = 4;
 const LINE: usize = 64;
 
 /// Products and sums of bytes in a second (two operations for each product), on all threads of `pool`, by vectors.
-pub fn int8_ops_per_s(pool: &mut Pool, isa: Isa) -> f64 {
+pub fn int8_ops_per_s(pool: &mut ThreadPool, isa: Isa) -> f64 {
     let each = ROUNDS * SUMS * LANES * 4 * 2;
-    rate(pool, each, || isa.dispatch(Bytes))
+    rate(pool, each, || isa.dispatch(ByteProducts))
 }
 
 /// The same by the matrix unit, if there is one.
-pub fn matrix_unit_ops_per_s(pool: &mut Pool, isa: Isa) -> Option<f64> {
+pub fn matrix_unit_ops_per_s(pool: &mut ThreadPool, isa: Isa) -> Option<f64> {
     let each = ROUNDS * amx::PRODUCTS_OF_A_ROUND * 2;
     // SAFETY: the process may use the unit, and nobody else on this thread does.
     let run = || unsafe { Tiles::lay_out().repeat(ROUNDS) };
@@ -41,7 +41,7 @@ pub fn matrix_unit_ops_per_s(pool: &mut Pool, isa: Isa) -> Option<f64> {
 }
 
 /// The same of bf16.
-pub fn bf16_flops_per_s(pool: &mut Pool, isa: Isa) -> f64 {
+pub fn bf16_flops_per_s(pool: &mut ThreadPool, isa: Isa) -> f64 {
     let each = ROUNDS * SUMS * LANES * 2 * 2;
     rate(pool, each, || isa.dispatch(Pairs))
 }
@@ -50,7 +50,7 @@ pub fn bf16_flops_per_s(pool: &mut Pool, isa: Isa) -> f64 {
 ///
 /// # Errors
 /// There is no memory.
-pub fn read_bytes_per_s(pool: &mut Pool, isa: Isa, bytes: usize) -> io::Result<f64> {
+pub fn read_bytes_per_s(pool: &mut ThreadPool, isa: Isa, bytes: usize) -> io::Result<f64> {
     let mut memory = Arena::new(bytes).zeroed::<u8>(bytes)?;
     memory.as_mut_slice().fill(1);
     let memory = memory.as_slice();
@@ -58,14 +58,14 @@ pub fn read_bytes_per_s(pool: &mut Pool, isa: Isa, bytes: usize) -> io::Result<f
     let begin = Instant::now();
     for _ in 0..READS {
         pool.run(parts.len(), |part| {
-            black_box(isa.dispatch(Read(parts[part])));
+            black_box(isa.dispatch(ByteReads(parts[part])));
         });
     }
     Ok((READS * bytes) as f64 / begin.elapsed().as_secs_f64())
 }
 
 /// What all threads do in a second, each `work` times as often as it likes.
-fn rate<T>(pool: &mut Pool, each: usize, work: impl Fn() -> T + Sync) -> f64 {
+fn rate<T>(pool: &mut ThreadPool, each: usize, work: impl Fn() -> T + Sync) -> f64 {
     let chunks = 4 * pool.threads();
     let begin = Instant::now();
     pool.run(chunks, |_| {
@@ -74,9 +74,9 @@ fn rate<T>(pool: &mut Pool, each: usize, work: impl Fn() -> T + Sync) -> f64 {
     (each * chunks) as f64 / begin.elapsed().as_secs_f64()
 }
 
-struct Bytes;
+struct ByteProducts;
 
-impl Kernel for Bytes {
+impl Kernel for ByteProducts {
     type Output = i32;
 
     #[inline(always)]
@@ -114,9 +114,9 @@ impl Kernel for Pairs {
     }
 }
 
-struct Read<'a>(&'a [u8]);
+struct ByteReads<'a>(&'a [u8]);
 
-impl Kernel for Read<'_> {
+impl Kernel for ByteReads<'_> {
     type Output = i32;
 
     #[inline(always)]
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn every_set_has_its_limits() {
-        let mut pool = Pool::new(&[]).unwrap();
+        let mut pool = ThreadPool::new(&[]).unwrap();
         for isa in Isa::available().into_iter().filter(|&isa| isa != Isa::Portable) {
             let limits = [
                 int8_ops_per_s(&mut pool, isa),

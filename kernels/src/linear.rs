@@ -39,10 +39,10 @@ mod transposed;
 mod unrounded;
 mod values;
 
-pub use form::{PackError, PackedForm};
+pub use form::{PackError, PackedLayout};
 pub use pack::PackedMatrix;
 pub use part::LinearPart;
-pub use ring::{Modulus, RingForm, linear_ring, linear_ring_by_words, linear_ring_transposed};
+pub use ring::{ModularForm, Modulus, linear_ring, linear_ring_by_words, linear_ring_transposed};
 pub use rounded::linear;
 pub use transposed::{SumFrom, linear_transposed, linear_transposed_rounded};
 pub use unrounded::linear_unrounded;

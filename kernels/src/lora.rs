@@ -23,18 +23,18 @@ mod unit;
 
 use std::{ops::Range, ptr};
 
-use crate::{activations::Activations, isa::Isa, pool::Pool};
+use crate::{activations::Activations, isa::Isa, pool::ThreadPool};
 
 use expand::Finish;
 pub use layout::{
-    FACTOR_ALIGNMENT, FactorLayout, LayoutError, LoraPrecision, MAX_RANK, MatrixLayout, NumberKind,
+    ElementKind, FACTOR_ALIGNMENT, FactorLayout, LayoutError, LoraPrecision, MAX_RANK, MatrixLayout,
     RANK_BLOCK,
 };
 use matrix::FactorView;
 pub use matrix::{LoraMatrix, SharedBytes};
-pub use pieces::{Cut, Factor, PIECE_ALIGNMENT, Packing, Place, Places};
+pub use pieces::{Factor, FactorCut, PIECE_ALIGNMENT, Packing, PieceOffset, PieceTable};
 pub use staged::StagedMatrix;
-use unit::Unit;
+use unit::WorkItem;
 
 /// Rows of a segment that one thread takes.
 const ROWS_A_UNIT: usize = 16;
@@ -53,12 +53,12 @@ pub struct LoraSegment<'a> {
     /// The device's copy of `matrix`, to be read instead of it.
     pub staged: Option<&'a StagedMatrix>,
     /// What others have summed.
-    pub head: Head<'a>,
+    pub head: LeadingSums<'a>,
 }
 
 /// The part of a delta that others have computed.
 #[derive(Debug, Clone, Copy)]
-pub enum Head<'a> {
+pub enum LeadingSums<'a> {
     /// Nothing: all ranks are summed here.
     None,
     /// The sums of the first ranks.
@@ -72,7 +72,7 @@ pub enum Head<'a> {
 
 /// Sums to compute for the head of a segment.
 #[derive(Debug, Clone, Copy)]
-pub struct HeadSegment<'a> {
+pub struct LeadingSegment<'a> {
     /// First row.
     pub first_row: usize,
     /// Rows.
@@ -94,7 +94,7 @@ pub struct HeadSegment<'a> {
 /// If the shapes do not fit together, a staged copy lacks a rank that no head covers, or segments are not in
 /// ascending order of rows and then columns.
 pub fn add_deltas(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     x: &Activations,
     segments: &[LoraSegment<'_>],
@@ -115,14 +115,14 @@ pub fn add_deltas(
         assert_rows(x, matrix, segment.first_row, segment.rows);
         assert!(segment.column + matrix.rows() <= stride, "B's outputs lie within a row of out");
         let (ranks, head) = match segment.head {
-            Head::None => (0, ptr::null()),
-            Head::Sums { ranks, values } => {
+            LeadingSums::None => (0, ptr::null()),
+            LeadingSums::Sums { ranks, values } => {
                 assert!(ranks <= matrix.rank(), "a head has no more ranks than the matrix");
                 assert_eq!(values.len(), segment.rows * matrix.rows(), "a head has a sum for each output");
                 (ranks, values.as_ptr())
             }
         };
-        let unit = Unit {
+        let unit = WorkItem {
             layout: matrix.layout(),
             factors: segment.staged.map_or_else(|| whole(matrix), |staged| staged.factors(matrix, ranks)),
             ranks: ranks..matrix.rank(),
@@ -141,7 +141,7 @@ pub fn add_deltas(
 /// `out = B[.., ranks] (scale * A[ranks] x)` of all rows of `x`, on this thread: no allocation, no system call.
 ///
 /// `x` is `[rows, matrix.columns()]`, `out` is `[rows, matrix.rows()]`. The sums of ranks `0..p` are what
-/// [`Head::Sums`] takes.
+/// [`LeadingSums::Sums`] takes.
 ///
 /// # Panics
 ///
@@ -151,7 +151,7 @@ pub fn sum_ranks(isa: Isa, x: &[f32], matrix: &LoraMatrix, ranks: Range<usize>, 
     assert_eq!(x.len(), rows * matrix.columns(), "x has whole rows of A's width");
     assert_eq!(out.len(), rows * matrix.rows(), "out has a sum for each output");
     assert!(ranks.start <= ranks.end && ranks.end <= matrix.rank(), "the ranks exist");
-    isa.dispatch(Unit {
+    isa.dispatch(WorkItem {
         layout: matrix.layout(),
         factors: whole(matrix),
         ranks,
@@ -169,7 +169,13 @@ pub fn sum_ranks(isa: Isa, x: &[f32], matrix: &LoraMatrix, ranks: Range<usize>, 
 /// # Panics
 ///
 /// If the shapes do not fit together, or segments are not in ascending order of offsets.
-pub fn sum_heads(pool: &mut Pool, isa: Isa, x: &Activations, segments: &[HeadSegment<'_>], sums: &mut [f32]) {
+pub fn sum_heads(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    x: &Activations,
+    segments: &[LeadingSegment<'_>],
+    sums: &mut [f32],
+) {
     let mut units = Vec::with_capacity(segments.len());
     let (available, out) = (sums.len(), sums.as_mut_ptr());
     let mut taken = 0;
@@ -180,7 +186,7 @@ pub fn sum_heads(pool: &mut Pool, isa: Isa, x: &Activations, segments: &[HeadSeg
         assert!(segment.offset >= taken, "segments are disjoint and in order");
         taken = segment.offset + segment.rows * matrix.rows();
         assert!(taken <= available, "a head's sums lie within the output");
-        let unit = Unit {
+        let unit = WorkItem {
             layout: matrix.layout(),
             factors: whole(matrix),
             ranks: 0..segment.ranks,
@@ -213,11 +219,11 @@ fn in_order(a: &LoraSegment<'_>, b: &LoraSegment<'_>) -> bool {
 }
 
 /// Cuts `unit` into as many rows as a thread takes.
-fn push_parts<'a>(units: &mut Vec<Unit<'a>>, unit: &Unit<'a>) {
+fn push_parts<'a>(units: &mut Vec<WorkItem<'a>>, unit: &WorkItem<'a>) {
     let parts = (0..unit.rows).step_by(ROWS_A_UNIT);
     units.extend(parts.map(|first| unit.part(first, ROWS_A_UNIT.min(unit.rows - first))));
 }
 
-fn run(pool: &mut Pool, isa: Isa, units: &[Unit<'_>]) {
+fn run(pool: &mut ThreadPool, isa: Isa, units: &[WorkItem<'_>]) {
     pool.run(units.len(), |i| isa.dispatch(units[i].clone()));
 }

@@ -23,10 +23,10 @@ use std::{
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-pub use rehearsal::Region;
+pub use rehearsal::ParallelRegion;
 
-use rehearsal::Rehearsal;
-use shared::{Shared, WOKEN_AT_ONCE};
+use rehearsal::SimulatedPool;
+use shared::{PoolShared, WOKEN_AT_ONCE};
 
 /// A region is stalled if its last chunks take this much longer than the caller's own. A thread that only passes a
 /// message takes a core for less; a neighbour that computes takes it for a scheduler's slice of some milliseconds.
@@ -39,19 +39,19 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// A stall so soon after a pause says that the neighbour is still there.
 const SOON: Duration = Duration::from_millis(10);
 
-/// Threads that compute together; one of them is the caller of [`Pool::run`].
-pub struct Pool {
-    shared: Arc<Shared>,
+/// Threads that compute together; one of them is the caller of [`ThreadPool::run`].
+pub struct ThreadPool {
+    shared: Arc<PoolShared>,
     helpers: Vec<JoinHandle<()>>,
-    /// Where the thread that calls [`Pool::run`] goes; taken at its first call.
+    /// Where the thread that calls [`ThreadPool::run`] goes; taken at its first call.
     callers_core: Option<usize>,
-    help: Help,
-    rehearsal: Option<Rehearsal>,
+    help: HelperPause,
+    rehearsal: Option<SimulatedPool>,
 }
 
 /// Whether the helpers are worth their stalls.
 #[derive(Debug)]
-struct Help {
+struct HelperPause {
     is_paused: bool,
     /// End of the present or the last pause.
     pause_until: Instant,
@@ -59,7 +59,7 @@ struct Help {
     pause: Duration,
 }
 
-impl Help {
+impl HelperPause {
     fn new() -> Self {
         Self { is_paused: false, pause_until: Instant::now(), pause: SHORTEST_PAUSE }
     }
@@ -80,8 +80,8 @@ impl Help {
     }
 }
 
-impl Pool {
-    /// A pool on `cores`: the thread that first calls [`Pool::run`] is pinned to the first, a helper to each other.
+impl ThreadPool {
+    /// A pool on `cores`: the thread that first calls [`ThreadPool::run`] is pinned to the first, a helper to each other.
     ///
     /// # Errors
     ///
@@ -89,10 +89,10 @@ impl Pool {
     pub fn new(cores: &[usize]) -> io::Result<Self> {
         // Should a later thread be refused, dropping the pool ends those there are.
         let mut pool = Self {
-            shared: Arc::new(Shared::new()),
+            shared: Arc::new(PoolShared::new()),
             helpers: Vec::new(),
             callers_core: cores.first().copied(),
-            help: Help::new(),
+            help: HelperPause::new(),
             rehearsal: None,
         };
         for &core in cores.iter().skip(1) {
@@ -113,17 +113,17 @@ impl Pool {
     #[must_use]
     pub fn rehearsal(threads: usize) -> Self {
         Self {
-            shared: Arc::new(Shared::new()),
+            shared: Arc::new(PoolShared::new()),
             helpers: Vec::new(),
             callers_core: None,
-            help: Help::new(),
-            rehearsal: Some(Rehearsal::new(threads)),
+            help: HelperPause::new(),
+            rehearsal: Some(SimulatedPool::new(threads)),
         }
     }
 
     /// What was rehearsed since the last call, region by region; nothing of a pool that does not rehearse.
-    pub fn take_regions(&mut self) -> Vec<Region> {
-        self.rehearsal.as_mut().map(Rehearsal::take).unwrap_or_default()
+    pub fn take_regions(&mut self) -> Vec<ParallelRegion> {
+        self.rehearsal.as_mut().map(SimulatedPool::take).unwrap_or_default()
     }
 
     /// Threads that compute, the caller included; of a rehearsal, that would.
@@ -166,7 +166,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.ring();
@@ -176,7 +176,7 @@ impl Drop for Pool {
     }
 }
 
-impl fmt::Debug for Pool {
+impl fmt::Debug for ThreadPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Pool({} threads)", self.threads())
     }
@@ -204,8 +204,8 @@ mod tests {
 
     use super::*;
 
-    fn pool(threads: usize) -> Pool {
-        Pool::new(&vec![0; threads]).expect("threads on core 0")
+    fn pool(threads: usize) -> ThreadPool {
+        ThreadPool::new(&vec![0; threads]).expect("threads on core 0")
     }
 
     #[test]
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn a_rehearsal_runs_every_chunk_of_each_region_in_order_on_the_caller() {
-        let mut pool = Pool::rehearsal(64);
+        let mut pool = ThreadPool::rehearsal(64);
         assert_eq!(pool.threads(), 64);
         let ran = std::sync::Mutex::new(Vec::new());
         for chunks in [3, 0, 2] {

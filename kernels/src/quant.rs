@@ -25,7 +25,7 @@ pub(crate) enum Offset {
 
 /// What the packed form of a block format looks like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct IntegerForm {
+pub(crate) struct IntegerLayout {
     /// 4 or 8.
     pub(crate) bits: usize,
     /// Elements that share a scale: 16 or 32.
@@ -34,8 +34,8 @@ pub(crate) struct IntegerForm {
 }
 
 /// The integer form of `kind`, or `None` for float types.
-pub(crate) fn integer_form(kind: TensorType) -> Option<IntegerForm> {
-    let form = |bits, group, offset| Some(IntegerForm { bits, group, offset });
+pub(crate) fn integer_form(kind: TensorType) -> Option<IntegerLayout> {
+    let form = |bits, group, offset| Some(IntegerLayout { bits, group, offset });
     match kind {
         TensorType::F32 | TensorType::F16 | TensorType::Bf16 => None,
         TensorType::Q4_0 => form(4, 32, Offset::Zero(8)),

@@ -230,9 +230,9 @@ mod tests {
         }
     }
 
-    struct Sums([f32; LANES], [i32; LANES]);
+    struct LaneSums([f32; LANES], [i32; LANES]);
 
-    impl Kernel for Sums {
+    impl Kernel for LaneSums {
         type Output = (f32, f32, i32);
 
         #[inline(always)]
@@ -250,8 +250,8 @@ mod tests {
         let v: [f32; LANES] = std::array::from_fn(|i| (i as f32 + 0.1) * 10.0f32.powi(i as i32 % 5 - 2));
         let whole = std::array::from_fn(|i| i as i32 * 1000 - 7);
         for isa in Isa::available() {
-            let portable = Isa::Portable.dispatch(Sums(v, whole));
-            assert_eq!(isa.dispatch(Sums(v, whole)), portable, "{isa:?}");
+            let portable = Isa::Portable.dispatch(LaneSums(v, whole));
+            assert_eq!(isa.dispatch(LaneSums(v, whole)), portable, "{isa:?}");
             assert_eq!(portable.2, whole.iter().sum::<i32>());
         }
     }

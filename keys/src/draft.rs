@@ -15,7 +15,7 @@ use rustix::fs::{FlockOperation, Gid, Uid, fchown, flock};
 
 use crate::{
     Key, KeyFileError,
-    file::{Line, parse, read},
+    file::{KeyLine, parse, read},
 };
 
 const HEADER: &str =
@@ -23,9 +23,9 @@ const HEADER: &str =
 
 /// The lines of a key file.
 #[derive(Debug)]
-pub struct Draft(Vec<Line>);
+pub struct KeyFileEdit(Vec<KeyLine>);
 
-impl Draft {
+impl KeyFileEdit {
     /// Reads a key file, also one that holds no key.
     ///
     /// # Errors
@@ -77,29 +77,29 @@ impl Draft {
     /// The keys, in the file's order.
     pub fn keys(&self) -> impl Iterator<Item = &Key> {
         self.0.iter().filter_map(|line| match line {
-            Line::Key(key) => Some(key),
-            Line::Other(_) => None,
+            KeyLine::Key(key) => Some(key),
+            KeyLine::Other(_) => None,
         })
     }
 
     /// Adds a key at the end.
     pub fn push(&mut self, key: Key) {
-        self.0.push(Line::Key(key));
+        self.0.push(KeyLine::Key(key));
     }
 
     /// Removes the keys that are meant; how many there were.
     pub fn remove(&mut self, is_meant: impl Fn(&Key) -> bool) -> usize {
         let before = self.0.len();
-        self.0.retain(|line| !matches!(line, Line::Key(key) if is_meant(key)));
+        self.0.retain(|line| !matches!(line, KeyLine::Key(key) if is_meant(key)));
         before - self.0.len()
     }
 }
 
-impl fmt::Display for Draft {
+impl fmt::Display for KeyFileEdit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|line| match line {
-            Line::Key(key) => writeln!(f, "{key}"),
-            Line::Other(text) => writeln!(f, "{text}"),
+            KeyLine::Key(key) => writeln!(f, "{key}"),
+            KeyLine::Other(text) => writeln!(f, "{text}"),
         })
     }
 }
@@ -138,27 +138,27 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
-    use crate::{KeyFile, KeyHash, MAX_KEYS, Role};
+    use crate::{KeyFile, KeyHash, KeyRole, MAX_KEYS};
 
     fn key(tenant: &str, secret: &str) -> Key {
         let hash = KeyHash::of(secret.as_bytes());
-        Key { hash, role: Role::User, tenant: tenant.into(), requests_per_min: None }
+        Key { hash, role: KeyRole::User, tenant: tenant.into(), requests_per_min: None }
     }
 
     #[test]
     fn a_new_file_is_private_and_comments_survive_edits() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("deep/api-keys");
-        Draft::edit(&path, |draft| draft.push(key("a", "1"))).unwrap();
+        KeyFileEdit::edit(&path, |draft| draft.push(key("a", "1"))).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let text = fs::read_to_string(&path).unwrap() + "\n# mine\n";
         fs::write(&path, &text).unwrap();
-        Draft::edit(&path, |draft| draft.push(key("b", "2"))).unwrap();
-        let removed = Draft::edit(&path, |draft| draft.remove(|key| &*key.tenant == "a")).unwrap();
+        KeyFileEdit::edit(&path, |draft| draft.push(key("b", "2"))).unwrap();
+        let removed = KeyFileEdit::edit(&path, |draft| draft.remove(|key| &*key.tenant == "a")).unwrap();
         assert_eq!(removed, 1);
         let text = fs::read_to_string(&path).unwrap();
         assert!(text.starts_with(HEADER) && text.contains("# mine") && !text.contains("user a "), "{text}");
-        assert_eq!(Draft::read(&path).unwrap().keys().count(), 1);
+        assert_eq!(KeyFileEdit::read(&path).unwrap().keys().count(), 1);
     }
 
     #[test]
@@ -166,16 +166,16 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("api-keys");
         let (a, b) = (key("a", "1").to_string(), key("b", "2").to_string());
-        assert!(Draft::hold(&path, &[]).unwrap(), "a file without a key is a file");
-        assert!(Draft::hold(&path, &[a.clone(), b.clone()]).unwrap());
-        assert!(!Draft::hold(&path, &[a.clone(), b.clone()]).unwrap());
+        assert!(KeyFileEdit::hold(&path, &[]).unwrap(), "a file without a key is a file");
+        assert!(KeyFileEdit::hold(&path, &[a.clone(), b.clone()]).unwrap());
+        assert!(!KeyFileEdit::hold(&path, &[a.clone(), b.clone()]).unwrap());
         let text = fs::read_to_string(&path).unwrap() + "# mine\n";
         fs::write(&path, text).unwrap();
-        assert!(Draft::hold(&path, std::slice::from_ref(&b)).unwrap(), "what was revoked goes");
+        assert!(KeyFileEdit::hold(&path, std::slice::from_ref(&b)).unwrap(), "what was revoked goes");
         let text = fs::read_to_string(&path).unwrap();
         assert!(text.contains("# mine") && text.contains(&b) && !text.contains(&a), "{text}");
-        assert!(Draft::hold(&path, &["nonsense".to_owned()]).is_err());
-        assert_eq!(Draft::read(&path).unwrap().keys().count(), 1);
+        assert!(KeyFileEdit::hold(&path, &["nonsense".to_owned()]).is_err());
+        assert_eq!(KeyFileEdit::read(&path).unwrap().keys().count(), 1);
     }
 
     #[test]
@@ -186,22 +186,22 @@ mod tests {
             for editor in 0..8 {
                 let path = &path;
                 scope.spawn(move || {
-                    Draft::edit(path, |draft| draft.push(key("a", &editor.to_string()))).unwrap();
+                    KeyFileEdit::edit(path, |draft| draft.push(key("a", &editor.to_string()))).unwrap();
                 });
             }
         });
-        assert_eq!(Draft::read(&path).unwrap().keys().count(), 8);
+        assert_eq!(KeyFileEdit::read(&path).unwrap().keys().count(), 8);
     }
 
     #[test]
     fn an_edit_that_readers_would_refuse_leaves_the_file_as_it_was() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("api-keys");
-        let all = |draft: &mut Draft| (0..MAX_KEYS).for_each(|n| draft.push(key("a", &n.to_string())));
-        Draft::edit(&path, all).unwrap();
-        let twice = Draft::edit(&path, |draft| draft.push(key("b", "0"))).unwrap_err();
+        let all = |draft: &mut KeyFileEdit| (0..MAX_KEYS).for_each(|n| draft.push(key("a", &n.to_string())));
+        KeyFileEdit::edit(&path, all).unwrap();
+        let twice = KeyFileEdit::edit(&path, |draft| draft.push(key("b", "0"))).unwrap_err();
         assert!(twice.to_string().contains("same key"), "{twice}");
-        let more = Draft::edit(&path, |draft| draft.push(key("b", "new"))).unwrap_err();
+        let more = KeyFileEdit::edit(&path, |draft| draft.push(key("b", "new"))).unwrap_err();
         assert!(matches!(more, KeyFileError::TooMany(_)), "{more}");
         assert_eq!(KeyFile::open(&path).unwrap().1.len(), MAX_KEYS);
     }

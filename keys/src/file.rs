@@ -110,7 +110,7 @@ fn stamp(path: &Path) -> Option<Stamp> {
 }
 
 fn keys_in(path: &Path) -> Result<Vec<Key>, KeyFileError> {
-    let keys: Vec<Key> = parse(&read(path)?, path)?.into_iter().filter_map(Line::key).collect();
+    let keys: Vec<Key> = parse(&read(path)?, path)?.into_iter().filter_map(KeyLine::key).collect();
     if keys.is_empty() { Err(KeyFileError::Empty(path.to_owned())) } else { Ok(keys) }
 }
 
@@ -125,14 +125,14 @@ pub(crate) fn read(path: &Path) -> Result<String, KeyFileError> {
 
 /// A line of the file.
 #[derive(Debug)]
-pub(crate) enum Line {
+pub(crate) enum KeyLine {
     /// A key.
     Key(Key),
     /// A comment, or nothing.
     Other(String),
 }
 
-impl Line {
+impl KeyLine {
     fn key(self) -> Option<Key> {
         match self {
             Self::Key(key) => Some(key),
@@ -142,7 +142,7 @@ impl Line {
 }
 
 /// The lines of `text`, which stands in the file `path` or is to stand there. The one rule of what a key file is.
-pub(crate) fn parse(text: &str, path: &Path) -> Result<Vec<Line>, KeyFileError> {
+pub(crate) fn parse(text: &str, path: &Path) -> Result<Vec<KeyLine>, KeyFileError> {
     if text.len() as u64 > MAX_FILE_BYTES {
         return Err(KeyFileError::TooMany(path.to_owned()));
     }
@@ -152,7 +152,7 @@ pub(crate) fn parse(text: &str, path: &Path) -> Result<Vec<Line>, KeyFileError> 
         let wrong = |reason| KeyFileError::Line { path: path.to_owned(), line: index + 1, reason };
         let trimmed = line.trim();
         if trimmed.is_empty() || trimmed.starts_with('#') {
-            lines.push(Line::Other(line.to_owned()));
+            lines.push(KeyLine::Other(line.to_owned()));
             continue;
         }
         let key = Key::parse(trimmed).map_err(wrong)?;
@@ -162,7 +162,7 @@ pub(crate) fn parse(text: &str, path: &Path) -> Result<Vec<Line>, KeyFileError> 
         if seen.len() > MAX_KEYS {
             return Err(KeyFileError::TooMany(path.to_owned()));
         }
-        lines.push(Line::Key(key));
+        lines.push(KeyLine::Key(key));
     }
     Ok(lines)
 }
@@ -170,7 +170,7 @@ pub(crate) fn parse(text: &str, path: &Path) -> Result<Vec<Line>, KeyFileError> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Role, find, line_of};
+    use crate::{KeyRole, find, line_of};
 
     const USER: &str = "hb-user";
     const ADMIN: &str = "hb-admin";
@@ -193,8 +193,8 @@ mod tests {
     fn a_key_gives_its_role_and_its_tenant_and_an_unknown_one_is_nobodys() {
         let keys = keys_of(&two()).unwrap();
         let alice = whose(&keys, USER).unwrap();
-        assert_eq!((alice.role, &*alice.tenant), (Role::User, "alice"));
-        assert_eq!(whose(&keys, ADMIN).unwrap().role, Role::Admin);
+        assert_eq!((alice.role, &*alice.tenant), (KeyRole::User, "alice"));
+        assert_eq!(whose(&keys, ADMIN).unwrap().role, KeyRole::Admin);
         assert!(whose(&keys, "hb-wrong").is_none() && whose(&keys, "").is_none());
     }
 

@@ -10,10 +10,10 @@
 //!
 //! # Layout
 //!
-//! - [`Key`], [`KeyHash`], [`Role`], [`tenant_name`]: a line of the file
+//! - [`Key`], [`KeyHash`], [`KeyRole`], [`tenant_name`]: a line of the file
 //! - [`find`]: whose key is this, in a time that tells nothing
 //! - [`KeyFile`]: the file, looked at again as often as its user likes ([`LOOK_EVERY`])
-//! - [`Draft`]: the file with its comments, to be edited
+//! - [`KeyFileEdit`]: the file with its comments, to be edited
 //!
 //! # Principles
 //!
@@ -29,9 +29,9 @@ mod file;
 mod line;
 
 pub use self::{
-    draft::Draft,
+    draft::KeyFileEdit,
     file::{KeyFile, KeyFileError, LOOK_EVERY, MAX_FILE_BYTES, MAX_KEYS},
-    line::{Key, Role, tenant_name},
+    line::{Key, KeyRole, tenant_name},
 };
 
 /// Keeps these hashes apart from all others.

@@ -9,7 +9,7 @@ const MAX_NAME_BYTES: usize = 64;
 
 /// What a key is for. Roles are not in order: a key that scrapes figures cannot generate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub enum KeyRole {
     /// Everything: load and unload adapters, and see what everybody does.
     Admin,
     /// Generate, and rent base layers.
@@ -18,7 +18,7 @@ pub enum Role {
     Metrics,
 }
 
-impl Role {
+impl KeyRole {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::User, Self::Admin, Self::Metrics];
 
@@ -45,7 +45,7 @@ pub struct Key {
     /// How it is recognised.
     pub hash: KeyHash,
     /// What it is for.
-    pub role: Role,
+    pub role: KeyRole,
     /// Whose it is.
     pub tenant: Arc<str>,
     /// Its own limit of requests a minute, if it has one; the inner `None` lifts the common one.
@@ -63,7 +63,7 @@ impl Key {
         if role.contains(':') {
             return Err("holds a key itself; only hashes of keys are kept");
         }
-        let role = Role::named(role).ok_or("names a role that is not admin, user or metrics")?;
+        let role = KeyRole::named(role).ok_or("names a role that is not admin, user or metrics")?;
         let tenant = words.next().and_then(|name| tenant_name(name).ok());
         let tenant =
             tenant.ok_or("has no name of 1 to 64 letters, digits, '_', '.' and '-' after its role")?;

@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError, RwLock},
 };
 
-use keys::{Key, KeyFile, KeyFileError, KeyHash, Role};
+use keys::{Key, KeyFile, KeyFileError, KeyHash, KeyRole};
 
 use super::Tenant;
 
@@ -22,11 +22,11 @@ pub const REFUSED: &str =
 pub struct Principal {
     /// Whose sessions they will be.
     pub tenant: Tenant,
-    shown: Shown,
+    shown: ShownCredential,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Shown {
+enum ShownCredential {
     /// Nothing: nothing was asked for.
     Nothing,
     /// A certificate that the client CA has signed.
@@ -37,10 +37,10 @@ enum Shown {
 
 /// Knows the keys.
 #[derive(Debug)]
-pub struct Authenticator(Option<Followed>);
+pub struct Authenticator(Option<WatchedKeys>);
 
 #[derive(Debug)]
-struct Followed {
+struct WatchedKeys {
     file: Mutex<KeyFile>,
     keys: RwLock<Arc<[Key]>>,
 }
@@ -58,7 +58,7 @@ impl Authenticator {
     /// If the file cannot be used.
     pub fn open(path: &Path) -> Result<Self, KeyFileError> {
         let (file, keys) = KeyFile::open(path)?;
-        Ok(Self(Some(Followed { file: Mutex::new(file), keys: RwLock::new(keys.into()) })))
+        Ok(Self(Some(WatchedKeys { file: Mutex::new(file), keys: RwLock::new(keys.into()) })))
     }
 
     /// Whether there is a key file.
@@ -71,24 +71,24 @@ impl Authenticator {
     #[must_use]
     pub fn by_key(&self, given: &[u8]) -> Option<Principal> {
         let Some(followed) = &self.0 else {
-            return Some(Principal { tenant: Tenant::new(Tenant::PUBLIC), shown: Shown::Nothing });
+            return Some(Principal { tenant: Tenant::new(Tenant::PUBLIC), shown: ShownCredential::Nothing });
         };
         let keys = followed.now();
         let key = keys::find(&keys, given, |key| key.hash).filter(|key| may_rent(key.role))?;
-        Some(Principal { tenant: Tenant::new(&key.tenant), shown: Shown::Key(key.hash) })
+        Some(Principal { tenant: Tenant::new(&key.tenant), shown: ShownCredential::Key(key.hash) })
     }
 
     /// Whoever has a certificate for this name; the handshake has verified it.
     #[must_use]
     pub fn by_certificate(&self, name: &str) -> Option<Principal> {
         keys::tenant_name(name).ok()?;
-        Some(Principal { tenant: Tenant::new(name), shown: Shown::Certificate })
+        Some(Principal { tenant: Tenant::new(name), shown: ShownCredential::Certificate })
     }
 
     /// Whether they would be let in now: their key is still in the file, for the same tenant.
     #[must_use]
     pub fn still_admits(&self, principal: &Principal) -> bool {
-        let (Some(followed), Shown::Key(hash)) = (&self.0, &principal.shown) else { return true };
+        let (Some(followed), ShownCredential::Key(hash)) = (&self.0, &principal.shown) else { return true };
         let same =
             |key: &Key| key.hash == *hash && *key.tenant == *principal.tenant.as_str() && may_rent(key.role);
         followed.now().iter().any(same)
@@ -112,14 +112,14 @@ impl Authenticator {
     }
 }
 
-impl Followed {
+impl WatchedKeys {
     fn now(&self) -> Arc<[Key]> {
         Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-fn may_rent(role: Role) -> bool {
-    matches!(role, Role::User | Role::Admin)
+fn may_rent(role: KeyRole) -> bool {
+    matches!(role, KeyRole::User | KeyRole::Admin)
 }
 
 #[cfg(test)]

@@ -6,14 +6,14 @@ use std::{
 };
 
 use model::sites::{SiteCall, SiteId, SiteOp, SitePath};
-use shmproto::layer::Class;
+use shmproto::layer::CallClass;
 
 use super::{
     ConnectionId,
-    elevator::{Elevator, Next, Travel, Waiting as Floors},
-    lane::{Allowed, CallId, Cut, Lane, Piece, Portion, Waiting, any_class},
-    policy::{self, BatchPolicy, Queue, is_background, is_urgent},
-    settings::{Batching, Policy},
+    elevator::{AwaitedChunks as Floors, Next, SweepConstraint, SweepOrder},
+    lane::{AllowedClasses, BatchPortion, CallChunk, CallId, CallQueue, QueuedCall, SplitPolicy, any_class},
+    policy::{self, BatchPolicy, WaitingCalls, is_background, is_urgent},
+    settings::{Batching, BatchingPolicy},
 };
 
 /// A connection that has not called for so long is not waited for.
@@ -27,7 +27,7 @@ pub struct NewCall {
     /// The connection it came over.
     pub connection: ConnectionId,
     /// How urgent it is.
-    pub class: Class,
+    pub class: CallClass,
     /// Rows, at least one.
     pub rows: usize,
     /// Elements of a row, those that come out of it among them.
@@ -40,33 +40,33 @@ struct Presence {
     called: Instant,
     waiting: usize,
     /// Where it is expected since it was answered, where there is an elevator, and as what.
-    expected: Option<Expected>,
+    expected: Option<ExpectedCall>,
 }
 
 /// Where a connection is expected.
 #[derive(Debug, Clone, Copy)]
-struct Expected {
+struct ExpectedCall {
     floor: u32,
     since: Instant,
-    class: Class,
+    class: CallClass,
 }
 
 /// The calls that wait.
 #[derive(Debug)]
-struct Calls {
-    lanes: BTreeMap<SiteCall, Lane>,
+struct PendingCalls {
+    lanes: BTreeMap<SiteCall, CallQueue>,
     connections: BTreeMap<ConnectionId, Presence>,
     /// The last call that came.
     last: CallId,
 }
 
-impl Queue for Calls {
+impl WaitingCalls for PendingCalls {
     fn last(&self) -> CallId {
         self.last
     }
 
-    fn oldest(&self) -> Option<&Waiting> {
-        self.lanes.values().filter_map(Lane::oldest).min_by_key(|call| call.id)
+    fn oldest(&self) -> Option<&QueuedCall> {
+        self.lanes.values().filter_map(CallQueue::oldest).min_by_key(|call| call.id)
     }
 
     fn everybody_waits(&self, now: Instant) -> bool {
@@ -83,23 +83,23 @@ pub struct Batcher {
     batching: Batching,
     policy: Box<dyn BatchPolicy>,
     /// In place of deadlines, where weights come from a disk.
-    elevator: Option<Elevator>,
-    calls: Calls,
+    elevator: Option<SweepOrder>,
+    calls: PendingCalls,
 }
 
 impl Batcher {
     /// Without calls, for a base of so many sites.
     #[must_use]
     pub fn new(batching: Batching, sites: usize) -> Self {
-        let calls = Calls { lanes: BTreeMap::new(), connections: BTreeMap::new(), last: CallId(0) };
+        let calls = PendingCalls { lanes: BTreeMap::new(), connections: BTreeMap::new(), last: CallId(0) };
         Self { batching, policy: policy::of(&batching, sites), elevator: None, calls }
     }
 
     /// Goes over the `floors` of sites whose weights come from a disk, where calls are put together as they usually are.
     #[must_use]
     pub fn over(self, floors: Option<Vec<u32>>) -> Self {
-        let floors = floors.filter(|_| self.batching.policy == Policy::Opportunistic);
-        let elevator = floors.map(|floors| Elevator::new(floors, self.batching.max_wait));
+        let floors = floors.filter(|_| self.batching.policy == BatchingPolicy::Opportunistic);
+        let elevator = floors.map(|floors| SweepOrder::new(floors, self.batching.max_wait));
         Self { elevator, ..self }
     }
 
@@ -110,11 +110,11 @@ impl Batcher {
     }
 
     /// A call of `class` over `connection` was answered.
-    pub fn answered(&mut self, connection: ConnectionId, call: SiteCall, class: Class, now: Instant) {
+    pub fn answered(&mut self, connection: ConnectionId, call: SiteCall, class: CallClass, now: Instant) {
         let Some(elevator) = &mut self.elevator else { return };
         elevator.served(now);
         if let Some(presence) = self.calls.connections.get_mut(&connection) {
-            presence.expected = Some(Expected { floor: elevator.after(call, class), since: now, class });
+            presence.expected = Some(ExpectedCall { floor: elevator.after(call, class), since: now, class });
         }
     }
 
@@ -124,7 +124,7 @@ impl Batcher {
         let calls = &mut self.calls;
         calls.last.0 += 1;
         let due = now + self.policy.wait(class, rows);
-        let waiting = Waiting { id: calls.last, connection, class, first_row: 0, rows, arrived: now, due };
+        let waiting = QueuedCall { id: calls.last, connection, class, first_row: 0, rows, arrived: now, due };
         let presence = calls.connections.entry(connection).or_insert(Presence {
             called: now,
             waiting: 0,
@@ -133,7 +133,7 @@ impl Batcher {
         *presence = Presence { called: now, waiting: presence.waiting + 1, expected: None };
         match calls.lanes.get_mut(&call) {
             Some(lane) => lane.push(waiting),
-            None => drop(calls.lanes.insert(call, Lane::of(waiting, self.batching.rows(row_elements)))),
+            None => drop(calls.lanes.insert(call, CallQueue::of(waiting, self.batching.rows(row_elements)))),
         }
         calls.last
     }
@@ -164,7 +164,7 @@ impl Batcher {
     /// When something will be due, if nothing comes meanwhile; it may be past.
     #[must_use]
     pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
-        let waited = self.calls.lanes.values().map(Lane::due).min()?;
+        let waited = self.calls.lanes.values().map(CallQueue::due).min()?;
         if let Some(elevator) = &self.elevator {
             return Some(
                 elevator
@@ -176,11 +176,16 @@ impl Batcher {
 
     /// Takes the batch whose turn it is into `pieces`, which is emptied before, and says what to compute. `None` if nothing
     /// is due of the classes that are allowed.
-    pub fn next(&mut self, now: Instant, allowed: Allowed, pieces: &mut Vec<Piece>) -> Option<SiteCall> {
+    pub fn next(
+        &mut self,
+        now: Instant,
+        allowed: AllowedClasses,
+        pieces: &mut Vec<CallChunk>,
+    ) -> Option<SiteCall> {
         if self.elevator.is_some() {
-            return self.next_floor(now, allowed, Travel::Free, pieces);
+            return self.next_floor(now, allowed, SweepConstraint::Free, pieces);
         }
-        let portion = Portion { allowed, ..self.portion(now) };
+        let portion = BatchPortion { allowed, ..self.portion(now) };
         self.pick(now, |_, lane| lane.has(allowed), portion, pieces)
     }
 
@@ -188,11 +193,11 @@ impl Batcher {
     pub(crate) fn next_beside(
         &mut self,
         now: Instant,
-        allowed: Allowed,
-        pieces: &mut Vec<Piece>,
+        allowed: AllowedClasses,
+        pieces: &mut Vec<CallChunk>,
     ) -> Option<SiteCall> {
         match self.elevator {
-            Some(_) => self.next_floor(now, allowed, Travel::NotUp, pieces),
+            Some(_) => self.next_floor(now, allowed, SweepConstraint::NotUp, pieces),
             None => self.next(now, allowed, pieces),
         }
     }
@@ -200,9 +205,9 @@ impl Batcher {
     fn next_floor(
         &mut self,
         now: Instant,
-        allowed: Allowed,
-        travel: Travel,
-        pieces: &mut Vec<Piece>,
+        allowed: AllowedClasses,
+        travel: SweepConstraint,
+        pieces: &mut Vec<CallChunk>,
     ) -> Option<SiteCall> {
         pieces.clear();
         let (floors, mut elevator) = (self.floors(allowed), self.elevator.take()?);
@@ -219,27 +224,27 @@ impl Batcher {
         &mut self,
         now: Instant,
         site: SiteId,
-        allowed: Allowed,
-        pieces: &mut Vec<Piece>,
-    ) -> Leaving {
+        allowed: AllowedClasses,
+        pieces: &mut Vec<CallChunk>,
+    ) -> BeforeChunkChange {
         pieces.clear();
         let floors = self.floors(allowed);
-        let Some(mut elevator) = self.elevator.take() else { return Leaving::Go };
+        let Some(mut elevator) = self.elevator.take() else { return BeforeChunkChange::Go };
         let floor = elevator.floor(site);
         let expects = |floor| self.is_expected(floor, |class| !is_background(class), now);
         let next = elevator.before_leaving(now, floor, &floors, expects);
         self.elevator = Some(elevator);
         match next {
-            Next::Serve(floor) => {
-                self.take_from(floor, now, allowed, pieces).map_or(Leaving::Go, Leaving::Serve)
-            }
-            Next::Hold(until) => Leaving::Hold(until),
-            Next::Rest => Leaving::Go,
+            Next::Serve(floor) => self
+                .take_from(floor, now, allowed, pieces)
+                .map_or(BeforeChunkChange::Go, BeforeChunkChange::Serve),
+            Next::Hold(until) => BeforeChunkChange::Hold(until),
+            Next::Rest => BeforeChunkChange::Go,
         }
     }
 
     /// Where somebody waits who is allowed to.
-    fn floors(&self, allowed: Allowed) -> Floors {
+    fn floors(&self, allowed: AllowedClasses) -> Floors {
         let mut floors = Floors::default();
         let Some(elevator) = &self.elevator else { return floors };
         let lanes = self.calls.lanes.iter().filter(|(_, lane)| lane.has(allowed));
@@ -248,8 +253,8 @@ impl Batcher {
     }
 
     /// Whether somebody who is allowed to will soon call for a floor.
-    fn is_expected(&self, floor: u32, allowed: Allowed, now: Instant) -> bool {
-        let is_meant = |expected: Expected| {
+    fn is_expected(&self, floor: u32, allowed: AllowedClasses, now: Instant) -> bool {
+        let is_meant = |expected: ExpectedCall| {
             let is_active = now.saturating_duration_since(expected.since) < ACTIVE;
             is_active && expected.floor == floor && allowed(expected.class)
         };
@@ -261,22 +266,22 @@ impl Batcher {
         &mut self,
         floor: u32,
         now: Instant,
-        allowed: Allowed,
-        pieces: &mut Vec<Piece>,
+        allowed: AllowedClasses,
+        pieces: &mut Vec<CallChunk>,
     ) -> Option<SiteCall> {
         let elevator = self.elevator.as_ref()?;
         let is_meant =
-            |(call, lane): &(&SiteCall, &Lane)| elevator.floor(call.site) == floor && lane.has(allowed);
-        let turn = |(_, lane): &(&SiteCall, &Lane)| lane.turn(now, self.batching.aging);
+            |(call, lane): &(&SiteCall, &CallQueue)| elevator.floor(call.site) == floor && lane.has(allowed);
+        let turn = |(_, lane): &(&SiteCall, &CallQueue)| lane.turn(now, self.batching.aging);
         let call = self.calls.lanes.iter().filter(is_meant).min_by_key(turn).map(|(&call, _)| call)?;
-        let portion = Portion { allowed, ..self.portion(now) };
+        let portion = BatchPortion { allowed, ..self.portion(now) };
         self.take(now, call, portion, pieces);
         (!pieces.is_empty()).then_some(call)
     }
 
     /// When the call of `class` came that has waited longest.
     #[must_use]
-    pub fn first_of(&self, class: Class) -> Option<Instant> {
+    pub fn first_of(&self, class: CallClass) -> Option<Instant> {
         self.calls.lanes.values().filter_map(|lane| lane.first_of(class)).min()
     }
 
@@ -287,48 +292,48 @@ impl Batcher {
         now: Instant,
         site: SiteId,
         rows: usize,
-        pieces: &mut Vec<Piece>,
+        pieces: &mut Vec<CallChunk>,
     ) -> Option<SiteCall> {
-        let is_meant = |call: &SiteCall, lane: &Lane| *call != joinable(site) && lane.has(is_urgent);
-        let portion = Portion { rows, allowed: is_urgent, ..self.portion(now) };
+        let is_meant = |call: &SiteCall, lane: &CallQueue| *call != joinable(site) && lane.has(is_urgent);
+        let portion = BatchPortion { rows, allowed: is_urgent, ..self.portion(now) };
         self.pick(now, is_meant, portion, pieces)
     }
 
     /// Takes calls that ask for `call` and fit into so many rows, due or not: they join a pass.
-    pub fn join(&mut self, now: Instant, call: SiteCall, rows: usize, pieces: &mut Vec<Piece>) {
+    pub fn join(&mut self, now: Instant, call: SiteCall, rows: usize, pieces: &mut Vec<CallChunk>) {
         pieces.clear();
         if self.policy.joins_passes() {
-            let portion = Portion { rows, cut: Cut::Nothing, ..self.portion(now) };
+            let portion = BatchPortion { rows, cut: SplitPolicy::Nothing, ..self.portion(now) };
             self.take(now, call, portion, pieces);
         }
     }
 
     /// What may be computed now.
-    fn portion(&mut self, now: Instant) -> Portion {
+    fn portion(&mut self, now: Instant) -> BatchPortion {
         let (until, cut) = (self.policy.until(now, &self.calls), self.policy.cut());
-        Portion { rows: self.batching.chunk_rows, until, allowed: any_class, cut }
+        BatchPortion { rows: self.batching.chunk_rows, until, allowed: any_class, cut }
     }
 
     fn pick(
         &mut self,
         now: Instant,
-        is_meant: impl Fn(&SiteCall, &Lane) -> bool,
-        portion: Portion,
-        pieces: &mut Vec<Piece>,
+        is_meant: impl Fn(&SiteCall, &CallQueue) -> bool,
+        portion: BatchPortion,
+        pieces: &mut Vec<CallChunk>,
     ) -> Option<SiteCall> {
         pieces.clear();
         let is_early = self.policy.is_early(now, &self.calls);
-        let is_due = |lane: &Lane| {
+        let is_due = |lane: &CallQueue| {
             (is_early || lane.due() <= now) && lane.oldest().is_some_and(|call| call.id <= portion.until)
         };
         let due = self.calls.lanes.iter().filter(|(call, lane)| is_due(lane) && is_meant(call, lane));
-        let turn = |(_, lane): &(&SiteCall, &Lane)| lane.turn(now, self.batching.aging);
+        let turn = |(_, lane): &(&SiteCall, &CallQueue)| lane.turn(now, self.batching.aging);
         let call = due.min_by_key(turn).map(|(&call, _)| call)?;
         self.take(now, call, portion, pieces);
         (!pieces.is_empty()).then_some(call)
     }
 
-    fn take(&mut self, now: Instant, call: SiteCall, portion: Portion, pieces: &mut Vec<Piece>) {
+    fn take(&mut self, now: Instant, call: SiteCall, portion: BatchPortion, pieces: &mut Vec<CallChunk>) {
         let Some(lane) = self.calls.lanes.get_mut(&call) else { return };
         let connections = &mut self.calls.connections;
         lane.take(now, self.batching.aging, portion, |waiting, piece| {
@@ -341,7 +346,7 @@ impl Batcher {
     }
 
     fn sweep(&mut self, call: SiteCall) {
-        if self.calls.lanes.get(&call).is_some_and(Lane::is_empty) {
+        if self.calls.lanes.get(&call).is_some_and(CallQueue::is_empty) {
             self.calls.lanes.remove(&call);
         }
     }
@@ -349,7 +354,7 @@ impl Batcher {
 
 /// What a resident pass does before it leaves a floor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Leaving {
+pub enum BeforeChunkChange {
     /// Computes this for others.
     Serve(SiteCall),
     /// Waits until then for others, who are about to call.

@@ -1,14 +1,14 @@
 //! What a client must know of the base, and fetches in pieces.
 
 use model::{
-    sites::{RingSite, Site},
-    skeleton::{SkeletonPlan, SkeletonReadError},
+    sites::{ModularSite, Site},
+    skeleton::{ClientWeightsPlan, ClientWeightsReadError},
 };
 use shmproto::{
     codec::Wire as _,
     layer::control::{
-        CATALOG, Catalog, MAX_CATALOG_BYTES, MAX_FETCH_BYTES, Part, RefusalCode, Refused, Ring,
-        Site as CatalogSite, SkeletonFile,
+        CATALOG, Catalog, ClientFileEntry, MAX_CATALOG_BYTES, MAX_FETCH_BYTES, ModularWeights, RefusalCode,
+        SessionRefused, Site as CatalogSite, SiteLayer,
     },
 };
 
@@ -32,7 +32,7 @@ pub trait Blobs: std::fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// What the client is to be told: there is no such blob, or these bytes are not given out.
-    fn read(&self, blob: u32, offset: u64, bytes: u32) -> Result<Vec<u8>, Refused>;
+    fn read(&self, blob: u32, offset: u64, bytes: u32) -> Result<Vec<u8>, SessionRefused>;
 }
 
 /// The sites as a catalog lists them.
@@ -46,7 +46,7 @@ pub fn catalog_sites(sites: &[Site]) -> Vec<CatalogSite> {
         parts: site
             .parts
             .iter()
-            .map(|part| Part {
+            .map(|part| SiteLayer {
                 name: part.name.clone(),
                 rows: word(part.rows),
                 has_bias: part.has_bias.into(),
@@ -62,9 +62,9 @@ fn paths(site: &Site) -> u8 {
     FAST | LINEAR | same | ring
 }
 
-fn ring(site: RingSite) -> Ring {
-    let RingSite { weight_exponent, l1, commitment } = site;
-    Ring { weight_exponent, l1, commitment }
+fn ring(site: ModularSite) -> ModularWeights {
+    let ModularSite { weight_exponent, l1, commitment } = site;
+    ModularWeights { weight_exponent, l1, commitment }
 }
 
 /// What kinds of masked rows may be sent to every site of a catalog.
@@ -76,8 +76,8 @@ pub fn maskable(sites: &[CatalogSite]) -> Maskable {
 
 /// The files of a plan as a catalog lists them.
 #[must_use]
-pub fn catalog_files(plan: &SkeletonPlan) -> Vec<SkeletonFile> {
-    let files = plan.files().iter().map(|file| SkeletonFile {
+pub fn catalog_files(plan: &ClientWeightsPlan) -> Vec<ClientFileEntry> {
+    let files = plan.files().iter().map(|file| ClientFileEntry {
         name: file.name.clone(),
         bytes: file.bytes,
         ranges: file.ranges.iter().map(|range| (range.start, range.end - range.start)).collect(),
@@ -97,7 +97,7 @@ pub struct CatalogTooLong(usize);
 #[derive(Debug)]
 pub struct BaseBlobs {
     catalog: Vec<u8>,
-    plan: Option<SkeletonPlan>,
+    plan: Option<ClientWeightsPlan>,
 }
 
 impl BaseBlobs {
@@ -106,7 +106,7 @@ impl BaseBlobs {
     ///
     /// # Errors
     /// If the catalog is too long.
-    pub fn new(catalog: &Catalog, plan: Option<SkeletonPlan>) -> Result<Self, CatalogTooLong> {
+    pub fn new(catalog: &Catalog, plan: Option<ClientWeightsPlan>) -> Result<Self, CatalogTooLong> {
         let catalog = catalog.to_bytes();
         if catalog.len() > MAX_CATALOG_BYTES as usize {
             Err(CatalogTooLong(catalog.len()))
@@ -122,7 +122,7 @@ impl Blobs for BaseBlobs {
         u32::try_from(self.catalog.len()).unwrap_or(u32::MAX)
     }
 
-    fn read(&self, blob: u32, offset: u64, bytes: u32) -> Result<Vec<u8>, Refused> {
+    fn read(&self, blob: u32, offset: u64, bytes: u32) -> Result<Vec<u8>, SessionRefused> {
         let bytes = bytes.min(MAX_FETCH_BYTES);
         if blob == CATALOG {
             let rest = usize::try_from(offset)
@@ -138,12 +138,12 @@ impl Blobs for BaseBlobs {
 }
 
 /// A disk's troubles are the operator's; the client is told that there are some.
-fn unread(blob: u32, error: &SkeletonReadError) -> Refused {
+fn unread(blob: u32, error: &ClientWeightsReadError) -> SessionRefused {
     match error {
-        SkeletonReadError::NoSuchFile { .. } | SkeletonReadError::NotPlanned { .. } => {
+        ClientWeightsReadError::NoSuchFile { .. } | ClientWeightsReadError::NotPlanned { .. } => {
             refused(RefusalCode::NoSuchBlob, error.to_string())
         }
-        SkeletonReadError::Changed { .. } | SkeletonReadError::Read { .. } => {
+        ClientWeightsReadError::Changed { .. } | ClientWeightsReadError::Read { .. } => {
             tracing::error!(blob, %error, "a part of the model's files cannot be given out");
             let message =
                 "the executor cannot read its model's files: use a copy of your own, or ask the operator"

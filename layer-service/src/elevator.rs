@@ -12,7 +12,7 @@
 use std::time::{Duration, Instant};
 
 use model::sites::{SiteCall, SiteId, SiteOp};
-use shmproto::layer::Class;
+use shmproto::layer::CallClass;
 
 /// How long somebody is waited for at least: what an answer, some computing and a call of a client of this host may take on a
 /// busy machine.
@@ -20,14 +20,14 @@ const LEAST_HOLD: Duration = Duration::from_millis(5);
 
 /// Which way it goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum SweepDirection {
     Up,
     Down,
 }
 
 /// Where it may go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Travel {
+pub(super) enum SweepConstraint {
     /// Anywhere.
     Free,
     /// Not up: a resident pass is about to go there, and takes everybody along.
@@ -36,12 +36,12 @@ pub(super) enum Travel {
 
 /// Floors that somebody waits on.
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
+pub(super) struct AwaitedChunks {
     up: Vec<u32>,
     down: Vec<u32>,
 }
 
-impl Waiting {
+impl AwaitedChunks {
     /// Somebody waits with a call of this kind.
     pub(super) fn add(&mut self, floor: u32, op: SiteOp) {
         match op {
@@ -68,11 +68,11 @@ pub(super) enum Next {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Elevator {
+pub(super) struct SweepOrder {
     /// The floor of each site.
     floors: Vec<u32>,
     at: u32,
-    way: Way,
+    way: SweepDirection,
     /// How long somebody is waited for at most.
     most: Duration,
     /// When it came.
@@ -83,10 +83,18 @@ pub(super) struct Elevator {
     answered: Option<Instant>,
 }
 
-impl Elevator {
+impl SweepOrder {
     /// At the first of these floors, those of the sites.
     pub(super) fn new(floors: Vec<u32>, most: Duration) -> Self {
-        Self { floors, at: 0, way: Way::Up, most, came: None, took: Duration::ZERO, answered: None }
+        Self {
+            floors,
+            at: 0,
+            way: SweepDirection::Up,
+            most,
+            came: None,
+            took: Duration::ZERO,
+            answered: None,
+        }
     }
 
     pub(super) fn floor(&self, site: SiteId) -> u32 {
@@ -94,12 +102,12 @@ impl Elevator {
     }
 
     /// Where a caller of `class` is likely to call next.
-    pub(super) fn after(&self, call: SiteCall, class: Class) -> u32 {
+    pub(super) fn after(&self, call: SiteCall, class: CallClass) -> u32 {
         let site = call.site.0;
         match call.op {
             SiteOp::Backward => self.floor(SiteId(site.saturating_sub(1))),
             // Its way back begins where the way there ends.
-            _ if class == Class::Training && self.is_top(self.floor(call.site)) => self.floor(call.site),
+            _ if class == CallClass::Training && self.is_top(self.floor(call.site)) => self.floor(call.site),
             // After the head comes the next token.
             SiteOp::Forward | SiteOp::ForwardNoBias => self.floor(SiteId(site + 1)),
         }
@@ -129,9 +137,9 @@ impl Elevator {
     pub(super) fn next(
         &mut self,
         now: Instant,
-        waiting: &Waiting,
+        waiting: &AwaitedChunks,
         is_expected: impl Fn(u32) -> bool,
-        travel: Travel,
+        travel: SweepConstraint,
     ) -> Next {
         let (way, target) = if waiting.has(self.at) {
             (self.way, self.at)
@@ -162,9 +170,9 @@ impl Elevator {
             return self.is_top(target) && is_expected(target);
         }
         let next = match self.way {
-            Way::Up if self.is_top(self.at) => 0,
-            Way::Up => self.at + 1,
-            Way::Down => self.at.saturating_sub(1),
+            SweepDirection::Up if self.is_top(self.at) => 0,
+            SweepDirection::Up => self.at + 1,
+            SweepDirection::Down => self.at.saturating_sub(1),
         };
         is_expected(self.at) || (target != next && is_expected(next))
     }
@@ -173,13 +181,13 @@ impl Elevator {
     pub(super) fn deadline(
         &self,
         now: Instant,
-        waiting: &Waiting,
+        waiting: &AwaitedChunks,
         is_expected: impl Fn(u32) -> bool,
     ) -> Instant {
         let target = if waiting.has(self.at) {
             Some(self.at)
         } else {
-            self.target(waiting, Travel::Free).map(|to| to.1)
+            self.target(waiting, SweepConstraint::Free).map(|to| to.1)
         };
         let holds = target.is_some_and(|target| self.is_worth_a_wait(target, &is_expected));
         self.patience().filter(|_| holds).unwrap_or(now)
@@ -190,7 +198,7 @@ impl Elevator {
         &mut self,
         now: Instant,
         floor: u32,
-        waiting: &Waiting,
+        waiting: &AwaitedChunks,
         is_expected: impl Fn(u32) -> bool,
     ) -> Next {
         if self.at != floor && waiting.has(self.at) {
@@ -203,14 +211,14 @@ impl Elevator {
         if self.at == floor {
             return Next::Rest;
         }
-        self.go(now, Way::Up, floor);
+        self.go(now, SweepDirection::Up, floor);
         match self.is_top(floor) && is_expected(floor) {
             true => self.patience().map_or(Next::Rest, Next::Hold),
             false => Next::Rest,
         }
     }
 
-    fn go(&mut self, now: Instant, way: Way, floor: u32) {
+    fn go(&mut self, now: Instant, way: SweepDirection, floor: u32) {
         self.way = way;
         (self.at, self.came, self.took, self.answered) = (floor, Some(now), Duration::ZERO, None);
     }
@@ -220,15 +228,15 @@ impl Elevator {
     }
 
     /// The next floor of the way it goes, else the first of the other.
-    fn target(&self, waiting: &Waiting, travel: Travel) -> Option<(Way, u32)> {
+    fn target(&self, waiting: &AwaitedChunks, travel: SweepConstraint) -> Option<(SweepDirection, u32)> {
         let above = waiting.up.iter().filter(|floor| **floor > self.at).min();
         let below = waiting.down.iter().filter(|floor| **floor < self.at).max();
         let (way, target) = match (self.way, travel) {
-            (Way::Up, Travel::Free) if above.is_some() => (Way::Up, above),
-            (Way::Down, _) if below.is_some() => (Way::Down, below),
-            _ if !waiting.down.is_empty() => (Way::Down, waiting.down.iter().max()),
-            (_, Travel::Free) => (Way::Up, waiting.up.iter().min()),
-            (_, Travel::NotUp) => (Way::Down, None),
+            (SweepDirection::Up, SweepConstraint::Free) if above.is_some() => (SweepDirection::Up, above),
+            (SweepDirection::Down, _) if below.is_some() => (SweepDirection::Down, below),
+            _ if !waiting.down.is_empty() => (SweepDirection::Down, waiting.down.iter().max()),
+            (_, SweepConstraint::Free) => (SweepDirection::Up, waiting.up.iter().min()),
+            (_, SweepConstraint::NotUp) => (SweepDirection::Down, None),
         };
         target.map(|&floor| (way, floor))
     }
@@ -238,19 +246,20 @@ impl Elevator {
 mod tests {
     use super::*;
 
-    fn waiting(up: &[u32], down: &[u32]) -> Waiting {
-        Waiting { up: up.to_vec(), down: down.to_vec() }
+    fn waiting(up: &[u32], down: &[u32]) -> AwaitedChunks {
+        AwaitedChunks { up: up.to_vec(), down: down.to_vec() }
     }
 
-    fn elevator() -> Elevator {
-        Elevator::new((0..17).map(|site| site / 4).collect(), Duration::from_millis(50))
+    fn elevator() -> SweepOrder {
+        SweepOrder::new((0..17).map(|site| site / 4).collect(), Duration::from_millis(50))
     }
 
     #[test]
     fn it_goes_up_past_everybody_then_down_past_everybody() {
         let (mut elevator, now) = (elevator(), Instant::now());
-        let mut go =
-            |up: &[u32], down: &[u32]| elevator.next(now, &waiting(up, down), |_| false, Travel::Free);
+        let mut go = |up: &[u32], down: &[u32]| {
+            elevator.next(now, &waiting(up, down), |_| false, SweepConstraint::Free)
+        };
         assert_eq!(go(&[2, 1], &[0]), Next::Serve(0), "whoever is here, whichever way");
         assert_eq!(go(&[2, 1], &[3]), Next::Serve(1));
         assert_eq!(go(&[0, 2], &[3]), Next::Serve(2));
@@ -265,8 +274,8 @@ mod tests {
     fn who_will_be_back_is_waited_for_as_long_as_weights_take_to_come() {
         let (mut elevator, begin) = (elevator(), Instant::now());
         let after = |ms| begin + Duration::from_millis(ms);
-        let go = |elevator: &mut Elevator, ms, up: &[u32], expected: u32| {
-            elevator.next(after(ms), &waiting(up, &[]), |floor| floor == expected, Travel::Free)
+        let go = |elevator: &mut SweepOrder, ms, up: &[u32], expected: u32| {
+            elevator.next(after(ms), &waiting(up, &[]), |floor| floor == expected, SweepConstraint::Free)
         };
         assert_eq!(go(&mut elevator, 0, &[1], 0), Next::Hold(after(5)), "it has just come");
         assert_eq!(go(&mut elevator, 4, &[1], 9), Next::Serve(1), "nobody is missing");
@@ -282,9 +291,9 @@ mod tests {
     #[test]
     fn who_is_between_two_floors_is_not_left_for_others_far_away() {
         let (mut elevator, now) = (elevator(), Instant::now());
-        assert_eq!(elevator.next(now, &waiting(&[], &[3]), |_| false, Travel::Free), Next::Serve(3));
-        let next = |elevator: &mut Elevator, expected| {
-            elevator.next(now, &waiting(&[0], &[]), |floor| floor == expected, Travel::Free)
+        assert_eq!(elevator.next(now, &waiting(&[], &[3]), |_| false, SweepConstraint::Free), Next::Serve(3));
+        let next = |elevator: &mut SweepOrder, expected| {
+            elevator.next(now, &waiting(&[0], &[]), |floor| floor == expected, SweepConstraint::Free)
         };
         assert_eq!(next(&mut elevator, 2), Next::Hold(now + LEAST_HOLD), "the next on the way down");
         assert_eq!(next(&mut elevator, 1), Next::Serve(0));
@@ -295,18 +304,18 @@ mod tests {
         let (mut elevator, begin) = (elevator(), Instant::now());
         let head = waiting(&[4], &[]);
         let until = begin + LEAST_HOLD;
-        assert_eq!(elevator.next(begin, &head, |floor| floor == 4, Travel::Free), Next::Hold(until));
-        assert_eq!(elevator.next(begin, &head, |_| false, Travel::Free), Next::Serve(4));
+        assert_eq!(elevator.next(begin, &head, |floor| floor == 4, SweepConstraint::Free), Next::Hold(until));
+        assert_eq!(elevator.next(begin, &head, |_| false, SweepConstraint::Free), Next::Serve(4));
     }
 
     #[test]
     fn beside_requests_it_goes_down_alone_and_a_pass_takes_everybody_up() {
         let (mut elevator, now) = (elevator(), Instant::now());
-        let next = elevator.next(now, &waiting(&[1, 2], &[]), |_| false, Travel::NotUp);
+        let next = elevator.next(now, &waiting(&[1, 2], &[]), |_| false, SweepConstraint::NotUp);
         assert_eq!(next, Next::Rest, "the pass goes there");
-        let next = elevator.next(now, &waiting(&[1], &[3]), |_| false, Travel::NotUp);
+        let next = elevator.next(now, &waiting(&[1], &[3]), |_| false, SweepConstraint::NotUp);
         assert_eq!(next, Next::Serve(3));
-        let leave = |elevator: &mut Elevator, floor, up: &[u32], expected: u32| {
+        let leave = |elevator: &mut SweepOrder, floor, up: &[u32], expected: u32| {
             elevator.before_leaving(now, floor, &waiting(up, &[]), |floor| floor == expected)
         };
         elevator.served(now);
@@ -326,9 +335,9 @@ mod tests {
             elevator.after(SiteCall { site: SiteId(site), part: None, op, path }, class)
         };
         let sites = [0, 2, 3, 15, 16];
-        assert_eq!(sites.map(|site| after(site, SiteOp::Forward, Class::Decode)), [0, 0, 1, 4, 0]);
-        assert_eq!(sites.map(|site| after(site, SiteOp::Forward, Class::Training)), [0, 0, 1, 4, 4]);
-        let back = [16, 12, 8, 0].map(|site| after(site, SiteOp::Backward, Class::Training));
+        assert_eq!(sites.map(|site| after(site, SiteOp::Forward, CallClass::Decode)), [0, 0, 1, 4, 0]);
+        assert_eq!(sites.map(|site| after(site, SiteOp::Forward, CallClass::Training)), [0, 0, 1, 4, 4]);
+        let back = [16, 12, 8, 0].map(|site| after(site, SiteOp::Backward, CallClass::Training));
         assert_eq!(back, [3, 2, 1, 0]);
     }
 }

@@ -12,15 +12,15 @@ use shmproto::{
 };
 
 use super::{
-    Tenant, Transport,
-    session::{Account, Facts},
+    SessionTransport, Tenant,
+    session::{SessionCounters, SessionFacts},
 };
 
 /// A figure that only grows; it stands for itself, so nothing is ordered.
 #[derive(Debug, Default)]
-pub(super) struct Count(AtomicU64);
+pub(super) struct EventCount(AtomicU64);
 
-impl Count {
+impl EventCount {
     pub(super) fn add(&self, more: u64) {
         self.0.fetch_add(more, Ordering::Relaxed);
     }
@@ -32,34 +32,34 @@ impl Count {
 
 /// Counts of the whole service.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
+pub(super) struct ServiceCounts {
     /// Clients that were not given a session.
-    pub(super) refused: Count,
+    pub(super) refused: EventCount,
     /// Clients that broke the protocol, or did not take their answers, and were let go.
-    pub(super) broken: Count,
+    pub(super) broken: EventCount,
     /// Batches computed for clients alone.
-    pub(super) batches: Count,
+    pub(super) batches: EventCount,
     /// Rows that joined a resident pass.
-    pub(super) joined_rows: Count,
+    pub(super) joined_rows: EventCount,
 }
 
 /// What the sessions of each tenant have used that are over. As many tenants as there are keys, for keys name them.
 #[derive(Debug, Default)]
-pub(super) struct Past(BTreeMap<Tenant, SessionStats>);
+pub(super) struct ClosedSessions(BTreeMap<Tenant, SessionStats>);
 
-impl Past {
+impl ClosedSessions {
     /// Adds a session that is over.
-    pub(super) fn add(&mut self, facts: &Facts, account: &Account) {
+    pub(super) fn add(&mut self, facts: &SessionFacts, account: &SessionCounters) {
         add_stats(self.0.entry(facts.tenant.clone()).or_default(), &account.stats());
     }
 }
 
-impl Counts {
+impl ServiceCounts {
     /// All figures: of sessions that are over, and of those that are `open`.
     pub(super) fn tell<'a>(
         &self,
-        past: &Past,
-        open: impl Iterator<Item = (&'a Facts, &'a Account)>,
+        past: &ClosedSessions,
+        open: impl Iterator<Item = (&'a SessionFacts, &'a SessionCounters)>,
     ) -> LayerStats {
         let mut sessions: Vec<_> = open.map(|(facts, account)| session(facts, account)).collect();
         let open = u32::try_from(sessions.len()).unwrap_or(u32::MAX);
@@ -81,7 +81,7 @@ impl Counts {
 }
 
 /// What all have used together, and each tenant.
-fn by_tenant(past: &Past, sessions: &[LayerSession]) -> (SessionStats, Vec<TenantUse>) {
+fn by_tenant(past: &ClosedSessions, sessions: &[LayerSession]) -> (SessionStats, Vec<TenantUse>) {
     let mut tenants: BTreeMap<String, TenantUse> = BTreeMap::new();
     let mut add = |tenant: String, used: &SessionStats, waiting_rows: u32| {
         let fresh = || TenantUse { tenant: tenant.clone(), used: SessionStats::default(), waiting_rows: 0 };
@@ -99,16 +99,16 @@ fn by_tenant(past: &Past, sessions: &[LayerSession]) -> (SessionStats, Vec<Tenan
     (all, tenants)
 }
 
-fn session(facts: &Facts, account: &Account) -> LayerSession {
+fn session(facts: &SessionFacts, account: &SessionCounters) -> LayerSession {
     LayerSession {
         session: facts.number.0,
         tenant: facts.tenant.to_string(),
         name: facts.name.clone(),
         masking: facts.masking.clone(),
         route: match facts.transport {
-            Transport::Channel => LayerRoute::SharedMemory,
-            Transport::Ipc => LayerRoute::Ipc,
-            Transport::Tls => LayerRoute::Tls,
+            SessionTransport::Channel => LayerRoute::SharedMemory,
+            SessionTransport::Ipc => LayerRoute::Ipc,
+            SessionTransport::Tls => LayerRoute::Tls,
         },
         used: account.stats(),
         waiting_rows: u32::try_from(account.waiting_rows()).unwrap_or(u32::MAX),

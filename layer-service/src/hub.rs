@@ -32,22 +32,22 @@ use std::{
 use kernels::Activations;
 use model::sites::{EvaluateSites, Site, SiteCall};
 use shmproto::{
-    channel::{Bell, Violation, wait_any},
-    layer::{CallHeader, ReplyHeader, Status},
+    channel::{Doorbell, Violation, wait_any},
+    layer::{CallHeader, CallStatus, ReplyHeader},
     message::LayerStats,
 };
 
-pub use self::run::Ran;
+pub use self::run::ComputedRows;
 use self::{
-    call::{Asked, Call, Refusal},
-    client::{Client, Peer},
+    call::{AcceptedCall, CallRefusal, ResolvedCall},
+    client::{ClientSession, SessionPeer},
 };
 use super::{
     ConnectionId,
     batcher::{Batcher, NewCall},
-    inbox::{HubEvent, HubSender, Inbox, LentChannel, Opening, Payload, Reply},
-    lane::{CallId, Piece},
-    policy::Allowance,
+    inbox::{AccountedChannel, DispatcherEvent, DispatcherSender, Inbox, OpenSession, Payload, Reply},
+    lane::{CallChunk, CallId},
+    policy::BackgroundBudget,
     quota::RowQuotas,
     registry::{MAX_CALLS, Registry},
     settings::LayerSettings,
@@ -58,22 +58,22 @@ use ::policy::clock::Clock;
 const RETRY_MS: u32 = 1;
 
 /// Sessions, the calls that wait, and what they wait for.
-pub struct Hub {
+pub struct Dispatcher {
     sites: Vec<Site>,
     settings: LayerSettings,
     clock: Box<dyn Clock>,
     registry: Registry,
     inbox: Inbox,
-    clients: BTreeMap<ConnectionId, Client>,
+    clients: BTreeMap<ConnectionId, ClientSession>,
     batcher: Batcher,
     /// Of background calls, beside requests.
-    allowance: Allowance,
+    allowance: BackgroundBudget,
     rows: RowQuotas,
-    calls: BTreeMap<CallId, Call>,
+    calls: BTreeMap<CallId, AcceptedCall>,
     /// What joined the pass that is under way.
-    joined: Option<Joined>,
+    joined: Option<CoBatchedCalls>,
     /// Sessions that are to go.
-    gone: Vec<(ConnectionId, Fault)>,
+    gone: Vec<(ConnectionId, SessionFault)>,
     /// A call was taken in since the last wait: the next may be near.
     is_warm: bool,
     scratch: Scratch,
@@ -81,7 +81,7 @@ pub struct Hub {
 
 /// Calls in the course of a resident pass.
 #[derive(Debug)]
-struct Joined {
+struct CoBatchedCalls {
     call: SiteCall,
     rows: usize,
     since: Instant,
@@ -90,11 +90,11 @@ struct Joined {
 /// Memory kept between batches.
 #[derive(Debug, Default)]
 struct Scratch {
-    events: VecDeque<HubEvent>,
+    events: VecDeque<DispatcherEvent>,
     taken: Vec<(ConnectionId, CallHeader)>,
-    pieces: Vec<Piece>,
-    /// Those of [`Joined`].
-    joined: Vec<Piece>,
+    pieces: Vec<CallChunk>,
+    /// Those of [`CoBatchedCalls`].
+    joined: Vec<CallChunk>,
     x: Activations,
     rows: Vec<f32>,
     out: Vec<f32>,
@@ -102,21 +102,21 @@ struct Scratch {
 
 /// Why the hub lets a session go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
+enum SessionFault {
     /// It broke the protocol.
     Violation(Violation),
     /// It does not take its answers.
     Slow,
 }
 
-impl std::fmt::Debug for Hub {
+impl std::fmt::Debug for Dispatcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (clients, calls) = (self.clients.len(), self.calls.len());
         f.debug_struct("Hub").field("clients", &clients).field("calls", &calls).finish_non_exhaustive()
     }
 }
 
-impl Hub {
+impl Dispatcher {
     /// Serves the sites of `base` to the sessions of `registry`, whose doors send to `inbox`.
     #[must_use]
     pub fn new(
@@ -135,7 +135,7 @@ impl Hub {
             clients: BTreeMap::new(),
             batcher: Batcher::new(settings.batching, sites.len()).over(base.floors()),
             sites,
-            allowance: Allowance::new(settings.training_share),
+            allowance: BackgroundBudget::new(settings.training_share),
             rows: RowQuotas::new(&settings.quotas),
             calls: BTreeMap::new(),
             joined: None,
@@ -147,13 +147,13 @@ impl Hub {
 
     /// Rung by whatever the doors send; the compute thread's other sources may ring it too.
     #[must_use]
-    pub fn bell(&self) -> Arc<Bell> {
+    pub fn bell(&self) -> Arc<Doorbell> {
         Arc::clone(self.inbox.bell())
     }
 
     /// Where doors send to.
     #[must_use]
-    pub fn sender(&self) -> HubSender {
+    pub fn sender(&self) -> DispatcherSender {
         self.inbox.sender()
     }
 
@@ -208,7 +208,7 @@ impl Hub {
                     Ok(Some(header)) => taken.push((connection, header)),
                     Ok(None) => break,
                     Err(violation) => {
-                        self.gone.push((connection, Fault::Violation(violation)));
+                        self.gone.push((connection, SessionFault::Violation(violation)));
                         break;
                     }
                 }
@@ -233,28 +233,30 @@ impl Hub {
         wait_any(self.inbox.bell(), channels, spin, until);
     }
 
-    fn handle(&mut self, event: HubEvent) {
+    fn handle(&mut self, event: DispatcherEvent) {
         match event {
-            HubEvent::Open(opening) => self.open(opening),
-            HubEvent::Call { connection, header, payload } => self.take_in(connection, header, Some(payload)),
-            HubEvent::Channel { connection, channel } => self.connect(connection, channel),
-            HubEvent::Close { connection } => self.forget(connection),
-            HubEvent::Drain => self.drain(),
+            DispatcherEvent::Open(opening) => self.open(opening),
+            DispatcherEvent::Call { connection, header, payload } => {
+                self.take_in(connection, header, Some(payload))
+            }
+            DispatcherEvent::Channel { connection, channel } => self.connect(connection, channel),
+            DispatcherEvent::Close { connection } => self.forget(connection),
+            DispatcherEvent::Drain => self.drain(),
         }
     }
 
-    fn open(&mut self, opening: Opening) {
-        let Opening { connection, facts, account, takes_over, replies } = opening;
+    fn open(&mut self, opening: OpenSession) {
+        let OpenSession { connection, facts, account, takes_over, replies } = opening;
         if let Some(old) = takes_over {
             self.forget(old);
         }
         self.rows.sweep(self.clock.now());
-        let peer = replies.map_or(Peer::Local(None), Peer::Remote);
-        self.clients.insert(connection, Client::new(facts, account, peer));
+        let peer = replies.map_or(SessionPeer::Local(None), SessionPeer::Remote);
+        self.clients.insert(connection, ClientSession::new(facts, account, peer));
     }
 
     /// A session has a new channel; what came through the old one is forgotten.
-    fn connect(&mut self, connection: ConnectionId, channel: LentChannel) {
+    fn connect(&mut self, connection: ConnectionId, channel: AccountedChannel) {
         self.forget_calls(connection);
         let replaced = match self.clients.get_mut(&connection) {
             Some(client) => client.begin(channel),
@@ -289,10 +291,10 @@ impl Hub {
             client.account.close();
             self.registry.counts().broken.add(1);
             match fault {
-                Fault::Violation(violation) => {
+                SessionFault::Violation(violation) => {
                     tracing::warn!(session = number, %tenant, %violation, "a client broke the layer protocol and is let go");
                 }
-                Fault::Slow => {
+                SessionFault::Slow => {
                     tracing::warn!(session = number, %tenant, "a client does not take its answers and is let go");
                 }
             }
@@ -309,9 +311,9 @@ impl Hub {
         let admitted = if has_place {
             self.admit(connection, &header, payload)
         } else {
-            Err(Refusal { status: Status::Busy, retry_after_ms: RETRY_MS })
+            Err(CallRefusal { status: CallStatus::Busy, retry_after_ms: RETRY_MS })
         };
-        let Err(Refusal { status, retry_after_ms }) = admitted else { return };
+        let Err(CallRefusal { status, retry_after_ms }) = admitted else { return };
         let Some(client) = self.clients.get_mut(&connection) else { return };
         client.account.refused();
         if has_place {
@@ -328,18 +330,18 @@ impl Hub {
         connection: ConnectionId,
         header: &CallHeader,
         payload: Option<Payload>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), CallRefusal> {
         let now = self.clock.now();
         if self.is_draining() {
-            return Err(Status::Draining.into());
+            return Err(CallStatus::Draining.into());
         }
-        let asked = Asked::by(header, &self.sites, self.settings.quotas.tenant_rows)?;
-        let Some(client) = self.clients.get_mut(&connection) else { return Err(Status::Failed.into()) };
+        let asked = ResolvedCall::by(header, &self.sites, self.settings.quotas.tenant_rows)?;
+        let Some(client) = self.clients.get_mut(&connection) else { return Err(CallStatus::Failed.into()) };
         let draw = client.look(header, &asked, payload.as_ref())?;
         if let Some(older) = client.check_sequence(header.sequence)? {
             self.forget_call(connection, older);
         }
-        let Some(client) = self.clients.get_mut(&connection) else { return Err(Status::Failed.into()) };
+        let Some(client) = self.clients.get_mut(&connection) else { return Err(CallStatus::Failed.into()) };
         let payload = payload.map(|payload| payload.with_answer(&asked)).transpose()?;
         self.rows.admit(&client.facts.tenant, header.rows, now)?;
         let rows = header.rows as usize;
@@ -347,7 +349,7 @@ impl Hub {
         let new = NewCall { call: asked.call, connection, class: header.class, rows, row_elements };
         let id = self.batcher.add(new, now);
         client.await_answer(header, id);
-        self.calls.insert(id, Call::new(connection, *header, asked, now, draw, payload));
+        self.calls.insert(id, AcceptedCall::new(connection, *header, asked, now, draw, payload));
         failpoint::pass("layer.call_taken");
         Ok(())
     }

@@ -5,17 +5,17 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use cache::ledger::Charge;
+use cache::ledger::MemoryReservation;
 use shmproto::{
-    channel::{Bell, ExecutorChannel},
+    channel::{Doorbell, ExecutorChannel},
     layer::{CallHeader, ReplyHeader},
 };
 use tokio::sync::mpsc;
 
 use super::{
     ConnectionId,
-    session::{Account, Facts},
-    slab_charge::SlabCharge,
+    session::{SessionCounters, SessionFacts},
+    slab_charge::SlabReservation,
 };
 
 /// Calls of all remote sessions that wait to be taken in; more are refused.
@@ -27,14 +27,14 @@ pub struct Payload {
     /// Numbers as they travel.
     pub bytes: Vec<u8>,
     /// Given back with the payload.
-    pub held: Charge,
+    pub held: MemoryReservation,
 }
 
 /// This process's end of a channel, and what its memory takes of the tenant's quota. The memory is given back first.
 #[derive(Debug)]
-pub struct LentChannel {
+pub struct AccountedChannel {
     pub(super) channel: ExecutorChannel,
-    pub(super) _held: SlabCharge,
+    pub(super) _held: SlabReservation,
 }
 
 /// An answer to a remote call.
@@ -67,13 +67,13 @@ impl Replies {
 
 /// A session that begins.
 #[derive(Debug)]
-pub struct Opening {
+pub struct OpenSession {
     /// Its connection.
     pub connection: ConnectionId,
     /// Who it is.
-    pub facts: Arc<Facts>,
+    pub facts: Arc<SessionFacts>,
     /// What it uses.
-    pub account: Arc<Account>,
+    pub account: Arc<SessionCounters>,
     /// The connection whose place it takes.
     pub takes_over: Option<ConnectionId>,
     /// Where answers go; a local session has a channel instead.
@@ -82,9 +82,9 @@ pub struct Opening {
 
 /// Something the hub reacts to.
 #[derive(Debug)]
-pub enum HubEvent {
+pub enum DispatcherEvent {
     /// A session begins.
-    Open(Opening),
+    Open(OpenSession),
     /// A remote session calls.
     Call {
         /// The connection it came over.
@@ -99,7 +99,7 @@ pub enum HubEvent {
         /// The connection of the client.
         connection: ConnectionId,
         /// Its end of this process.
-        channel: LentChannel,
+        channel: AccountedChannel,
     },
     /// A session is over; what it waits for is forgotten.
     Close {
@@ -123,40 +123,40 @@ pub enum SendError {
 
 /// The doors' end of the hub's queue. Clones are the same queue.
 #[derive(Debug, Clone)]
-pub struct HubSender(Arc<Queue>);
+pub struct DispatcherSender(Arc<EventQueue>);
 
 /// The hub's end. When it is dropped, senders are told so.
 #[derive(Debug)]
-pub struct Inbox(Arc<Queue>);
+pub struct Inbox(Arc<EventQueue>);
 
 #[derive(Debug)]
-struct Queue {
-    waiting: Mutex<Waiting>,
-    bell: Arc<Bell>,
+struct EventQueue {
+    waiting: Mutex<QueuedEvents>,
+    bell: Arc<Doorbell>,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
-    events: VecDeque<HubEvent>,
+struct QueuedEvents {
+    events: VecDeque<DispatcherEvent>,
     calls: usize,
     has_ended: bool,
 }
 
 /// A queue to the hub.
 #[must_use]
-pub fn inbox() -> (HubSender, Inbox) {
-    let queue = Arc::new(Queue { waiting: Mutex::default(), bell: Arc::default() });
-    (HubSender(Arc::clone(&queue)), Inbox(queue))
+pub fn inbox() -> (DispatcherSender, Inbox) {
+    let queue = Arc::new(EventQueue { waiting: Mutex::default(), bell: Arc::default() });
+    (DispatcherSender(Arc::clone(&queue)), Inbox(queue))
 }
 
-impl Queue {
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+impl EventQueue {
+    fn waiting(&self) -> MutexGuard<'_, QueuedEvents> {
         // Every change leaves the queue whole, so it is usable even if a holder of the lock panicked.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl HubSender {
+impl DispatcherSender {
     /// Makes the compute thread turn.
     pub fn ring(&self) {
         self.0.bell.ring();
@@ -167,7 +167,7 @@ impl HubSender {
     /// # Errors
     /// A call if too many wait, anything if the hub has ended. Other events are bounded by the number of sessions: one that
     /// replaces its channel before the hub has seen the last leaves one in the queue.
-    pub fn send(&self, event: HubEvent) -> Result<(), SendError> {
+    pub fn send(&self, event: DispatcherEvent) -> Result<(), SendError> {
         let replaced;
         {
             let mut waiting = self.0.waiting();
@@ -184,17 +184,17 @@ impl HubSender {
     }
 }
 
-impl Waiting {
+impl QueuedEvents {
     /// Counts a call; takes out the channel that `event` replaces.
-    fn make_way(&mut self, event: &HubEvent) -> Result<Option<HubEvent>, SendError> {
+    fn make_way(&mut self, event: &DispatcherEvent) -> Result<Option<DispatcherEvent>, SendError> {
         match event {
-            HubEvent::Call { .. } if self.calls == MAX_CALLS => Err(SendError::Full),
-            HubEvent::Call { .. } => {
+            DispatcherEvent::Call { .. } if self.calls == MAX_CALLS => Err(SendError::Full),
+            DispatcherEvent::Call { .. } => {
                 self.calls += 1;
                 Ok(None)
             }
-            HubEvent::Channel { connection: of, .. } => {
-                let same = |event: &HubEvent| matches!(event, HubEvent::Channel { connection, .. } if connection == of);
+            DispatcherEvent::Channel { connection: of, .. } => {
+                let same = |event: &DispatcherEvent| matches!(event, DispatcherEvent::Channel { connection, .. } if connection == of);
                 Ok(self.events.iter().position(same).and_then(|at| self.events.remove(at)))
             }
             _ => Ok(None),
@@ -204,19 +204,19 @@ impl Waiting {
 
 impl Inbox {
     /// Moves what has come to `events`, which must be empty.
-    pub(super) fn take(&mut self, events: &mut VecDeque<HubEvent>) {
+    pub(super) fn take(&mut self, events: &mut VecDeque<DispatcherEvent>) {
         let mut waiting = self.0.waiting();
         std::mem::swap(&mut waiting.events, events);
         waiting.calls = 0;
     }
 
     /// The other end.
-    pub(super) fn sender(&self) -> HubSender {
-        HubSender(Arc::clone(&self.0))
+    pub(super) fn sender(&self) -> DispatcherSender {
+        DispatcherSender(Arc::clone(&self.0))
     }
 
     /// Rung by every event.
-    pub(super) fn bell(&self) -> &Arc<Bell> {
+    pub(super) fn bell(&self) -> &Arc<Doorbell> {
         &self.0.bell
     }
 }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shmproto::layer::Class;
+use shmproto::layer::CallClass;
 
 use super::ConnectionId;
 
@@ -18,7 +18,7 @@ pub struct CallId(pub u64);
 
 /// Consecutive rows of a call, computed in one batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
+pub struct CallChunk {
     /// The call whose rows they are.
     pub id: CallId,
     /// Rows of the call before the piece.
@@ -31,13 +31,13 @@ pub struct Piece {
 
 /// What of a call is left to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Waiting {
+pub struct QueuedCall {
     /// The call.
     pub id: CallId,
     /// The connection it came over.
     pub connection: ConnectionId,
     /// How urgent it is.
-    pub class: Class,
+    pub class: CallClass,
     /// Rows computed already.
     pub first_row: usize,
     /// Rows left.
@@ -50,16 +50,16 @@ pub struct Waiting {
 
 /// Whose turn it is: the least goes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Turn {
+pub struct CallOrder {
     class: u64,
     arrived: Instant,
 }
 
-impl Turn {
+impl CallOrder {
     /// The turn of a call of `class`: it rises by a class for every `aging` it has waited, so that in the end it is before
     /// everybody who came later.
     #[must_use]
-    pub fn of(class: Class, arrived: Instant, now: Instant, aging: Duration) -> Self {
+    pub fn of(class: CallClass, arrived: Instant, now: Instant, aging: Duration) -> Self {
         let waited = now.saturating_duration_since(arrived).as_nanos();
         let risen = waited.checked_div(aging.as_nanos()).unwrap_or(u128::MAX);
         let class = (class as u64).saturating_sub(u64::try_from(risen).unwrap_or(u64::MAX));
@@ -68,58 +68,58 @@ impl Turn {
 }
 
 /// Which classes may have their turn.
-pub type Allowed = fn(Class) -> bool;
+pub type AllowedClasses = fn(CallClass) -> bool;
 
 /// Any may.
 #[must_use]
-pub fn any_class(_: Class) -> bool {
+pub fn any_class(_: CallClass) -> bool {
     true
 }
 
 /// What of a lane may be taken.
 #[derive(Debug, Clone, Copy)]
-pub struct Portion {
+pub struct BatchPortion {
     /// Rows at most.
     pub rows: usize,
     /// Calls that came later stay.
     pub until: CallId,
     /// Other classes stay.
-    pub allowed: Allowed,
+    pub allowed: AllowedClasses,
     /// What becomes of a call that does not fit.
-    pub cut: Cut,
+    pub cut: SplitPolicy,
 }
 
 /// What becomes of a call that does not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cut {
+pub enum SplitPolicy {
     /// Its first rows are taken.
     Rows,
     /// It stays, and what comes after it too.
     Nothing,
-    /// As [`Cut::Rows`], and nothing else is taken with it.
+    /// As [`SplitPolicy::TenantRows`], and nothing else is taken with it.
     Alone,
 }
 
 /// Calls that ask for the same, by class and within it in order of arrival. Never empty.
 #[derive(Debug)]
-pub struct Lane {
-    classes: [VecDeque<Waiting>; Class::ALL.len()],
+pub struct CallQueue {
+    classes: [VecDeque<QueuedCall>; CallClass::ALL.len()],
     /// Rows of a batch at most.
     batch_rows: usize,
     due: Instant,
 }
 
-impl Lane {
+impl CallQueue {
     /// A lane of one call, of which no batch has more than `batch_rows`.
     #[must_use]
-    pub fn of(call: Waiting, batch_rows: usize) -> Self {
+    pub fn of(call: QueuedCall, batch_rows: usize) -> Self {
         let mut lane = Self { classes: Default::default(), batch_rows, due: call.due };
         lane.push(call);
         lane
     }
 
     /// Puts a call behind those of its class.
-    pub fn push(&mut self, call: Waiting) {
+    pub fn push(&mut self, call: QueuedCall) {
         self.due = self.due.min(call.due);
         self.classes[call.class as usize].push_back(call);
     }
@@ -131,31 +131,31 @@ impl Lane {
     }
 
     /// Those that are the first of their class.
-    fn heads(&self) -> impl Iterator<Item = &Waiting> {
+    fn heads(&self) -> impl Iterator<Item = &QueuedCall> {
         self.classes.iter().filter_map(VecDeque::front)
     }
 
     /// The one that came first.
     #[must_use]
-    pub fn oldest(&self) -> Option<&Waiting> {
+    pub fn oldest(&self) -> Option<&QueuedCall> {
         self.heads().min_by_key(|call| call.id)
     }
 
     /// When it is its turn.
     #[must_use]
-    pub fn turn(&self, now: Instant, aging: Duration) -> Option<Turn> {
-        self.heads().map(|call| Turn::of(call.class, call.arrived, now, aging)).min()
+    pub fn turn(&self, now: Instant, aging: Duration) -> Option<CallOrder> {
+        self.heads().map(|call| CallOrder::of(call.class, call.arrived, now, aging)).min()
     }
 
     /// Some are of these classes.
     #[must_use]
-    pub fn has(&self, allowed: Allowed) -> bool {
+    pub fn has(&self, allowed: AllowedClasses) -> bool {
         self.heads().any(|call| allowed(call.class))
     }
 
     /// When the one came that came first of a class.
     #[must_use]
-    pub fn first_of(&self, class: Class) -> Option<Instant> {
+    pub fn first_of(&self, class: CallClass) -> Option<Instant> {
         self.classes[class as usize].front().map(|call| call.arrived)
     }
 
@@ -166,7 +166,7 @@ impl Lane {
     }
 
     /// All of them.
-    pub fn iter(&self) -> impl Iterator<Item = &Waiting> {
+    pub fn iter(&self) -> impl Iterator<Item = &QueuedCall> {
         self.classes.iter().flatten()
     }
 
@@ -175,13 +175,13 @@ impl Lane {
         &mut self,
         now: Instant,
         aging: Duration,
-        portion: Portion,
-        mut taken: impl FnMut(Waiting, Piece),
+        portion: BatchPortion,
+        mut taken: impl FnMut(QueuedCall, CallChunk),
     ) {
         let mut room = portion.rows.min(self.batch_rows);
         while room > 0 {
-            let allowed = |call: &&Waiting| call.id <= portion.until && (portion.allowed)(call.class);
-            let turn = |call: &&Waiting| Turn::of(call.class, call.arrived, now, aging);
+            let allowed = |call: &&QueuedCall| call.id <= portion.until && (portion.allowed)(call.class);
+            let turn = |call: &&QueuedCall| CallOrder::of(call.class, call.arrived, now, aging);
             let Some(class) = self.heads().filter(allowed).min_by_key(turn).map(|call| call.class) else {
                 break;
             };
@@ -189,10 +189,10 @@ impl Lane {
             let Some(call) = queue.front_mut() else { break };
             let fits = call.rows <= room;
             let rows = if fits { call.rows } else { room - room % CUT_ROWS };
-            if rows == 0 || (!fits && portion.cut == Cut::Nothing) {
+            if rows == 0 || (!fits && portion.cut == SplitPolicy::Nothing) {
                 break;
             }
-            let piece = Piece { id: call.id, first_row: call.first_row, rows, is_last: fits };
+            let piece = CallChunk { id: call.id, first_row: call.first_row, rows, is_last: fits };
             call.first_row += rows;
             call.rows -= rows;
             let call = *call;
@@ -201,7 +201,7 @@ impl Lane {
             }
             room -= rows;
             taken(call, piece);
-            if portion.cut == Cut::Alone {
+            if portion.cut == SplitPolicy::Alone {
                 break;
             }
         }
@@ -209,7 +209,7 @@ impl Lane {
     }
 
     /// Takes out those that `is_meant` names.
-    pub fn remove(&mut self, is_meant: impl Fn(&Waiting) -> bool, mut removed: impl FnMut(Waiting)) {
+    pub fn remove(&mut self, is_meant: impl Fn(&QueuedCall) -> bool, mut removed: impl FnMut(QueuedCall)) {
         for queue in &mut self.classes {
             queue.retain(|call| {
                 let goes = is_meant(call);
@@ -237,7 +237,13 @@ mod tests {
     fn an_old_call_of_any_class_goes_before_a_new_one() {
         let aging = Duration::from_millis(10);
         let (old, later) = (Instant::now(), Instant::now() + Duration::from_millis(100));
-        assert!(Turn::of(Class::Decode, later, later, aging) < Turn::of(Class::Noise, later, later, aging));
-        assert!(Turn::of(Class::Noise, old, later, aging) < Turn::of(Class::Decode, later, later, aging));
+        assert!(
+            CallOrder::of(CallClass::Decode, later, later, aging)
+                < CallOrder::of(CallClass::Noise, later, later, aging)
+        );
+        assert!(
+            CallOrder::of(CallClass::Noise, old, later, aging)
+                < CallOrder::of(CallClass::Decode, later, later, aging)
+        );
     }
 }

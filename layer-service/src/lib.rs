@@ -91,7 +91,7 @@ impl fmt::Display for Tenant {
 
 /// How a client's calls come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Transport {
+pub enum SessionTransport {
     /// Through shared memory.
     Channel,
     /// ZeroMQ over the private Unix socket.
@@ -100,7 +100,7 @@ pub enum Transport {
     Tls,
 }
 
-impl Transport {
+impl SessionTransport {
     /// As operators read it.
     #[must_use]
     pub fn name(self) -> &'static str {

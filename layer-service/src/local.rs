@@ -20,18 +20,18 @@ use rustix::{
 };
 use shmproto::{
     channel::{ExecutorChannel, LAYOUT_HASH},
-    handover::{Caller as Called, SendError},
+    handover::{ConnectedPeer as Called, SendError},
     layer::control::{
-        ChannelReady, Fetch, Fetched, FromLayers, LayersEnd, LayersListener, MAX_FETCH_BYTES, Open,
-        RefusalCode, Refused, ToLayers,
+        ChannelReady, Fetch, Fetched, FromLayers, LayersEnd, LayersListener, MAX_FETCH_BYTES, RefusalCode,
+        SessionOpen, SessionRefused, ToLayers,
     },
 };
 
 use super::{
-    Transport,
+    SessionTransport,
     auth::{Authenticator, Principal, REFUSED},
     blobs::Blobs,
-    registry::{Registry, Session, refused},
+    registry::{RegisteredSession, Registry, refused},
 };
 
 /// How often sessions are looked at, at least.
@@ -51,7 +51,7 @@ const NO_DESCRIPTORS: Duration = Duration::from_millis(50);
 
 /// What the door asks.
 #[derive(Debug, Clone)]
-pub struct Parts {
+pub struct LocalParts {
     /// For sessions.
     pub registry: Registry,
     /// Who may come in.
@@ -62,29 +62,29 @@ pub struct Parts {
 
 /// The open door. Dropped, it is closed, and the socket's file is gone.
 #[derive(Debug)]
-pub struct LocalDoor {
+pub struct LocalServer {
     is_closed: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl LocalDoor {
+impl LocalServer {
     /// Opens a door at `socket`, in a directory that only this user may enter.
     ///
     /// # Errors
     /// If the socket cannot be bound or the thread not be started.
-    pub fn open(socket: &Path, parts: Parts) -> anyhow::Result<Self> {
+    pub fn open(socket: &Path, parts: LocalParts) -> anyhow::Result<Self> {
         let bound = LayersListener::bind(socket);
         let listener =
             bound.with_context(|| format!("split clients cannot be taken in at {}", socket.display()))?;
         let is_closed = Arc::new(AtomicBool::new(false));
-        let door = Door { listener, parts, is_closed: Arc::clone(&is_closed), callers: Vec::new() };
+        let door = LocalListener { listener, parts, is_closed: Arc::clone(&is_closed), callers: Vec::new() };
         let spawned = std::thread::Builder::new().name("layers".to_owned()).spawn(move || door.run());
         let thread = Some(spawned.context("cannot start the thread of the layers' socket")?);
         Ok(Self { is_closed, thread })
     }
 }
 
-impl Drop for LocalDoor {
+impl Drop for LocalServer {
     fn drop(&mut self) {
         self.is_closed.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -93,18 +93,18 @@ impl Drop for LocalDoor {
     }
 }
 
-struct Door {
+struct LocalListener {
     listener: LayersListener,
-    parts: Parts,
+    parts: LocalParts,
     is_closed: Arc<AtomicBool>,
-    callers: Vec<Caller>,
+    callers: Vec<LocalCaller>,
 }
 
 /// A connection.
-struct Caller {
+struct LocalCaller {
     connection: LayersEnd,
     pid: u32,
-    session: Option<Session>,
+    session: Option<RegisteredSession>,
     principal: Option<Principal>,
     /// An answer it has not taken.
     owed: Option<FromLayers>,
@@ -115,7 +115,7 @@ struct Caller {
 
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
-enum Leave {
+enum LocalDisconnect {
     #[error("it is done")]
     Done,
     #[error("it is gone: {0}")]
@@ -130,7 +130,7 @@ enum Leave {
     Slow,
 }
 
-impl Door {
+impl LocalListener {
     fn run(mut self) {
         while !self.is_closed.load(Ordering::Relaxed) {
             self.accept();
@@ -156,7 +156,7 @@ impl Door {
                 Ok(Some(Called { connection, pid })) => {
                     let strangers = self.callers.iter().filter(|caller| caller.session.is_none()).count();
                     if strangers < MAX_CALLERS {
-                        self.callers.push(Caller::new(connection, pid));
+                        self.callers.push(LocalCaller::new(connection, pid));
                     }
                 }
                 Ok(None) => return,
@@ -183,19 +183,19 @@ impl Door {
     }
 }
 
-impl Caller {
+impl LocalCaller {
     fn new(connection: LayersEnd, pid: u32) -> Self {
         let owes_since = Some(Instant::now());
         Self { connection, pid, session: None, principal: None, owed: None, owes_since, knows_of_end: false }
     }
 
     /// Hears what it says and answers, as far as it takes that.
-    fn serve(&mut self, parts: &Parts) -> Result<(), Leave> {
-        if self.session.as_ref().is_some_and(Session::is_closed) {
-            return Err(Leave::Closed);
+    fn serve(&mut self, parts: &LocalParts) -> Result<(), LocalDisconnect> {
+        if self.session.as_ref().is_some_and(RegisteredSession::is_closed) {
+            return Err(LocalDisconnect::Closed);
         }
         if !self.principal.as_ref().is_none_or(|principal| parts.authenticator.still_admits(principal)) {
-            return Err(Leave::Barred);
+            return Err(LocalDisconnect::Barred);
         }
         if let Some(answer) = self.owed.take() {
             self.say(answer)?;
@@ -204,7 +204,8 @@ impl Caller {
             if self.owed.is_some() {
                 break;
             }
-            let received = self.connection.receive().map_err(|error| Leave::Gone(error.to_string()))?;
+            let received =
+                self.connection.receive().map_err(|error| LocalDisconnect::Gone(error.to_string()))?;
             let Some((message, _)) = received else { break };
             let makes_channel = matches!(message, ToLayers::Channel(_));
             self.heard(message, parts)?;
@@ -215,12 +216,12 @@ impl Caller {
         }
         self.tell_of_end(parts)?;
         match self.owes_since {
-            Some(since) if since.elapsed() > PATIENCE => Err(Leave::Slow),
+            Some(since) if since.elapsed() > PATIENCE => Err(LocalDisconnect::Slow),
             _ => Ok(()),
         }
     }
 
-    fn tell_of_end(&mut self, parts: &Parts) -> Result<(), Leave> {
+    fn tell_of_end(&mut self, parts: &LocalParts) -> Result<(), LocalDisconnect> {
         let is_news = parts.registry.is_draining() && self.session.is_some() && !self.knows_of_end;
         if is_news && self.owed.is_none() {
             self.knows_of_end = true;
@@ -229,9 +230,9 @@ impl Caller {
         Ok(())
     }
 
-    fn heard(&mut self, message: ToLayers, parts: &Parts) -> Result<(), Leave> {
+    fn heard(&mut self, message: ToLayers, parts: &LocalParts) -> Result<(), LocalDisconnect> {
         match (message, &mut self.session) {
-            (ToLayers::Close, _) => Err(Leave::Done),
+            (ToLayers::Close, _) => Err(LocalDisconnect::Done),
             (ToLayers::Open(open), None) => self.open(&open, parts),
             (ToLayers::Open(_), Some(_)) => self.say(malformed("the session is open: close it first")),
             (_, None) => self.say(malformed("open a session first")),
@@ -247,7 +248,7 @@ impl Caller {
         }
     }
 
-    fn open(&mut self, open: &Open, parts: &Parts) -> Result<(), Leave> {
+    fn open(&mut self, open: &SessionOpen, parts: &LocalParts) -> Result<(), LocalDisconnect> {
         match admit(open, parts) {
             Ok((principal, session)) => {
                 let (opened, facts) = (session.opened().clone(), session.facts());
@@ -260,12 +261,12 @@ impl Caller {
             Err(refused) => {
                 let reason = refused.message.clone();
                 self.say(FromLayers::Refused(refused))?;
-                Err(Leave::Refused(reason))
+                Err(LocalDisconnect::Refused(reason))
             }
         }
     }
 
-    fn say(&mut self, answer: FromLayers) -> Result<(), Leave> {
+    fn say(&mut self, answer: FromLayers) -> Result<(), LocalDisconnect> {
         match self.connection.send(&answer, &[]) {
             Ok(()) => {
                 if self.session.is_some() {
@@ -278,12 +279,12 @@ impl Caller {
                 self.owes_since.get_or_insert_with(Instant::now);
                 Ok(())
             }
-            Err(error) => Err(Leave::Gone(error.to_string())),
+            Err(error) => Err(LocalDisconnect::Gone(error.to_string())),
         }
     }
 }
 
-fn admit(open: &Open, parts: &Parts) -> Result<(Principal, Session), Refused> {
+fn admit(open: &SessionOpen, parts: &LocalParts) -> Result<(Principal, RegisteredSession), SessionRefused> {
     if open.layout_hash != LAYOUT_HASH {
         let message =
             "client and executor disagree about the layout of shared memory: run one release".to_owned();
@@ -294,12 +295,16 @@ fn admit(open: &Open, parts: &Parts) -> Result<(Principal, Session), Refused> {
         refused(RefusalCode::Unauthenticated, REFUSED.to_owned())
     };
     let principal = parts.authenticator.by_key(open.key.as_bytes()).ok_or_else(unknown)?;
-    let session = parts.registry.open(&principal.tenant, open, Transport::Channel, None)?;
+    let session = parts.registry.open(&principal.tenant, open, SessionTransport::Channel, None)?;
     Ok((principal, session))
 }
 
 /// Makes a channel and gives the client its end.
-fn connect(session: &mut Session, connection: &LayersEnd, bytes: u64) -> Result<(), Refused> {
+fn connect(
+    session: &mut RegisteredSession,
+    connection: &LayersEnd,
+    bytes: u64,
+) -> Result<(), SessionRefused> {
     session.channel(bytes, |channel: &ExecutorChannel| {
         let geometry = channel.geometry();
         let ready = ChannelReady {

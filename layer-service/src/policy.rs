@@ -5,20 +5,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shmproto::layer::Class;
+use shmproto::layer::CallClass;
 
 use super::{
-    lane::{Allowed, CallId, Cut, Waiting, any_class},
-    settings::{Batching, Policy},
+    lane::{AllowedClasses, CallId, QueuedCall, SplitPolicy, any_class},
+    settings::{Batching, BatchingPolicy},
 };
 
 /// The calls that wait, as a policy sees them.
-pub trait Queue {
+pub trait WaitingCalls {
     /// The last call that came.
     fn last(&self) -> CallId;
 
     /// The first of those that wait.
-    fn oldest(&self) -> Option<&Waiting>;
+    fn oldest(&self) -> Option<&QueuedCall>;
 
     /// Nobody would come before somebody is answered.
     fn everybody_waits(&self, now: Instant) -> bool;
@@ -27,20 +27,20 @@ pub trait Queue {
 /// When calls are computed, and how many together.
 pub trait BatchPolicy: fmt::Debug + Send {
     /// How long a call waits for company.
-    fn wait(&self, class: Class, rows: usize) -> Duration;
+    fn wait(&self, class: CallClass, rows: usize) -> Duration;
 
     /// The last call whose turn it may be now.
-    fn until(&mut self, now: Instant, queue: &dyn Queue) -> CallId;
+    fn until(&mut self, now: Instant, queue: &dyn WaitingCalls) -> CallId;
 
     /// Whether calls are due before they have waited.
-    fn is_early(&self, now: Instant, queue: &dyn Queue) -> bool;
+    fn is_early(&self, now: Instant, queue: &dyn WaitingCalls) -> bool;
 
     /// When something will be due, if nothing comes meanwhile; it may be past. The first call has waited at `waited`.
-    fn deadline(&self, now: Instant, waited: Instant, queue: &dyn Queue) -> Instant;
+    fn deadline(&self, now: Instant, waited: Instant, queue: &dyn WaitingCalls) -> Instant;
 
     /// How the calls of a batch are put together.
-    fn cut(&self) -> Cut {
-        Cut::Rows
+    fn cut(&self) -> SplitPolicy {
+        SplitPolicy::Rows
     }
 
     /// Whether calls join a pass that comes by.
@@ -53,9 +53,9 @@ pub trait BatchPolicy: fmt::Debug + Send {
 #[must_use]
 pub fn of(batching: &Batching, sites: usize) -> Box<dyn BatchPolicy> {
     match batching.policy {
-        Policy::Opportunistic => Box::new(Opportunistic { batching: *batching, sites }),
-        Policy::None => Box::new(Alone),
-        Policy::Lockstep => Box::new(Lockstep { round: CallId(0) }),
+        BatchingPolicy::Opportunistic => Box::new(Opportunistic { batching: *batching, sites }),
+        BatchingPolicy::None => Box::new(NoBatching),
+        BatchingPolicy::Lockstep => Box::new(Lockstep { round: CallId(0) }),
     }
 }
 
@@ -67,46 +67,46 @@ struct Opportunistic {
 }
 
 impl BatchPolicy for Opportunistic {
-    fn wait(&self, class: Class, rows: usize) -> Duration {
+    fn wait(&self, class: CallClass, rows: usize) -> Duration {
         wait(&self.batching, class, rows, self.sites)
     }
 
-    fn until(&mut self, _: Instant, queue: &dyn Queue) -> CallId {
+    fn until(&mut self, _: Instant, queue: &dyn WaitingCalls) -> CallId {
         queue.last()
     }
 
-    fn is_early(&self, now: Instant, queue: &dyn Queue) -> bool {
+    fn is_early(&self, now: Instant, queue: &dyn WaitingCalls) -> bool {
         queue.everybody_waits(now)
     }
 
-    fn deadline(&self, now: Instant, waited: Instant, queue: &dyn Queue) -> Instant {
+    fn deadline(&self, now: Instant, waited: Instant, queue: &dyn WaitingCalls) -> Instant {
         if queue.everybody_waits(now) { waited.min(now) } else { waited }
     }
 }
 
 /// At once, each call alone.
 #[derive(Debug)]
-struct Alone;
+struct NoBatching;
 
-impl BatchPolicy for Alone {
-    fn wait(&self, _: Class, _: usize) -> Duration {
+impl BatchPolicy for NoBatching {
+    fn wait(&self, _: CallClass, _: usize) -> Duration {
         Duration::ZERO
     }
 
-    fn until(&mut self, _: Instant, queue: &dyn Queue) -> CallId {
+    fn until(&mut self, _: Instant, queue: &dyn WaitingCalls) -> CallId {
         queue.last()
     }
 
-    fn is_early(&self, _: Instant, _: &dyn Queue) -> bool {
+    fn is_early(&self, _: Instant, _: &dyn WaitingCalls) -> bool {
         false
     }
 
-    fn deadline(&self, _: Instant, waited: Instant, _: &dyn Queue) -> Instant {
+    fn deadline(&self, _: Instant, waited: Instant, _: &dyn WaitingCalls) -> Instant {
         waited
     }
 
-    fn cut(&self) -> Cut {
-        Cut::Alone
+    fn cut(&self) -> SplitPolicy {
+        SplitPolicy::Alone
     }
 
     fn joins_passes(&self) -> bool {
@@ -126,18 +126,18 @@ struct Lockstep {
 
 impl Lockstep {
     /// Calls of the round are left.
-    fn has_round(&self, queue: &dyn Queue) -> bool {
+    fn has_round(&self, queue: &dyn WaitingCalls) -> bool {
         queue.oldest().is_some_and(|call| call.id <= self.round)
     }
 }
 
 impl BatchPolicy for Lockstep {
-    fn wait(&self, _: Class, _: usize) -> Duration {
+    fn wait(&self, _: CallClass, _: usize) -> Duration {
         Duration::ZERO
     }
 
-    fn until(&mut self, now: Instant, queue: &dyn Queue) -> CallId {
-        let is_late = |call: &Waiting| now.saturating_duration_since(call.arrived) >= LOCKSTEP;
+    fn until(&mut self, now: Instant, queue: &dyn WaitingCalls) -> CallId {
+        let is_late = |call: &QueuedCall| now.saturating_duration_since(call.arrived) >= LOCKSTEP;
         let begins = || queue.everybody_waits(now) || queue.oldest().is_some_and(is_late);
         if !self.has_round(queue) && begins() {
             self.round = queue.last();
@@ -145,11 +145,11 @@ impl BatchPolicy for Lockstep {
         self.round
     }
 
-    fn is_early(&self, _: Instant, _: &dyn Queue) -> bool {
+    fn is_early(&self, _: Instant, _: &dyn WaitingCalls) -> bool {
         false
     }
 
-    fn deadline(&self, now: Instant, waited: Instant, queue: &dyn Queue) -> Instant {
+    fn deadline(&self, now: Instant, waited: Instant, queue: &dyn WaitingCalls) -> Instant {
         if queue.everybody_waits(now) || self.has_round(queue) {
             return now;
         }
@@ -160,10 +160,10 @@ impl BatchPolicy for Lockstep {
 /// How long a call of so many rows waits at one of `sites` sites (Symbiosis §3.6, CHECKLIST S-06): in proportion to its
 /// rows, since who brings more gains more from company and loses less by waiting. A drafted tree has many rows and is as
 /// urgent as one.
-pub(crate) fn wait(batching: &Batching, class: Class, rows: usize, sites: usize) -> Duration {
+pub(crate) fn wait(batching: &Batching, class: CallClass, rows: usize, sites: usize) -> Duration {
     let counted = match class {
-        Class::Verify => rows.min(1),
-        Class::Decode | Class::Prefill | Class::Training | Class::Noise => rows,
+        CallClass::Verify => rows.min(1),
+        CallClass::Decode | CallClass::Prefill | CallClass::Training | CallClass::Noise => rows,
     };
     let factor = batching.class_factors[class as usize] * batching.wait_factor;
     let wanted = batching.row_wait.as_secs_f64() * counted as f64 * factor;
@@ -173,15 +173,15 @@ pub(crate) fn wait(batching: &Batching, class: Class, rows: usize, sites: usize)
 
 /// Whether somebody waits for the next token.
 #[must_use]
-pub fn is_urgent(class: Class) -> bool {
-    matches!(class, Class::Decode | Class::Verify)
+pub fn is_urgent(class: CallClass) -> bool {
+    matches!(class, CallClass::Decode | CallClass::Verify)
 }
 
 /// Whether it is kept to a share beside requests: nobody waits for the next token. Noises are not: a split client that masks
 /// its rows asks for one when it has none left, and its next token waits for it.
 #[must_use]
-pub fn is_background(class: Class) -> bool {
-    class == Class::Training
+pub fn is_background(class: CallClass) -> bool {
+    class == CallClass::Training
 }
 
 /// A call that has waited for so long has its turn whatever the share: its client must not give the executor up. With a share
@@ -191,7 +191,7 @@ pub const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// What background calls may take beside requests that are answered: a share of the time of these. A batch that takes more
 /// than there is goes on credit, and the next one waits until that is paid back, or for [`LONGEST_WAIT`].
 #[derive(Debug)]
-pub struct Allowance {
+pub struct BackgroundBudget {
     share: f64,
     seconds: f64,
 }
@@ -199,7 +199,7 @@ pub struct Allowance {
 /// Seconds that are saved up at most.
 const MAX_SAVED: f64 = 0.01;
 
-impl Allowance {
+impl BackgroundBudget {
     /// Of nothing so far.
     #[must_use]
     pub fn new(share: f64) -> Self {
@@ -218,7 +218,7 @@ impl Allowance {
 
     /// Whose turn it may be, where a background call has waited for so long.
     #[must_use]
-    pub fn allowed(&self, waited: Duration) -> Allowed {
+    pub fn allowed(&self, waited: Duration) -> AllowedClasses {
         if self.seconds > 0.0 || waited >= LONGEST_WAIT { any_class } else { |class| !is_background(class) }
     }
 }
@@ -231,18 +231,18 @@ mod tests {
     fn a_wait_grows_with_the_rows_up_to_the_bound_and_is_shared_by_the_sites() {
         let batching = Batching::default();
         let micros = |class, rows, sites| wait(&batching, class, rows, sites).as_micros();
-        assert_eq!(micros(Class::Decode, 1, 1), 195);
-        assert_eq!(micros(Class::Prefill, 100, 1), 19_500);
-        assert_eq!(micros(Class::Prefill, 10_000, 1), 50_000);
-        assert_eq!(micros(Class::Prefill, 10_000, 100), 500);
-        assert_eq!(micros(Class::Training, 10, 1), 3_900);
-        assert_eq!(micros(Class::Noise, 10, 1), 7_800);
+        assert_eq!(micros(CallClass::Decode, 1, 1), 195);
+        assert_eq!(micros(CallClass::Prefill, 100, 1), 19_500);
+        assert_eq!(micros(CallClass::Prefill, 10_000, 1), 50_000);
+        assert_eq!(micros(CallClass::Prefill, 10_000, 100), 500);
+        assert_eq!(micros(CallClass::Training, 10, 1), 3_900);
+        assert_eq!(micros(CallClass::Noise, 10, 1), 7_800);
     }
 
     #[test]
     fn background_calls_get_their_share_however_long_each_takes() {
-        let mut allowance = Allowance::new(0.1);
-        let trains = |allowance: &Allowance| allowance.allowed(Duration::ZERO)(Class::Training);
+        let mut allowance = BackgroundBudget::new(0.1);
+        let trains = |allowance: &BackgroundBudget| allowance.allowed(Duration::ZERO)(CallClass::Training);
         assert!(!trains(&allowance), "nothing is earned yet");
         let (mut requests, mut background) = (Duration::ZERO, Duration::ZERO);
         for _ in 0..1000 {
@@ -259,20 +259,20 @@ mod tests {
 
     #[test]
     fn nothing_is_saved_up_and_a_share_of_nothing_is_a_turn_now_and_then() {
-        let mut allowance = Allowance::new(1.0);
+        let mut allowance = BackgroundBudget::new(1.0);
         allowance.earn(Duration::from_secs(3600));
         allowance.spend(Duration::from_millis(20));
-        assert!(!allowance.allowed(Duration::ZERO)(Class::Training));
-        let mut none = Allowance::new(0.0);
+        assert!(!allowance.allowed(Duration::ZERO)(CallClass::Training));
+        let mut none = BackgroundBudget::new(0.0);
         none.earn(Duration::from_secs(3600));
-        assert!(!none.allowed(LONGEST_WAIT - Duration::from_millis(1))(Class::Training));
-        assert!(none.allowed(LONGEST_WAIT)(Class::Training));
-        assert!(none.allowed(Duration::ZERO)(Class::Noise), "somebody's next token waits for it");
+        assert!(!none.allowed(LONGEST_WAIT - Duration::from_millis(1))(CallClass::Training));
+        assert!(none.allowed(LONGEST_WAIT)(CallClass::Training));
+        assert!(none.allowed(Duration::ZERO)(CallClass::Noise), "somebody's next token waits for it");
     }
 
     #[test]
     fn a_tree_waits_no_longer_than_a_token() {
         let batching = Batching::default();
-        assert_eq!(wait(&batching, Class::Verify, 60, 4), wait(&batching, Class::Decode, 1, 4));
+        assert_eq!(wait(&batching, CallClass::Verify, 60, 4), wait(&batching, CallClass::Decode, 1, 4));
     }
 }

@@ -19,12 +19,12 @@ pub struct OverQuota {
 pub struct RowQuotas {
     max_waiting: u64,
     per_second: Option<f64>,
-    tenants: BTreeMap<Tenant, Rows>,
+    tenants: BTreeMap<Tenant, TenantRows>,
 }
 
 /// A tenant's rows.
 #[derive(Debug, Clone, Copy)]
-struct Rows {
+struct TenantRows {
     waiting: u64,
     /// Rows it may call now; below zero after a large call, which is let in whole.
     credit: f64,
@@ -45,7 +45,7 @@ impl RowQuotas {
     /// If the tenant has too many rows waiting, or called too many lately.
     pub fn admit(&mut self, tenant: &Tenant, rows: u32, now: Instant) -> Result<(), OverQuota> {
         let per_second = self.per_second;
-        let fresh = Rows { waiting: 0, credit: per_second.unwrap_or(0.0), at: now };
+        let fresh = TenantRows { waiting: 0, credit: per_second.unwrap_or(0.0), at: now };
         if !self.tenants.contains_key(tenant) {
             self.tenants.insert(tenant.clone(), fresh);
         }
@@ -86,7 +86,7 @@ impl RowQuotas {
     }
 }
 
-impl Rows {
+impl TenantRows {
     /// Credit comes evenly, up to a second's.
     fn earn(&mut self, per_second: f64, now: Instant) {
         let since = now.saturating_duration_since(self.at).as_secs_f64();

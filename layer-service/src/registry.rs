@@ -19,17 +19,17 @@ use cache::ledger;
 use shmproto::{
     layer::{
         LAYER_VERSION, MAX_ROWS,
-        control::{Open, Opened, RefusalCode, Refused},
+        control::{RefusalCode, SessionOpen, SessionOpened, SessionRefused},
     },
     message::LayerStats,
 };
 
-pub use self::session::Session;
+pub use self::session::RegisteredSession;
 use super::{
-    ConnectionId, SessionId, Tenant, Transport,
-    figures::{Counts, Past},
-    inbox::{HubEvent, HubSender, LentChannel, Replies},
-    session::{Account, Facts},
+    ConnectionId, SessionId, SessionTransport, Tenant,
+    figures::{ClosedSessions, ServiceCounts},
+    inbox::{AccountedChannel, DispatcherEvent, DispatcherSender, Replies},
+    session::{SessionCounters, SessionFacts},
     settings::Quotas,
 };
 
@@ -47,7 +47,7 @@ const REOPEN_MS: u32 = 1000;
 
 /// What sessions are told of the base.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Base {
+pub struct ServedBase {
     /// Chosen at random when the executor starts.
     pub instance: u64,
     /// Bytes of the encoded catalog.
@@ -66,51 +66,59 @@ pub struct Maskable {
 }
 
 #[derive(Debug)]
-struct Entry {
-    facts: Arc<Facts>,
-    account: Arc<Account>,
+struct RegistryEntry {
+    facts: Arc<SessionFacts>,
+    account: Arc<SessionCounters>,
 }
 
 #[derive(Debug, Default)]
-struct Table {
-    sessions: BTreeMap<ConnectionId, Entry>,
-    memory: BTreeMap<Tenant, ledger::Account>,
+struct SessionTable {
+    sessions: BTreeMap<ConnectionId, RegistryEntry>,
+    memory: BTreeMap<Tenant, ledger::MemoryAccount>,
     /// Counts connections; the source of ids and numbers.
     connections: u64,
     /// What closed sessions have used.
-    past: Past,
+    past: ClosedSessions,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct RegistryShared {
     quotas: Quotas,
     /// Of all tenants' channels and messages.
-    memory: ledger::Account,
-    base: Base,
-    hub: HubSender,
-    table: Mutex<Table>,
+    memory: ledger::MemoryAccount,
+    base: ServedBase,
+    hub: DispatcherSender,
+    table: Mutex<SessionTable>,
     is_draining: AtomicBool,
-    counts: Counts,
+    counts: ServiceCounts,
     /// Channels that the hub is done with. To give their memory back takes a while, so the compute thread leaves it to a door.
-    discarded: Mutex<Vec<LentChannel>>,
+    discarded: Mutex<Vec<AccountedChannel>>,
 }
 
 /// The sessions of an executor. Clones are the same. It authenticates nobody: a door does, and names the tenant.
 #[derive(Debug, Clone)]
-pub struct Registry(Arc<Shared>);
+pub struct Registry(Arc<RegistryShared>);
 
 impl Registry {
     /// Without sessions, in front of `hub`; what their channels and messages take is charged to `memory`.
     #[must_use]
-    pub fn new(quotas: Quotas, base: Base, hub: HubSender, memory: ledger::Account) -> Self {
-        let shared = Shared {
+    pub fn new(
+        quotas: Quotas,
+        base: ServedBase,
+        hub: DispatcherSender,
+        memory: ledger::MemoryAccount,
+    ) -> Self {
+        let shared = RegistryShared {
             quotas,
             memory,
             base,
             hub,
-            table: Mutex::new(Table { connections: before_first(base.instance), ..Table::default() }),
+            table: Mutex::new(SessionTable {
+                connections: before_first(base.instance),
+                ..SessionTable::default()
+            }),
             is_draining: AtomicBool::new(false),
-            counts: Counts::default(),
+            counts: ServiceCounts::default(),
             discarded: Mutex::default(),
         };
         Self(Arc::new(shared))
@@ -125,10 +133,10 @@ impl Registry {
     pub fn open(
         &self,
         tenant: &Tenant,
-        open: &Open,
-        transport: Transport,
+        open: &SessionOpen,
+        transport: SessionTransport,
         replies: Option<Replies>,
-    ) -> Result<Session, Refused> {
+    ) -> Result<RegisteredSession, SessionRefused> {
         let opened = self.admit(tenant, open, transport, replies);
         opened.inspect_err(|_| self.count_refusal())
     }
@@ -136,10 +144,10 @@ impl Registry {
     fn admit(
         &self,
         tenant: &Tenant,
-        open: &Open,
-        transport: Transport,
+        open: &SessionOpen,
+        transport: SessionTransport,
         replies: Option<Replies>,
-    ) -> Result<Session, Refused> {
+    ) -> Result<RegisteredSession, SessionRefused> {
         self.check(open)?;
         let mut table = self.table();
         let predecessor = table.predecessor(tenant, SessionId(open.session))?;
@@ -149,19 +157,28 @@ impl Registry {
         table.connections += 1;
         let connection = ConnectionId(table.connections);
         let number = SessionId(if open.session == 0 { connection.0 } else { open.session });
-        let Open { name, masking, .. } = open.clone();
-        let facts = Arc::new(Facts { number, tenant: tenant.clone(), name, masking, transport });
-        let account = Arc::new(Account::default());
+        let SessionOpen { name, masking, .. } = open.clone();
+        let facts = Arc::new(SessionFacts { number, tenant: tenant.clone(), name, masking, transport });
+        let account = Arc::new(SessionCounters::default());
         if let Some(entry) = predecessor.and_then(|old| table.sessions.remove(&old)) {
             entry.account.close();
             table.past.add(&entry.facts, &entry.account);
         }
-        table.sessions.insert(connection, Entry { facts: Arc::clone(&facts), account: Arc::clone(&account) });
+        table
+            .sessions
+            .insert(connection, RegistryEntry { facts: Arc::clone(&facts), account: Arc::clone(&account) });
         let memory = table.memory(tenant, &self.0);
         drop(table);
         let opened = self.opened(&facts);
-        let session =
-            Session { registry: self.clone(), connection, facts, account, memory, slab: None, opened };
+        let session = RegisteredSession {
+            registry: self.clone(),
+            connection,
+            facts,
+            account,
+            memory,
+            slab: None,
+            opened,
+        };
         session.begin(predecessor, replies)?;
         failpoint::pass("layer.session_opened");
         Ok(session)
@@ -191,12 +208,12 @@ impl Registry {
         self.0.counts.refused.add(1);
     }
 
-    pub(super) fn counts(&self) -> &Counts {
+    pub(super) fn counts(&self) -> &ServiceCounts {
         &self.0.counts
     }
 
     /// Leaves a channel for a door to give its memory back.
-    pub(super) fn discard(&self, channel: LentChannel) {
+    pub(super) fn discard(&self, channel: AccountedChannel) {
         self.discarded().push(channel);
     }
 
@@ -206,18 +223,18 @@ impl Registry {
         drop(discarded);
     }
 
-    fn discarded(&self) -> MutexGuard<'_, Vec<LentChannel>> {
+    fn discarded(&self) -> MutexGuard<'_, Vec<AccountedChannel>> {
         // Every change is one call on a list, as in `table`.
         self.0.discarded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, SessionTable> {
         // Every change is one call on a map, so the table is whole even if a holder of the lock panicked.
         self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What has nothing to do with who asks.
-    fn check(&self, open: &Open) -> Result<(), Refused> {
+    fn check(&self, open: &SessionOpen) -> Result<(), SessionRefused> {
         if open.version != LAYER_VERSION {
             let message = format!(
                 "the client speaks version {} of the layer protocol and this executor {LAYER_VERSION}: run one release",
@@ -227,7 +244,10 @@ impl Registry {
         }
         if self.is_draining() {
             let message = "the executor is about to end: open the session with its successor".to_owned();
-            return Err(Refused { retry_after_ms: REOPEN_MS, ..refused(RefusalCode::Draining, message) });
+            return Err(SessionRefused {
+                retry_after_ms: REOPEN_MS,
+                ..refused(RefusalCode::Draining, message)
+            });
         }
         if open.name.len() > MAX_NAME_BYTES || open.name.chars().any(char::is_control) {
             let message = format!(
@@ -238,9 +258,9 @@ impl Registry {
         check_masking(&open.masking, self.0.base.maskable)
     }
 
-    fn opened(&self, facts: &Facts) -> Opened {
-        let Shared { quotas, base, .. } = &*self.0;
-        Opened {
+    fn opened(&self, facts: &SessionFacts) -> SessionOpened {
+        let RegistryShared { quotas, base, .. } = &*self.0;
+        SessionOpened {
             session: facts.number.0,
             instance: base.instance,
             tenant: facts.tenant.to_string(),
@@ -261,23 +281,27 @@ impl Registry {
         drop(table);
         failpoint::pass("layer.session_left");
         // Without a hub there is nobody to tell.
-        let _ = self.0.hub.send(HubEvent::Close { connection });
+        let _ = self.0.hub.send(DispatcherEvent::Close { connection });
     }
 }
 
-impl Table {
+impl SessionTable {
     /// The connection to take over, if there is to be one.
-    fn predecessor(&self, tenant: &Tenant, number: SessionId) -> Result<Option<ConnectionId>, Refused> {
+    fn predecessor(
+        &self,
+        tenant: &Tenant,
+        number: SessionId,
+    ) -> Result<Option<ConnectionId>, SessionRefused> {
         if number == SessionId(0) {
             return Ok(None);
         }
-        let same = |entry: &Entry| entry.facts.number == number && entry.facts.tenant == *tenant;
+        let same = |entry: &RegistryEntry| entry.facts.number == number && entry.facts.tenant == *tenant;
         let found = self.sessions.iter().find(|(_, entry)| same(entry)).map(|(&connection, _)| connection);
         let message = "the session is over, or another tenant's: open a new one; what it has no answer to may be repeated";
         found.map(Some).ok_or_else(|| refused(RefusalCode::NoSuchSession, message.to_owned()))
     }
 
-    fn check_room(&self, tenant: &Tenant, quotas: &Quotas) -> Result<(), Refused> {
+    fn check_room(&self, tenant: &Tenant, quotas: &Quotas) -> Result<(), SessionRefused> {
         let of_tenant = self.sessions.values().filter(|entry| entry.facts.tenant == *tenant).count();
         let (code, message) = if self.sessions.len() >= quotas.sessions {
             let message =
@@ -290,11 +314,11 @@ impl Table {
         } else {
             return Ok(());
         };
-        Err(Refused { retry_after_ms: REOPEN_MS, ..refused(code, message) })
+        Err(SessionRefused { retry_after_ms: REOPEN_MS, ..refused(code, message) })
     }
 
     /// What the tenant may hold over all its sessions, in slabs and messages.
-    fn memory(&mut self, tenant: &Tenant, shared: &Shared) -> ledger::Account {
+    fn memory(&mut self, tenant: &Tenant, shared: &RegistryShared) -> ledger::MemoryAccount {
         let new = || shared.memory.part(&tenant.to_string(), shared.quotas.tenant_bytes);
         self.memory.entry(tenant.clone()).or_insert_with(new).clone()
     }
@@ -306,7 +330,7 @@ fn before_first(instance: u64) -> u64 {
     (instance >> 32) << 20
 }
 
-fn check_masking(mode: &str, maskable: Maskable) -> Result<(), Refused> {
+fn check_masking(mode: &str, maskable: Maskable) -> Result<(), SessionRefused> {
     let Maskable { linear, ring } = maskable;
     let message = match mode {
         "off" => return Ok(()),
@@ -324,6 +348,6 @@ fn check_masking(mode: &str, maskable: Maskable) -> Result<(), Refused> {
 }
 
 /// A refusal that stands.
-pub(super) fn refused(code: RefusalCode, message: String) -> Refused {
-    Refused { code, message, retry_after_ms: 0 }
+pub(super) fn refused(code: RefusalCode, message: String) -> SessionRefused {
+    SessionRefused { code, message, retry_after_ms: 0 }
 }

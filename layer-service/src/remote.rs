@@ -47,8 +47,8 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-pub use self::gateways::GatewayDoor;
-use self::{connection::News, gateways::Gateways, handshakes::Handshakes};
+pub use self::gateways::GatewayAccess;
+use self::{connection::ConnectionUpdate, gateways::Gateways, handshakes::Handshakes};
 use super::{
     auth::Authenticator,
     blobs::Blobs,
@@ -61,11 +61,11 @@ const READERS: usize = 2;
 
 /// Where the door is, and its patience.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct RemoteSettings {
     /// For clients of other hosts.
     pub tls: Option<(SocketAddr, TlsFiles)>,
     /// Which gateways of other hosts may drive the executor; none without.
-    pub gateways: Option<GatewayDoor>,
+    pub gateways: Option<GatewayAccess>,
     /// For processes of this user on this host.
     pub private_socket: Option<PathBuf>,
     /// Time for everything before a session is open.
@@ -80,7 +80,7 @@ pub struct Settings {
     pub stuck: Duration,
 }
 
-impl Default for Settings {
+impl Default for RemoteSettings {
     fn default() -> Self {
         Self {
             tls: None,
@@ -97,7 +97,7 @@ impl Default for Settings {
 
 /// What the door opens to.
 #[derive(Debug, Clone)]
-pub struct Parts {
+pub struct RemoteParts {
     /// Opens sessions.
     pub registry: Registry,
     /// What clients fetch.
@@ -110,7 +110,7 @@ pub struct Parts {
 
 /// Why the door cannot be opened.
 #[derive(Debug, thiserror::Error)]
-pub enum DoorError {
+pub enum RemoteListenError {
     /// Anybody could come in.
     #[error(
         "--layer-listen {0} can be reached from other hosts, and anybody there could rent layers; \
@@ -146,20 +146,20 @@ pub enum DoorError {
 
 /// What all connections share.
 #[derive(Debug)]
-struct Shared {
-    settings: Settings,
+struct RemoteShared {
+    settings: RemoteSettings,
     registry: Registry,
     blobs: Arc<dyn Blobs>,
     authenticator: Arc<Authenticator>,
     max_frame_bytes: usize,
     handshakes: Handshakes,
     gateways: Option<Gateways>,
-    news: watch::Sender<News>,
+    news: watch::Sender<ConnectionUpdate>,
 }
 
 /// The open door, and its thread. Dropped, it is closed and all its sessions are over.
 #[derive(Debug)]
-pub struct Door {
+pub struct RemoteServer {
     address: Option<SocketAddr>,
     close: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -171,30 +171,38 @@ struct Listeners {
     unix: Option<(PrivateSocket, UnixListener)>,
 }
 
-impl Door {
+impl RemoteServer {
     /// Listens, and serves on a thread of its own.
     ///
     /// # Errors
     /// If it would let anybody in from anywhere, or the system or the certificates do not let it.
-    pub fn open(settings: Settings, parts: Parts) -> Result<Self, DoorError> {
+    pub fn open(settings: RemoteSettings, parts: RemoteParts) -> Result<Self, RemoteListenError> {
         let listeners = Listeners::bind(&settings, &parts.authenticator)?;
         let bound = listeners.tls.as_ref().map(|(listener, _)| listener.local_addr());
-        let address = bound.transpose().map_err(DoorError::Thread)?;
+        let address = bound.transpose().map_err(RemoteListenError::Thread)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .max_blocking_threads(READERS)
             .thread_name("layer-reader")
             .build()
-            .map_err(DoorError::Thread)?;
-        let Parts { registry, blobs, authenticator, max_frame_bytes } = parts;
+            .map_err(RemoteListenError::Thread)?;
+        let RemoteParts { registry, blobs, authenticator, max_frame_bytes } = parts;
         let (handshakes, news) = (Handshakes::default(), watch::Sender::default());
         let gateways = settings.gateways.clone().map(|door| {
             let path = door.lent.clone();
-            Gateways::open(door).map_err(|cause| DoorError::Lent { path, cause })
+            Gateways::open(door).map_err(|cause| RemoteListenError::Lent { path, cause })
         });
         let gateways = gateways.transpose()?;
-        let shared =
-            Shared { settings, registry, blobs, authenticator, max_frame_bytes, handshakes, gateways, news };
+        let shared = RemoteShared {
+            settings,
+            registry,
+            blobs,
+            authenticator,
+            max_frame_bytes,
+            handshakes,
+            gateways,
+            news,
+        };
         let (close, closed) = oneshot::channel();
         let serve = move || runtime.block_on(listeners.serve(Arc::new(shared), closed));
         let thread = thread::Builder::new().name("layer-door".into()).spawn(move || {
@@ -202,7 +210,7 @@ impl Door {
                 tracing::error!(%error, "no layer client can connect any more");
             }
         });
-        let thread = Some(thread.map_err(DoorError::Thread)?);
+        let thread = Some(thread.map_err(RemoteListenError::Thread)?);
         Ok(Self { address, close: Some(close), thread })
     }
 
@@ -213,7 +221,7 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for RemoteServer {
     fn drop(&mut self) {
         drop(self.close.take());
         if let Some(thread) = self.thread.take() {
@@ -224,11 +232,11 @@ impl Drop for Door {
 }
 
 impl Listeners {
-    fn bind(settings: &Settings, authenticator: &Authenticator) -> Result<Self, DoorError> {
+    fn bind(settings: &RemoteSettings, authenticator: &Authenticator) -> Result<Self, RemoteListenError> {
         let tls = settings.tls.as_ref().map(|(address, files)| {
             let is_guarded = authenticator.asks_for_keys() || files.client_ca.is_some();
             if !is_guarded && !address.ip().is_loopback() {
-                return Err(DoorError::Unguarded(*address));
+                return Err(RemoteListenError::Unguarded(*address));
             }
             let asked = match authenticator.asks_for_keys() {
                 true => ClientCertificates::Optional,
@@ -236,7 +244,7 @@ impl Listeners {
             };
             let protocols = settings.gateways.iter().map(|_| far::ALPN.to_vec()).collect();
             let acceptor = TlsAcceptor::from(server_config(files, asked, protocols)?);
-            let failed = |cause| DoorError::Listen { address: *address, cause };
+            let failed = |cause| RemoteListenError::Listen { address: *address, cause };
             Ok((TcpListener::bind(address).map_err(failed)?, acceptor))
         });
         let unix = settings.private_socket.as_ref().map(|path| PrivateSocket::bind(path));
@@ -244,7 +252,7 @@ impl Listeners {
     }
 
     /// Serves until the door's other half is gone; the tasks of connections end with the runtime.
-    async fn serve(self, shared: Arc<Shared>, closed: oneshot::Receiver<()>) -> io::Result<()> {
+    async fn serve(self, shared: Arc<RemoteShared>, closed: oneshot::Receiver<()>) -> io::Result<()> {
         if let Some((listener, acceptor)) = self.tls {
             listener.set_nonblocking(true)?;
             let listener = tokio::net::TcpListener::from_std(listener)?;
@@ -268,7 +276,7 @@ impl Listeners {
     }
 }
 
-impl Shared {
+impl RemoteShared {
     /// Tells connections what is new, for ever.
     async fn follow(&self) {
         loop {

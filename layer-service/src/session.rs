@@ -5,13 +5,13 @@ use std::{
     time::Duration,
 };
 
-use shmproto::layer::{Class, control::SessionStats};
+use shmproto::layer::{CallClass, control::SessionStats};
 
-use super::{SessionId, Tenant, Transport};
+use super::{SessionId, SessionTransport, Tenant};
 
 /// Who a session is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Facts {
+pub struct SessionFacts {
     /// What its client calls it.
     pub number: SessionId,
     /// Whose it is.
@@ -21,16 +21,16 @@ pub struct Facts {
     /// How the client protects its activations, as it says.
     pub masking: String,
     /// How its calls come.
-    pub transport: Transport,
+    pub transport: SessionTransport,
 }
 
 /// What a session uses: written by the compute thread and its door, read by anyone. Each figure stands for itself, so
 /// nothing is ordered.
 #[derive(Debug, Default)]
-pub struct Account {
+pub struct SessionCounters {
     calls: AtomicU64,
     refused: AtomicU64,
-    rows: [AtomicU64; Class::ALL.len()],
+    rows: [AtomicU64; CallClass::ALL.len()],
     bytes_in: AtomicU64,
     bytes_out: AtomicU64,
     wait_us: AtomicU64,
@@ -44,9 +44,9 @@ pub struct Account {
 
 /// A call that was answered with rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Answered {
+pub struct CompletedCall {
     /// What the rows were for.
-    pub class: Class,
+    pub class: CallClass,
     /// Its rows.
     pub rows: u64,
     /// Bytes of its inputs and outputs as they travelled.
@@ -67,9 +67,9 @@ fn add(to: &AtomicU64, count: u64) {
     to.fetch_add(count, Ordering::Relaxed);
 }
 
-impl Account {
+impl SessionCounters {
     /// Adds what a call took.
-    pub fn answered(&self, call: &Answered) {
+    pub fn answered(&self, call: &CompletedCall) {
         add(&self.calls, 1);
         add(&self.rows[call.class as usize], call.rows);
         add(&self.bytes_in, call.bytes.0);

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use ::settings::LayersSection;
-use shmproto::layer::Class;
+use shmproto::layer::CallClass;
 
 use crate::lane::CUT_ROWS;
 
 /// When calls that wait are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Policy {
+pub enum BatchingPolicy {
     /// After a wait in proportion to its rows, with whatever waits for the same by then (Symbiosis §3.6).
     Opportunistic,
     /// At once, each call alone.
@@ -22,11 +22,11 @@ pub enum Policy {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Batching {
     /// When they are computed.
-    pub policy: Policy,
+    pub policy: BatchingPolicy,
     /// All waits are multiplied by it.
     pub wait_factor: f64,
     /// Waits of a class are multiplied by it; by [`Class`].
-    pub class_factors: [f64; Class::ALL.len()],
+    pub class_factors: [f64; CallClass::ALL.len()],
     /// What a row may wait at all sites of a pass together.
     pub row_wait: Duration,
     /// Longest wait at all sites of a pass together.
@@ -56,7 +56,7 @@ impl Default for Batching {
     /// The paper's wait: 50 ms for 256 rows.
     fn default() -> Self {
         Self {
-            policy: Policy::Opportunistic,
+            policy: BatchingPolicy::Opportunistic,
             wait_factor: 1.0,
             class_factors: [1.0, 1.0, 1.0, 2.0, 4.0],
             row_wait: Duration::from_micros(195),

@@ -2,14 +2,14 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cache::ledger::{Charge, Full};
+use cache::ledger::{MemoryReservation, OutOfBudget};
 
 /// What a session holds for its channel, and each of its channels until its memory is given back.
 #[derive(Debug, Clone)]
-pub(super) struct SlabCharge(Arc<Mutex<Charge>>);
+pub(super) struct SlabReservation(Arc<Mutex<MemoryReservation>>);
 
-impl SlabCharge {
-    pub(super) fn new(held: Charge) -> Self {
+impl SlabReservation {
+    pub(super) fn new(held: MemoryReservation) -> Self {
         Self(Arc::new(Mutex::new(held)))
     }
 
@@ -18,12 +18,12 @@ impl SlabCharge {
         self.lock().bytes()
     }
 
-    /// See [`Charge::resize`].
-    pub(super) fn resize(&self, bytes: u64) -> Result<(), Full> {
+    /// See [`MemoryReservation::resize`].
+    pub(super) fn resize(&self, bytes: u64) -> Result<(), OutOfBudget> {
         self.lock().resize(bytes)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Charge> {
+    fn lock(&self) -> MutexGuard<'_, MemoryReservation> {
         // A number, whole at any time.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

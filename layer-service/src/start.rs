@@ -7,11 +7,11 @@ use std::{
 };
 
 use anyhow::Context as _;
-use cache::ledger::Account;
+use cache::ledger::MemoryAccount;
 use kernels::{attention::KvPrecision, lora::LoraPrecision};
 use model::{
     sites::{EvaluateSites, Site},
-    skeleton::SkeletonPlan,
+    skeleton::ClientWeightsPlan,
 };
 use shmproto::layer::{
     MAX_ROWS,
@@ -21,10 +21,10 @@ use shmproto::layer::{
 use super::{
     auth::Authenticator,
     blobs::{BaseBlobs, Blobs, catalog_files, catalog_sites, maskable},
-    hub::Hub,
+    hub::Dispatcher,
     inbox::inbox,
-    local::{LocalDoor, Parts},
-    registry::{Base, Registry},
+    local::{LocalParts, LocalServer},
+    registry::{Registry, ServedBase},
     remote,
     settings::LayerSettings,
     tls::TlsFiles,
@@ -50,12 +50,12 @@ pub struct BaseFacts {
     /// How adapters are.
     pub adapters: LoraPrecision,
     /// What clients are given of its files.
-    pub plan: SkeletonPlan,
+    pub plan: ClientWeightsPlan,
 }
 
 /// Where the doors are, and who may come in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Places {
+pub struct ListenAddresses {
     /// For clients of this host; `layers.zmq` is beside it.
     pub socket: PathBuf,
     /// For those of others.
@@ -63,7 +63,7 @@ pub struct Places {
     /// API keys.
     pub key_file: Option<PathBuf>,
     /// Which gateways of other hosts may drive the executor, where there is TLS.
-    pub gateways: Option<remote::GatewayDoor>,
+    pub gateways: Option<remote::GatewayAccess>,
 }
 
 /// What tenants are told the model is called: a hub's name as it is, of a path the last part alone.
@@ -78,9 +78,9 @@ pub fn name_of(model: &str) -> String {
 
 /// The open doors. Dropped, they are closed.
 #[derive(Debug)]
-pub struct Doors {
-    _remote: remote::Door,
-    _local: LocalDoor,
+pub struct RunningServers {
+    _remote: remote::RemoteServer,
+    _local: LocalServer,
 }
 
 /// Opens the layer service over a base; what clients make it hold is charged to `memory`.
@@ -89,11 +89,11 @@ pub struct Doors {
 /// If a door cannot be opened.
 pub fn start(
     settings: LayerSettings,
-    places: Places,
+    places: ListenAddresses,
     base: &dyn EvaluateSites,
     facts: BaseFacts,
-    memory: Account,
-) -> anyhow::Result<(Hub, Doors)> {
+    memory: MemoryAccount,
+) -> anyhow::Result<(Dispatcher, RunningServers)> {
     let sites = base.sites();
     let catalog = catalog(sites, &facts);
     let (sender, inbox) = inbox();
@@ -101,7 +101,7 @@ pub fn start(
     let blobs: Arc<dyn Blobs> = Arc::new(BaseBlobs::new(&catalog, Some(facts.plan))?);
     // The standard library keys its hashers at random: a number no other start of the process has.
     let instance = RandomState::new().hash_one(std::process::id());
-    let lent = Base { instance, catalog_bytes: blobs.catalog_bytes(), maskable };
+    let lent = ServedBase { instance, catalog_bytes: blobs.catalog_bytes(), maskable };
     let registry = Registry::new(settings.quotas, lent, sender, memory);
     let authenticator = Arc::new(match &places.key_file {
         Some(path) => Authenticator::open(path)
@@ -109,26 +109,28 @@ pub fn start(
         None => Authenticator::without_keys(),
     });
     let max_frame_bytes = max_frame_bytes(sites, &settings);
-    let parts = remote::Parts {
+    let parts = remote::RemoteParts {
         registry: registry.clone(),
         blobs: Arc::clone(&blobs),
         authenticator: Arc::clone(&authenticator),
         max_frame_bytes,
     };
     let private_socket = Some(places.socket.with_extension("zmq"));
-    let Places { tls, gateways, .. } = places;
-    let remote = remote::Settings { tls, gateways, private_socket, ..remote::Settings::default() };
+    let ListenAddresses { tls, gateways, .. } = places;
+    let remote =
+        remote::RemoteSettings { tls, gateways, private_socket, ..remote::RemoteSettings::default() };
     // The first to bind makes the directory, where there is none.
-    let remote = remote::Door::open(remote, parts)?;
-    let local = LocalDoor::open(&places.socket, Parts { registry: registry.clone(), authenticator, blobs })?;
+    let remote = remote::RemoteServer::open(remote, parts)?;
+    let local =
+        LocalServer::open(&places.socket, LocalParts { registry: registry.clone(), authenticator, blobs })?;
     tracing::info!(
         socket = %places.socket.display(),
         tls = remote.address().map(tracing::field::display),
         sites = sites.len(),
         "split clients are served"
     );
-    let hub = Hub::new(base, settings, registry, inbox, Box::new(SystemClock));
-    Ok((hub, Doors { _remote: remote, _local: local }))
+    let hub = Dispatcher::new(base, settings, registry, inbox, Box::new(SystemClock));
+    Ok((hub, RunningServers { _remote: remote, _local: local }))
 }
 
 fn catalog(sites: &[Site], facts: &BaseFacts) -> Catalog {

@@ -15,9 +15,9 @@ use kernels::{
     Isa,
     lora::{LoraMatrix, sum_ranks},
 };
-use shmproto::board::{Claim, Geometry, Seat, Slice, Wake};
+use shmproto::board::{ClaimedSlice, Consumer, Geometry, Slice, WakeReason};
 
-use crate::{control::VisitError, library::Library, post::Post, signs::Signs};
+use crate::{control::VisitError, library::MappedAdapters, post::Assignment, signs::ThreadStatus};
 
 /// How often a thread without a seat turns.
 const TURN: Duration = Duration::from_secs(1);
@@ -28,9 +28,9 @@ const STRIDE_ROWS: usize = 128;
 
 /// Attends to one post after the other until the process leaves, or for a reason that keeps others from coming.
 pub(crate) fn run(
-    posts: &Receiver<Result<Post, VisitError>>,
+    posts: &Receiver<Result<Assignment, VisitError>>,
     spin: Duration,
-    signs: &Signs,
+    signs: &ThreadStatus,
 ) -> Option<VisitError> {
     while !signs.leaving() {
         signs.turn();
@@ -47,25 +47,25 @@ pub(crate) fn run(
     None
 }
 
-fn attend(post: Post, spin: Duration, signs: &Signs) {
-    let Post { mut seat, handoff, connection, over } = post;
-    let mut bench = Bench::new(seat.geometry());
+fn attend(post: Assignment, spin: Duration, signs: &ThreadStatus) {
+    let Assignment { mut seat, handoff, connection, over } = post;
+    let mut bench = SliceWorkspace::new(seat.geometry());
     let mut refused = 0;
     let ended = || signs.leaving() || over.load(Ordering::Relaxed);
     while !ended() {
         signs.turn();
         match seat.wait(spin) {
-            Wake::Job => {
+            WakeReason::Job => {
                 // What was mapped before the job was posted is on the handoff by now.
                 handoff.take(&mut bench.library);
                 while !ended() && bench.serve(&mut seat) {}
             }
-            Wake::Fenced => {
+            WakeReason::Fenced => {
                 tracing::warn!("the executor has given the seat up; asking for a new one");
                 connection.shut_down();
                 return;
             }
-            Wake::Rest => {
+            WakeReason::Rest => {
                 failpoint::pass("worker.parked");
                 handoff.take(&mut bench.library);
                 report_refused(&seat, &mut refused);
@@ -75,7 +75,7 @@ fn attend(post: Post, spin: Duration, signs: &Signs) {
 }
 
 /// Says once more that slices made no sense, if it happened once more since.
-fn report_refused(seat: &Seat, reported: &mut u64) {
+fn report_refused(seat: &Consumer, reported: &mut u64) {
     if let Some(refused) = seat.refused().filter(|refused| refused.slices != *reported) {
         tracing::error!(slices = refused.slices, last = %refused.last, "the executor posts slices that make no sense");
         *reported = refused.slices;
@@ -86,19 +86,19 @@ fn report_refused(seat: &Seat, reported: &mut u64) {
 ///
 /// The room is asked for at once and becomes memory where a slice touches it first.
 #[derive(Debug)]
-struct Bench {
-    library: Library,
+struct SliceWorkspace {
+    library: MappedAdapters,
     isa: Isa,
     x: Vec<f32>,
     sums: Vec<f32>,
 }
 
-impl Bench {
+impl SliceWorkspace {
     fn new(geometry: Geometry) -> Self {
         let room = |elements| vec![0.0; elements];
         let Geometry { x_elements, sums_elements, .. } = geometry;
         Self {
-            library: Library::default(),
+            library: MappedAdapters::default(),
             isa: Isa::vectors(),
             x: room(x_elements),
             sums: room(sums_elements),
@@ -106,7 +106,7 @@ impl Bench {
     }
 
     /// Computes a slice, if there is one for this worker.
-    fn serve(&mut self, seat: &mut Seat) -> bool {
+    fn serve(&mut self, seat: &mut Consumer) -> bool {
         let Self { library, isa, x, sums } = self;
         let Some(claim) = seat.claim(|image, module| library.matrix(image, module).is_some()) else {
             return false;
@@ -134,7 +134,7 @@ fn fits(matrix: &LoraMatrix, slice: &Slice) -> bool {
 }
 
 /// Sums the ranks of a slice and hands the sums over. A slice that nobody waits for, or that cannot be computed, is given back.
-fn compute(claim: Claim<'_>, matrix: &LoraMatrix, isa: Isa, x: &[f32], sums: &mut [f32]) {
+fn compute(claim: ClaimedSlice<'_>, matrix: &LoraMatrix, isa: Isa, x: &[f32], sums: &mut [f32]) {
     let slice = *claim.slice();
     let ranks = slice.first_rank as usize..slice.last_rank as usize;
     let strides = x.chunks(STRIDE_ROWS * matrix.columns()).zip(sums.chunks_mut(STRIDE_ROWS * matrix.rows()));
@@ -165,7 +165,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::library::Adapter;
+    use crate::library::MappedAdapter;
 
     const GEOMETRY: Geometry = Geometry { x_elements: 1 << 16, sums_elements: 1 << 16, slices: 16, seats: 1 };
 
@@ -204,11 +204,11 @@ mod tests {
     }
 
     /// A worker's bench with an adapter of each kind, numbered from 1.
-    fn bench() -> Bench {
-        let mut bench = Bench::new(GEOMETRY);
+    fn bench() -> SliceWorkspace {
+        let mut bench = SliceWorkspace::new(GEOMETRY);
         let precisions = [LoraPrecision::Exact, LoraPrecision::Compact, LoraPrecision::Bf16];
         for (number, precision) in (1..).zip(precisions) {
-            bench.library.add(number, Adapter::over(&image(precision)).unwrap()).unwrap();
+            bench.library.add(number, MappedAdapter::over(&image(precision)).unwrap()).unwrap();
         }
         bench
     }
@@ -225,7 +225,7 @@ mod tests {
             poster.post(&x, &[slice]).unwrap();
             let counted = violation_count();
             assert_no_alloc(|| {
-                assert_eq!(seat.wait(Duration::from_micros(50)), Wake::Job);
+                assert_eq!(seat.wait(Duration::from_micros(50)), WakeReason::Job);
                 assert!(bench.serve(&mut seat));
                 assert!(!bench.serve(&mut seat));
             });

@@ -11,7 +11,7 @@ const MAX_SPIN_US: u64 = 1_000_000;
 /// A process that computes adapters on one core, through shared memory.
 #[derive(Debug, Clone, PartialEq, Eq, Parser)]
 #[command(name = "lora-worker", version, mut_args(settings::described))]
-pub struct Config {
+pub struct WorkerConfig {
     /// The executor's socket for workers, `workers.sock` beside its own; it need not be there yet.
     #[arg(long, value_name = "PATH", env = "HOLOBIONT_WORKER_SOCKET")]
     pub executor: PathBuf,
@@ -34,7 +34,7 @@ pub struct Config {
 
 /// Why the settings make no sense.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigError {
+pub enum WorkerConfigError {
     /// A number is too large to work with.
     #[error("{flag} is {value}, but may be {most} at most; lower it or leave it out")]
     TooLarge {
@@ -55,15 +55,15 @@ pub enum ConfigError {
     },
 }
 
-impl Config {
+impl WorkerConfig {
     /// Checks what the types alone do not.
     ///
     /// # Errors
     /// If a value cannot work; the setting is named.
-    pub fn validated(self) -> Result<Self, ConfigError> {
+    pub fn validated(self) -> Result<Self, WorkerConfigError> {
         match self.spin_us {
             value if value > MAX_SPIN_US => {
-                Err(ConfigError::TooLarge { flag: "--spin-us", value, most: MAX_SPIN_US })
+                Err(WorkerConfigError::TooLarge { flag: "--spin-us", value, most: MAX_SPIN_US })
             }
             _ => Ok(self),
         }
@@ -80,8 +80,8 @@ impl Config {
 mod tests {
     use super::*;
 
-    fn parse(arguments: &[&str]) -> Result<Config, clap::Error> {
-        Config::try_parse_from(["lora-worker", "--executor", "workers.sock"].iter().chain(arguments))
+    fn parse(arguments: &[&str]) -> Result<WorkerConfig, clap::Error> {
+        WorkerConfig::try_parse_from(["lora-worker", "--executor", "workers.sock"].iter().chain(arguments))
     }
 
     #[test]

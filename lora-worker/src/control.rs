@@ -21,20 +21,20 @@ use rustix::{
 };
 use settings::exit::in_one_line;
 use shmproto::{
-    board::{JoinError, Seat, SeatFds, SeatNumber, WorkerNumber},
+    board::{Consumer, ConsumerFds, JoinError, SlotNumber, WorkerNumber},
     handover::{
-        AdapterOffered, AdapterRejected, ConnectError, FromWorker, ReceiveError, Seated, SendError, ToWorker,
-        WorkerEnd, WorkerHello, bounded_text, connect,
+        AdapterOffered, AdapterRejected, ConnectError, FromWorker, ReceiveError, SendError, SlotGranted,
+        ToWorker, WorkerEnd, WorkerHello, bounded_text, connect,
     },
     image::{Image, ImageError},
 };
 
 use crate::{
-    config::Config,
+    config::WorkerConfig,
     confine::{Thread, confine},
-    library::{Adapter, AdapterError, Handoff, Library},
-    post::Post,
-    signs::{Seating, Signs},
+    library::{AdapterError, Handoff, MappedAdapter, MappedAdapters},
+    post::Assignment,
+    signs::{ConsumerStatus, ThreadStatus},
 };
 
 /// The pause before the second try to find an executor; it doubles with each.
@@ -105,14 +105,14 @@ enum OfferError {
 pub(crate) struct Control {
     executor: PathBuf,
     hello: WorkerHello,
-    signs: &'static Signs,
-    posts: SyncSender<Result<Post, VisitError>>,
-    greeting: Greeting,
+    signs: &'static ThreadStatus,
+    posts: SyncSender<Result<Assignment, VisitError>>,
+    greeting: ReadyNotice,
 }
 
 /// Whether whoever started the process has been told that it has a seat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Greeting {
+enum ReadyNotice {
     Due,
     Said,
 }
@@ -120,14 +120,14 @@ enum Greeting {
 impl Control {
     /// For a worker that is sent to its posts by `posts`.
     pub(crate) fn new(
-        config: &Config,
-        signs: &'static Signs,
-        posts: SyncSender<Result<Post, VisitError>>,
+        config: &WorkerConfig,
+        signs: &'static ThreadStatus,
+        posts: SyncSender<Result<Assignment, VisitError>>,
     ) -> Self {
         // The standard library keys its hashers at random: a number no other start of the process has.
         let instance = RandomState::new().hash_one(std::process::id());
         let hello = WorkerHello::new(instance, config.core.into());
-        Self { executor: config.executor.clone(), hello, signs, posts, greeting: Greeting::Due }
+        Self { executor: config.executor.clone(), hello, signs, posts, greeting: ReadyNotice::Due }
     }
 
     /// Starts the thread. It never ends before the process: to end a thread takes system calls that it gives up.
@@ -151,7 +151,7 @@ impl Control {
         let (mut pause, mut said) = (FIRST_PAUSE, String::new());
         loop {
             let Err(error) = self.visit(&mut pause);
-            self.signs.show(Seating::Waiting);
+            self.signs.show(ConsumerStatus::Waiting);
             if error.is_final() {
                 return error;
             }
@@ -185,13 +185,13 @@ impl Control {
         };
         failpoint::pass("worker.seated");
         let handoff = Arc::new(Handoff::default());
-        let post = Post::new(seat, Arc::clone(&handoff), Arc::clone(&connection));
+        let post = Assignment::new(seat, Arc::clone(&handoff), Arc::clone(&connection));
         let _end = post.end();
         self.posts.send(Ok(post)).map_err(|_| VisitError::Fault)?;
         *pause = FIRST_PAUSE;
         self.say_ready();
-        let library = Library::default();
-        Attendance { connection: &connection, handoff: &handoff, library, signs: self.signs }.run()
+        let library = MappedAdapters::default();
+        ConsumerSession { connection: &connection, handoff: &handoff, library, signs: self.signs }.run()
     }
 
     /// What the executor answers to a worker that asks for a seat.
@@ -209,8 +209,8 @@ impl Control {
     /// Tells whoever started the process, the first time, that it has a seat.
     fn say_ready(&mut self) {
         tracing::info!(executor = %self.executor.display(), "seated");
-        if self.greeting == Greeting::Due {
-            self.greeting = Greeting::Said;
+        if self.greeting == ReadyNotice::Due {
+            self.greeting = ReadyNotice::Said;
             // It may not be listening any more; that is no reason to stop.
             let _ = writeln!(std::io::stdout(), "ready");
         }
@@ -221,14 +221,14 @@ impl Control {
 enum Never {}
 
 /// A seat being held.
-struct Attendance<'a> {
+struct ConsumerSession<'a> {
     connection: &'a WorkerEnd,
     handoff: &'a Handoff,
-    library: Library,
-    signs: &'a Signs,
+    library: MappedAdapters,
+    signs: &'a ThreadStatus,
 }
 
-impl Attendance<'_> {
+impl ConsumerSession<'_> {
     /// Does what the executor says until it hangs up.
     fn run(mut self) -> Result<Never, VisitError> {
         self.show();
@@ -282,7 +282,7 @@ impl Attendance<'_> {
         let bytes = usize::try_from(offered.bytes).unwrap_or(usize::MAX);
         // `receive` has seen to their number.
         for fd in fds {
-            let adapter = Adapter::over(&Image::map(fd, bytes)?)?;
+            let adapter = MappedAdapter::over(&Image::map(fd, bytes)?)?;
             self.library.add(offered.image, adapter)?;
         }
         Ok(())
@@ -290,7 +290,7 @@ impl Attendance<'_> {
 
     /// Makes the library what the thread that computes finds next.
     fn show(&self) {
-        self.signs.show(Seating::Seated { adapters: self.library.adapters() });
+        self.signs.show(ConsumerStatus::Seated { adapters: self.library.adapters() });
         self.handoff.put(self.library.clone());
     }
 }
@@ -305,13 +305,13 @@ fn receive(connection: &WorkerEnd) -> Result<(ToWorker, Vec<OwnedFd>), ReceiveEr
 }
 
 /// Takes the seat, on the three regions that came with it.
-fn join(seated: &Seated, fds: Vec<OwnedFd>) -> Result<Seat, VisitError> {
+fn join(seated: &SlotGranted, fds: Vec<OwnedFd>) -> Result<Consumer, VisitError> {
     let (Ok([control, x, sums]), Some(worker)) =
         (<[OwnedFd; 3]>::try_from(fds), WorkerNumber::new(seated.worker))
     else {
         return Err(VisitError::Unexpected("a seat that cannot be"));
     };
-    Ok(Seat::join(SeatFds { control, x, sums }, SeatNumber(seated.seat), worker)?)
+    Ok(Consumer::join(ConsumerFds { control, x, sums }, SlotNumber(seated.seat), worker)?)
 }
 
 fn name(message: &ToWorker) -> &'static str {

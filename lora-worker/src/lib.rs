@@ -45,11 +45,11 @@ pub use self::failpoints::FAILPOINTS;
 use std::sync::mpsc;
 
 use self::{
-    config::Config,
+    config::WorkerConfig,
     confine::{Thread, confine},
     control::Control,
-    signs::Signs,
-    watch::Lifeline,
+    signs::ThreadStatus,
+    watch::ParentWatch,
 };
 
 // Tests count what is allocated where nothing may be.
@@ -61,12 +61,12 @@ static COUNTING: assert_no_alloc::AllocDisabler = assert_no_alloc::AllocDisabler
 ///
 /// # Errors
 /// If it cannot start, or cannot go on; signals end the process from within, with exit code 0.
-pub fn run(config: &Config) -> anyhow::Result<()> {
-    static SIGNS: Signs = Signs::new();
+pub fn run(config: &WorkerConfig) -> anyhow::Result<()> {
+    static SIGNS: ThreadStatus = ThreadStatus::new();
     process::start_log(config.log_format);
     process::allow_many_files();
     process::stay_on(config.core)?;
-    let lifeline = if config.exit_with_stdin { Lifeline::Stdin } else { Lifeline::None };
+    let lifeline = if config.exit_with_stdin { ParentWatch::Stdin } else { ParentWatch::None };
     watch::start(&SIGNS, lifeline)?;
     // One: a seat may be there before the thread that computes has left the one before.
     let (sender, posts) = mpsc::sync_channel(1);

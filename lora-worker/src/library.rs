@@ -1,6 +1,6 @@
 //! The adapters this worker has mapped, and how the thread that computes comes to know them without ever waiting.
 //!
-//! The thread that talks to the executor keeps a [`Library`] up to date and puts a copy of it, a list of counted
+//! The thread that talks to the executor keeps a [`MappedAdapters`] up to date and puts a copy of it, a list of counted
 //! pointers, on the [`Handoff`]. The thread that computes takes the newest from there between two slices and leaves the
 //! one it had, so that maps are undone by the thread that made them: to undo one is a system call.
 
@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use kernels::lora::{FactorLayout, LayoutError, LoraMatrix, MatrixLayout, NumberKind, SharedBytes};
+use kernels::lora::{ElementKind, FactorLayout, LayoutError, LoraMatrix, MatrixLayout, SharedBytes};
 use shmproto::image::{Image, ImageEntry};
 
 /// Adapters a worker maps at most: more than a host holds, fewer than a process may have maps.
@@ -49,12 +49,12 @@ pub(crate) enum AdapterError {
 
 /// An adapter: its matrices, over the memory they were handed over in.
 #[derive(Debug)]
-pub(crate) struct Adapter {
+pub(crate) struct MappedAdapter {
     /// Ascending by module.
     matrices: Vec<(u32, LoraMatrix)>,
 }
 
-impl Adapter {
+impl MappedAdapter {
     /// An adapter over an image.
     ///
     /// # Errors
@@ -76,7 +76,7 @@ impl Adapter {
 fn matrix(bytes: &SharedBytes, entry: &ImageEntry) -> Result<LoraMatrix, AdapterError> {
     let &ImageEntry { module, rank, columns, rows, scale, a_kind, b_kind, a_offset, b_offset } = entry;
     let factor = |kind, offset| {
-        let kind = NumberKind::from_code(kind).ok_or(AdapterError::Kind { module, kind })?;
+        let kind = ElementKind::from_code(kind).ok_or(AdapterError::Kind { module, kind })?;
         Ok(FactorLayout { kind, offset: size(offset) })
     };
     let layout = MatrixLayout {
@@ -97,17 +97,17 @@ fn size(number: impl TryInto<usize>) -> usize {
 
 /// The adapters of one executor, by the number it gave to each.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Library {
+pub(crate) struct MappedAdapters {
     /// Ascending by number.
-    adapters: Vec<(u64, Arc<Adapter>)>,
+    adapters: Vec<(u64, Arc<MappedAdapter>)>,
 }
 
-impl Library {
+impl MappedAdapters {
     /// Adds an adapter.
     ///
     /// # Errors
     /// If the number is taken, or there are too many.
-    pub(crate) fn add(&mut self, image: u64, adapter: Adapter) -> Result<(), AdapterError> {
+    pub(crate) fn add(&mut self, image: u64, adapter: MappedAdapter) -> Result<(), AdapterError> {
         match self.find(image) {
             Ok(_) => Err(AdapterError::Known(image)),
             Err(_) if self.adapters.len() >= MAX_ADAPTERS => Err(AdapterError::Full),
@@ -145,19 +145,19 @@ impl Library {
 pub(crate) struct Handoff {
     /// Whether there is something to take. Spares the thread that computes the lock.
     fresh: AtomicBool,
-    exchange: Mutex<Exchange>,
+    exchange: Mutex<LibrarySwap>,
 }
 
 #[derive(Debug, Default)]
-struct Exchange {
-    newest: Option<Library>,
-    used: Option<Library>,
+struct LibrarySwap {
+    newest: Option<MappedAdapters>,
+    used: Option<MappedAdapters>,
 }
 
 impl Handoff {
     /// Leaves `library` to be taken, and clears away what is not used any more.
-    pub(crate) fn put(&self, library: Library) {
-        let exchange = Exchange { newest: Some(library), used: None };
+    pub(crate) fn put(&self, library: MappedAdapters) {
+        let exchange = LibrarySwap { newest: Some(library), used: None };
         let mut shared = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
         let old = mem::replace(&mut *shared, exchange);
         self.fresh.store(true, Ordering::Release);
@@ -173,7 +173,7 @@ impl Handoff {
     }
 
     /// Makes `library` the newest, if there is a newer one and nobody uses the handoff at this moment.
-    pub(crate) fn take(&self, library: &mut Library) {
+    pub(crate) fn take(&self, library: &mut MappedAdapters) {
         if !self.fresh.load(Ordering::Acquire) {
             return;
         }

@@ -3,7 +3,7 @@
 use std::{error::Error, process::ExitCode};
 
 use clap::Parser as _;
-use lora_worker::config::{Config, ConfigError};
+use lora_worker::config::{WorkerConfig, WorkerConfigError};
 use settings::{
     completions,
     exit::{Exit, in_one_line},
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
 fn exit_of(error: &anyhow::Error) -> Exit {
     let is_usage = |cause: &(dyn Error + 'static)| {
         let is_no_socket = matches!(cause.downcast_ref(), Some(ConnectError::Path(_)));
-        is_no_socket || cause.is::<ConfigError>() || cause.is::<UnknownVariable>()
+        is_no_socket || cause.is::<WorkerConfigError>() || cause.is::<UnknownVariable>()
     };
     match error.chain().any(is_usage) {
         true => Exit::Usage,
@@ -36,9 +36,9 @@ fn exit_of(error: &anyhow::Error) -> Exit {
 
 fn run() -> anyhow::Result<()> {
     let arguments: Vec<_> = std::env::args_os().collect();
-    if completions::are_asked_for::<Config>(&arguments) {
+    if completions::are_asked_for::<WorkerConfig>(&arguments) {
         return Ok(());
     }
     check_environment()?;
-    lora_worker::run(&Config::parse_from(arguments).validated()?)
+    lora_worker::run(&WorkerConfig::parse_from(arguments).validated()?)
 }

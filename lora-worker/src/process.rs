@@ -10,7 +10,7 @@ use rustix::{
 use settings::LogFormat;
 use tracing_subscriber::EnvFilter;
 
-use crate::config::ConfigError;
+use crate::config::WorkerConfigError;
 
 /// Keeps this thread, and all that it starts, on `core`.
 ///
@@ -23,7 +23,7 @@ pub(crate) fn stay_on(core: u16) -> anyhow::Result<()> {
     let core = usize::from(core);
     let allowed: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect();
     if !allowed.contains(&core) {
-        return Err(ConfigError::Core { core, allowed }.into());
+        return Err(WorkerConfigError::Core { core, allowed }.into());
     }
     // Whoever started it may have seen to it, and may have forbidden to change it (the systemd unit does both).
     if allowed.len() == 1 {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What the other threads show of themselves, and are asked. Nothing else depends on any of it: all of it is relaxed.
 #[derive(Debug)]
-pub(crate) struct Signs {
+pub(crate) struct ThreadStatus {
     /// Written by the thread that computes.
     turns: AtomicU64,
     /// Written by the thread that talks to the executor: adapters and one more, or 0 without a seat.
@@ -15,7 +15,7 @@ pub(crate) struct Signs {
 
 /// Whether the worker has a seat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Seating {
+pub(crate) enum ConsumerStatus {
     /// No executor has given it one.
     Waiting,
     /// It has one.
@@ -25,7 +25,7 @@ pub(crate) enum Seating {
     },
 }
 
-impl Signs {
+impl ThreadStatus {
     pub(crate) const fn new() -> Self {
         Self { turns: AtomicU64::new(0), seating: AtomicU64::new(0), leaving: AtomicBool::new(false) }
     }
@@ -41,10 +41,10 @@ impl Signs {
     }
 
     /// Says whether there is a seat, and how many adapters.
-    pub(crate) fn show(&self, seating: Seating) {
+    pub(crate) fn show(&self, seating: ConsumerStatus) {
         let number = match seating {
-            Seating::Waiting => 0,
-            Seating::Seated { adapters } => adapters.saturating_add(1),
+            ConsumerStatus::Waiting => 0,
+            ConsumerStatus::Seated { adapters } => adapters.saturating_add(1),
         };
         self.seating.store(number, Ordering::Relaxed);
     }
@@ -60,10 +60,10 @@ impl Signs {
     }
 
     /// What was said of the seat last.
-    pub(crate) fn seating(&self) -> Seating {
+    pub(crate) fn seating(&self) -> ConsumerStatus {
         match self.seating.load(Ordering::Relaxed).checked_sub(1) {
-            None => Seating::Waiting,
-            Some(adapters) => Seating::Seated { adapters },
+            None => ConsumerStatus::Waiting,
+            Some(adapters) => ConsumerStatus::Seated { adapters },
         }
     }
 }

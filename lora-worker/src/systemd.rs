@@ -6,15 +6,15 @@
 
 use sd_notify::NotifyState;
 
-use crate::signs::Seating;
+use crate::signs::ConsumerStatus;
 
 /// The process is on its core and looks for an executor.
 pub(crate) fn ready() {
-    tell(&[NotifyState::Ready, NotifyState::Status(&in_words(Seating::Waiting))]);
+    tell(&[NotifyState::Ready, NotifyState::Status(&in_words(ConsumerStatus::Waiting))]);
 }
 
 /// What it does has changed.
-pub(crate) fn status(seating: Seating) {
+pub(crate) fn status(seating: ConsumerStatus) {
     tell(&[NotifyState::Status(&in_words(seating))]);
 }
 
@@ -28,10 +28,10 @@ pub(crate) fn stopping() {
     tell(&[NotifyState::Stopping]);
 }
 
-fn in_words(seating: Seating) -> String {
+fn in_words(seating: ConsumerStatus) -> String {
     match seating {
-        Seating::Waiting => "waiting for an executor".to_owned(),
-        Seating::Seated { adapters } => format!("seated, with {adapters} adapters"),
+        ConsumerStatus::Waiting => "waiting for an executor".to_owned(),
+        ConsumerStatus::Seated { adapters } => format!("seated, with {adapters} adapters"),
     }
 }
 

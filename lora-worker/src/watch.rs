@@ -20,7 +20,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::{
     confine::{Thread, confine},
-    signs::{Seating, Signs},
+    signs::{ConsumerStatus, ThreadStatus},
     systemd,
 };
 
@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// Whose end also ends the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lifeline {
+pub(crate) enum ParentWatch {
     /// Nobody's.
     None,
     /// That of whoever holds the other end of standard input.
@@ -43,7 +43,7 @@ pub(crate) enum Lifeline {
 ///
 /// # Errors
 /// If signals cannot be received, or no thread started.
-pub(crate) fn start(signs: &'static Signs, lifeline: Lifeline) -> anyhow::Result<()> {
+pub(crate) fn start(signs: &'static ThreadStatus, lifeline: ParentWatch) -> anyhow::Result<()> {
     let (signals, caught) = pipe().context("cannot make a pipe for signals")?;
     for (signal, name) in [(SIGTERM, "SIGTERM"), (SIGINT, "SIGINT")] {
         let caught = caught.try_clone().context("cannot make a pipe for signals")?;
@@ -52,24 +52,24 @@ pub(crate) fn start(signs: &'static Signs, lifeline: Lifeline) -> anyhow::Result
     }
     // Asked for here: it takes a look at the process id, which the thread may not take any more.
     let watchdog = sd_notify::watchdog_enabled();
-    let watch = move || Watch { signals, lifeline, watchdog, signs }.run();
+    let watch = move || ShutdownWatch { signals, lifeline, watchdog, signs }.run();
     thread::Builder::new().name("watch".to_owned()).spawn(watch).context("cannot start the watch thread")?;
     Ok(())
 }
 
-struct Watch {
+struct ShutdownWatch {
     signals: PipeReader,
-    lifeline: Lifeline,
+    lifeline: ParentWatch,
     /// How long systemd waits for a sign of life, if it does.
     watchdog: Option<Duration>,
-    signs: &'static Signs,
+    signs: &'static ThreadStatus,
 }
 
-impl Watch {
+impl ShutdownWatch {
     fn run(self) -> ! {
         confine(Thread::Watch);
         let patience = self.watchdog.map_or(LOOK, |limit| (limit / 4).clamp(Duration::from_millis(1), LOOK));
-        let (mut turns, mut seating) = (0, Seating::Waiting);
+        let (mut turns, mut seating) = (0, ConsumerStatus::Waiting);
         while !self.is_asked_to_end(patience) {
             let now = (self.signs.turns(), self.signs.seating());
             if self.watchdog.is_some() && now.0 != turns {
@@ -91,7 +91,7 @@ impl Watch {
     fn is_asked_to_end(&self, patience: Duration) -> bool {
         let standard_input = stdin();
         let mut watched = vec![PollFd::new(&self.signals, PollFlags::IN)];
-        if self.lifeline == Lifeline::Stdin {
+        if self.lifeline == ParentWatch::Stdin {
             watched.push(PollFd::new(&standard_input, PollFlags::IN));
         }
         match poll(&mut watched, Timespec::try_from(patience).ok().as_ref()) {

@@ -8,7 +8,7 @@ use model::{
 };
 use speculation::{
     calibration::Calibration,
-    draft::{Draft, Guess, Timed},
+    draft::{CostedDraft, Draft, DraftToken},
     tree::{NodeId, TokenTree},
 };
 
@@ -31,13 +31,13 @@ pub struct ModelDraft<L = ResidentLayers> {
     verified: Vec<u32>,
     calibration: Calibration,
     /// What the model said behind the last of them.
-    asked: Vec<Asked>,
+    asked: Vec<PredictedTokens>,
     /// Time that it has taken since somebody asked for that.
     spent: Duration,
 }
 
 /// What the model said at a place.
-struct Asked {
+struct PredictedTokens {
     /// The tokens on the way there.
     way: Vec<u32>,
     /// Tokens, and the probabilities that it gives them.
@@ -144,12 +144,12 @@ impl<L: HostLayers<Error = Infallible>> Draft for ModelDraft<L> {
     type Error = Infallible;
 
     fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
-        for Asked { way, said } in std::mem::take(&mut self.asked) {
+        for PredictedTokens { way, said } in std::mem::take(&mut self.asked) {
             if let Some(&truth) = tokens.strip_prefix(&way[..]).and_then(<[u32]>::first) {
                 self.calibration.count(&said, truth);
             } else if let Some(rest) = way.strip_prefix(tokens) {
                 // Nobody knows yet: the target has not come so far.
-                self.asked.push(Asked { way: rest.to_vec(), said });
+                self.asked.push(PredictedTokens { way: rest.to_vec(), said });
             }
         }
         self.verified.extend_from_slice(tokens);
@@ -158,7 +158,7 @@ impl<L: HostLayers<Error = Infallible>> Draft for ModelDraft<L> {
     }
 
     /// None where the text is too long for the model, or has a token that it does not know.
-    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<DraftToken>, Infallible> {
         let text = self.text(tree, at);
         let mut guessing = self.drafter.lock();
         if !guessing.can_read(&text) {
@@ -168,7 +168,7 @@ impl<L: HostLayers<Error = Infallible>> Draft for ModelDraft<L> {
         drop(guessing);
         self.spent += took;
         let guesses = self.calibration.guesses(said.iter().copied()).collect();
-        self.asked.push(Asked { way: way(tree, at).collect(), said });
+        self.asked.push(PredictedTokens { way: way(tree, at).collect(), said });
         Ok(guesses)
     }
 
@@ -177,7 +177,7 @@ impl<L: HostLayers<Error = Infallible>> Draft for ModelDraft<L> {
     }
 }
 
-impl<L: HostLayers<Error = Infallible>> Timed for ModelDraft<L> {
+impl<L: HostLayers<Error = Infallible>> CostedDraft for ModelDraft<L> {
     fn guess_s(&self, tree: &TokenTree, at: Option<NodeId>) -> Option<f64> {
         let (text, guessing) = (self.text(tree, at), self.drafter.lock());
         if !guessing.can_read(&text) {

@@ -16,11 +16,11 @@ use model::{
     sampling::logprobs,
     weights::{ResidentLayers, host::HostLayers},
 };
-use policy::perf::{fit::Fit, line::Line};
+use policy::perf::{fit::Fit, line::LinearFit};
 use speculation::draft::MAX_GUESSES;
 
 use crate::{
-    texts::{TextId, Texts},
+    texts::{DraftSequences, TextId},
     vocabulary::Vocabulary,
 };
 
@@ -28,7 +28,7 @@ use crate::{
 pub(crate) const CHUNK_TOKENS: usize = 256;
 
 /// A model that guesses for several texts: what is foreseen for several of them in one pass. Clones are the same.
-pub struct Drafter<L = ResidentLayers>(Arc<Mutex<Guessing<L>>>);
+pub struct Drafter<L = ResidentLayers>(Arc<Mutex<DraftRunner<L>>>);
 
 impl<L> Clone for Drafter<L> {
     fn clone(&self) -> Self {
@@ -48,10 +48,10 @@ impl<L: HostLayers<Error = Infallible>> Drafter<L> {
         adapter: Option<Arc<PreparedAdapter>>,
         vocabulary: Vocabulary,
     ) -> Self {
-        let texts = Texts::new(model.kv_blocks());
+        let texts = DraftSequences::new(model.kv_blocks());
         let most_tokens = texts.most_tokens().min(model.config().context_length);
         let (logits, timings) = (Vec::new(), Fit::default());
-        Self(Arc::new(Mutex::new(Guessing {
+        Self(Arc::new(Mutex::new(DraftRunner {
             model,
             adapter,
             vocabulary,
@@ -66,7 +66,7 @@ impl<L: HostLayers<Error = Infallible>> Drafter<L> {
 }
 
 impl<L> Drafter<L> {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Guessing<L>> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, DraftRunner<L>> {
         // After a panic in the middle of a pass its keys and values are undefined, and guesses wrong at worst.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -74,35 +74,35 @@ impl<L> Drafter<L> {
 
 /// The model, and what it has read.
 #[derive(Debug)]
-pub(crate) struct Guessing<L> {
+pub(crate) struct DraftRunner<L> {
     model: ResidentModel<L>,
     adapter: Option<Arc<PreparedAdapter>>,
     vocabulary: Vocabulary,
-    pub(crate) texts: Texts,
+    pub(crate) texts: DraftSequences,
     /// Of a text that can be read.
     most_tokens: usize,
     logits: Vec<f32>,
     /// Rows of a pass to seconds.
-    timings: Fit<Line>,
+    timings: Fit<LinearFit>,
     /// What is about to be asked for; all of it is read when the first of it is.
-    foreseen: Vec<Foreseen>,
+    foreseen: Vec<PrefetchedLogits>,
     /// What was said along with others, until somebody asks for it.
-    along: HashMap<TextId, (Vec<u32>, Said)>,
+    along: HashMap<TextId, (Vec<u32>, TokenProbabilities)>,
 }
 
 /// Tokens, the likeliest first, and the probabilities that the model gives them.
-type Said = Vec<(u32, f64)>;
+type TokenProbabilities = Vec<(u32, f64)>;
 
 /// A text behind whose end somebody is about to ask.
 #[derive(Debug)]
-struct Foreseen {
+struct PrefetchedLogits {
     id: TextId,
     text: Vec<u32>,
     /// Tokens of it that were not read.
     missing: usize,
 }
 
-impl<L> Guessing<L> {
+impl<L> DraftRunner<L> {
     /// A text that nobody asks for any more.
     pub(crate) fn close(&mut self, id: TextId) {
         self.forget(id);
@@ -116,7 +116,7 @@ impl<L> Guessing<L> {
     }
 }
 
-impl<L: HostLayers<Error = Infallible>> Guessing<L> {
+impl<L: HostLayers<Error = Infallible>> DraftRunner<L> {
     /// Whether `text` is one that can be read: not too long, and of tokens that the model knows.
     pub(crate) fn can_read(&self, text: &[u32]) -> bool {
         !text.is_empty()
@@ -152,12 +152,12 @@ impl<L: HostLayers<Error = Infallible>> Guessing<L> {
     pub(crate) fn foresee(&mut self, id: TextId, text: Vec<u32>) {
         self.forget(id);
         let missing = self.missing(id, &text);
-        self.foreseen.push(Foreseen { id, text, missing });
+        self.foreseen.push(PrefetchedLogits { id, text, missing });
     }
 
     /// What comes behind `text`, which can be read, and the time that took: none where it was read along with another.
-    pub(crate) fn said(&mut self, id: TextId, text: &[u32]) -> (Said, Duration) {
-        let is_foreseen = |foreseen: &Foreseen| foreseen.id == id && foreseen.text == text;
+    pub(crate) fn said(&mut self, id: TextId, text: &[u32]) -> (TokenProbabilities, Duration) {
+        let is_foreseen = |foreseen: &PrefetchedLogits| foreseen.id == id && foreseen.text == text;
         let mut took = Duration::ZERO;
         if self.foreseen.iter().any(is_foreseen) {
             took = self.read_foreseen();
@@ -172,7 +172,7 @@ impl<L: HostLayers<Error = Infallible>> Guessing<L> {
     }
 
     /// The likeliest tokens of a row of logits.
-    fn likeliest(&self, row: Range<usize>) -> Said {
+    fn likeliest(&self, row: Range<usize>) -> TokenProbabilities {
         let (_, likely) = logprobs(&self.logits[row], 0, MAX_GUESSES);
         let known = |(index, logprob)| Some((self.vocabulary.token(index)?, f64::from(logprob).exp()));
         likely.into_iter().filter_map(known).collect()
@@ -202,7 +202,7 @@ impl<L: HostLayers<Error = Infallible>> Guessing<L> {
         let took = begun.elapsed();
         self.timings.observe(rows as f64, took.as_secs_f64());
         let width = self.logits.len() / foreseen.len();
-        for (at, Foreseen { id, text, .. }) in foreseen.into_iter().enumerate() {
+        for (at, PrefetchedLogits { id, text, .. }) in foreseen.into_iter().enumerate() {
             let said = self.likeliest(at * width..(at + 1) * width);
             self.texts.note(id, &text);
             self.along.insert(id, (text, said));
@@ -211,9 +211,9 @@ impl<L: HostLayers<Error = Infallible>> Guessing<L> {
     }
 
     /// What is foreseen and has room, each text cut to what of it was read.
-    fn with_room(&mut self) -> Vec<Foreseen> {
+    fn with_room(&mut self) -> Vec<PrefetchedLogits> {
         let mut foreseen = std::mem::take(&mut self.foreseen);
-        for Foreseen { id, text, .. } in &foreseen {
+        for PrefetchedLogits { id, text, .. } in &foreseen {
             if let Some(read) = self.texts.with_room(*id, text.len()) {
                 read.tokens.truncate(read.known(text));
             }

@@ -4,7 +4,7 @@ use std::{convert::Infallible, path::Path, sync::Arc};
 
 use files::{
     model_files::{FindError, ModelFiles},
-    token_list::{OtherTokens, TokenList, TokenListError},
+    token_list::{TokenList, TokenListError, TokenMismatch},
 };
 use kernels::lora::LayoutError;
 use model::{
@@ -47,7 +47,7 @@ pub enum DraftError {
     Tokens(#[from] TokenListError),
     /// They are others.
     #[error(transparent)]
-    Tokenizer(#[from] OtherTokens),
+    Tokenizer(#[from] TokenMismatch),
     /// Its weights are not what its configuration says.
     #[error(transparent)]
     Weights(#[from] WeightsError),
@@ -74,7 +74,7 @@ pub enum DraftError {
 
 /// A draft that is ready, and what it takes.
 #[derive(Debug)]
-pub struct Opened<L> {
+pub struct OpenedDraft<L> {
     /// It.
     pub drafter: Drafter<L>,
     /// Bytes of memory that are its own: weights, keys and values.
@@ -83,7 +83,7 @@ pub struct Opened<L> {
 
 /// The first layers of a base, ready to guess.
 #[derive(Debug)]
-pub struct OpenedSelf {
+pub struct SelfDraft {
     /// They.
     pub drafter: Drafter<FirstLayers>,
     /// The adapter that makes them guess.
@@ -100,13 +100,13 @@ pub fn by_model(
     path: &Path,
     (tokens, vocab_size): (&TokenList, usize),
     options: &DraftOptions,
-) -> Result<Opened<ResidentLayers>, DraftError> {
+) -> Result<OpenedDraft<ResidentLayers>, DraftError> {
     TokenList::of(&ModelFiles::at(path)?)?.agrees_with(tokens)?;
     let weights = LoadedWeights::load(&*open(path)?, options.cores.len().max(1))?;
     let vocabulary = Vocabulary::shared(vocab_size.min(weights.config().vocab_size));
     let weight_bytes = weights.bytes() as u64;
     let opened = ready(weights, None, vocabulary, options, options.bytes)?;
-    Ok(Opened { bytes: opened.bytes + weight_bytes, ..opened })
+    Ok(OpenedDraft { bytes: opened.bytes + weight_bytes, ..opened })
 }
 
 /// The first layers of `base` with `adapter` as a draft for it.
@@ -117,7 +117,7 @@ pub fn by_itself(
     base: &SharedBase,
     adapter: &DraftAdapter,
     options: &DraftOptions,
-) -> Result<OpenedSelf, DraftError> {
+) -> Result<SelfDraft, DraftError> {
     let weights = base.first_layers(&adapter.shape)?;
     let (config, precision) = (weights.config(), weights.adapter_precision());
     let prepared = Arc::new(PreparedAdapter::new(&adapter.shortlisted(), config, precision)?);
@@ -125,9 +125,9 @@ pub fn by_itself(
     let needed_bytes = weights.bytes() as u64;
     let kv_bytes = options.bytes.checked_sub(needed_bytes);
     let kv_bytes = kv_bytes.ok_or(DraftError::TooFewBytes { bytes: options.bytes, needed_bytes })?;
-    let Opened { drafter, bytes } =
+    let OpenedDraft { drafter, bytes } =
         ready(weights, Some(Arc::clone(&prepared)), vocabulary, options, kv_bytes)?;
-    Ok(OpenedSelf { drafter, adapter: prepared, bytes: bytes + needed_bytes })
+    Ok(SelfDraft { drafter, adapter: prepared, bytes: bytes + needed_bytes })
 }
 
 /// Takes memory for keys and values, and starts threads.
@@ -137,7 +137,7 @@ fn ready<L: HostLayers<Error = Infallible>>(
     vocabulary: Vocabulary,
     options: &DraftOptions,
     kv_bytes: u64,
-) -> Result<Opened<L>, DraftError> {
+) -> Result<OpenedDraft<L>, DraftError> {
     let block_bytes = weights.kv_shape(options.kv_dtype).block_bytes() as u64;
     if kv_bytes < block_bytes {
         let needed_bytes = options.bytes - kv_bytes + block_bytes;
@@ -150,5 +150,5 @@ fn ready<L: HostLayers<Error = Infallible>>(
     };
     let model = ResidentModel::new(weights, &options)?;
     let bytes = model.kv_blocks() as u64 * block_bytes;
-    Ok(Opened { drafter: Drafter::new(model, adapter, vocabulary), bytes })
+    Ok(OpenedDraft { drafter: Drafter::new(model, adapter, vocabulary), bytes })
 }

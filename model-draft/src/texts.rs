@@ -12,7 +12,7 @@ pub(crate) struct TextId(u64);
 
 /// A text as far as it was read.
 #[derive(Debug, Default)]
-pub(crate) struct Read {
+pub(crate) struct CachedText {
     /// Tokens whose keys and values are there.
     pub(crate) tokens: Vec<u32>,
     pub(crate) blocks: Vec<BlockId>,
@@ -20,7 +20,7 @@ pub(crate) struct Read {
     read_at: u64,
 }
 
-impl Read {
+impl CachedText {
     /// How many tokens of `text` are there, of which the last is not counted: what it says is wanted.
     pub(crate) fn known(&self, text: &[u32]) -> usize {
         let same = self.tokens.iter().zip(text).take_while(|(a, b)| a == b).count();
@@ -30,15 +30,15 @@ impl Read {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Texts {
-    texts: BTreeMap<TextId, Read>,
+pub(crate) struct DraftSequences {
+    texts: BTreeMap<TextId, CachedText>,
     free: Vec<BlockId>,
     blocks: usize,
     names: u64,
     readings: u64,
 }
 
-impl Texts {
+impl DraftSequences {
     /// No text, and so many blocks.
     pub(crate) fn new(blocks: usize) -> Self {
         let free = (0..u32::try_from(blocks).unwrap_or(u32::MAX)).map(BlockId).collect();
@@ -49,7 +49,7 @@ impl Texts {
     pub(crate) fn open(&mut self) -> TextId {
         self.names += 1;
         let id = TextId(self.names);
-        self.texts.insert(id, Read::default());
+        self.texts.insert(id, CachedText::default());
         id
     }
 
@@ -64,7 +64,7 @@ impl Texts {
     }
 
     /// A text as far as it was read; `None` if it was closed.
-    pub(crate) fn get(&self, id: TextId) -> Option<&Read> {
+    pub(crate) fn get(&self, id: TextId) -> Option<&CachedText> {
         self.texts.get(&id)
     }
 
@@ -78,7 +78,7 @@ impl Texts {
 
     /// The text, with blocks for `tokens` tokens; others have given theirs up for it where that was needed. `None` if there are not so
     /// many.
-    pub(crate) fn with_room(&mut self, id: TextId, tokens: usize) -> Option<&mut Read> {
+    pub(crate) fn with_room(&mut self, id: TextId, tokens: usize) -> Option<&mut CachedText> {
         let needed = tokens.div_ceil(BLOCK_TOKENS);
         if needed > self.blocks || !self.texts.contains_key(&id) {
             return None;
@@ -108,7 +108,7 @@ mod tests {
 
     use super::*;
 
-    fn read(texts: &mut Texts, id: TextId, tokens: usize) -> usize {
+    fn read(texts: &mut DraftSequences, id: TextId, tokens: usize) -> usize {
         let read = texts.with_room(id, tokens).unwrap();
         read.tokens.resize(tokens, 1);
         read.blocks.len()
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn the_text_that_was_read_longest_ago_gives_way_and_comes_back() {
-        let mut texts = Texts::new(4);
+        let mut texts = DraftSequences::new(4);
         let [a, b, c] = std::array::from_fn(|_| texts.open());
         assert_eq!((read(&mut texts, a, 20), read(&mut texts, b, 17)), (2, 2));
         assert_eq!(read(&mut texts, a, 32), 2, "a is the younger now");
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn the_last_token_of_a_text_is_always_read_anew() {
-        let read = Read { tokens: vec![1, 2, 3, 4], ..Read::default() };
+        let read = CachedText { tokens: vec![1, 2, 3, 4], ..CachedText::default() };
         assert_eq!(
             [&[1, 2, 3, 4, 5][..], &[1, 2, 3, 4], &[1, 2, 9], &[]].map(|text| read.known(text)),
             [4, 3, 2, 0]

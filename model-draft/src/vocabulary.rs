@@ -7,12 +7,12 @@ use std::sync::Arc;
 pub(crate) struct Vocabulary {
     /// Tokens below this are read.
     read: usize,
-    said: Said,
+    said: RowVocabulary,
 }
 
 /// What the model's rows of logits are about.
 #[derive(Debug, Clone)]
-enum Said {
+enum RowVocabulary {
     /// The first so many tokens.
     First(usize),
     /// These.
@@ -22,12 +22,15 @@ enum Said {
 impl Vocabulary {
     /// That of two models which share their first `tokens` tokens.
     pub(crate) fn shared(tokens: usize) -> Self {
-        Self { read: tokens, said: Said::First(tokens) }
+        Self { read: tokens, said: RowVocabulary::First(tokens) }
     }
 
     /// That of a model which reads `tokens` tokens and says only those of a list, if there is one.
     pub(crate) fn listed(tokens: usize, list: Option<&Arc<[u32]>>) -> Self {
-        Self { read: tokens, said: list.map_or(Said::First(tokens), |list| Said::Listed(Arc::clone(list))) }
+        Self {
+            read: tokens,
+            said: list.map_or(RowVocabulary::First(tokens), |list| RowVocabulary::Listed(Arc::clone(list))),
+        }
     }
 
     /// Whether the model can read a token.
@@ -38,8 +41,8 @@ impl Vocabulary {
     /// The token that a row's logit is about.
     pub(crate) fn token(&self, index: u32) -> Option<u32> {
         match &self.said {
-            Said::First(tokens) => ((index as usize) < *tokens).then_some(index),
-            Said::Listed(list) => list.get(index as usize).copied(),
+            RowVocabulary::First(tokens) => ((index as usize) < *tokens).then_some(index),
+            RowVocabulary::Listed(list) => list.get(index as usize).copied(),
         }
     }
 }

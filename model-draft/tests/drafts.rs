@@ -7,7 +7,7 @@ use files::{model_files::ModelFiles, token_list::TokenList};
 use ids::Generation;
 use model::weights::first::FirstLayers;
 use model::{
-    adapter::{Adapter, DraftAdapter, DraftShape, LoraModule, Method},
+    adapter::{Adapter, DraftAdapter, DraftShape, LoraModule, MethodWeights},
     resident::{KvDtype, LoadedWeights, SharedBase},
     shape::{layout::linear_shape, source::Target},
     sources::open::open,
@@ -19,7 +19,7 @@ use model_draft::{
 };
 use speculation::{
     calibration::Calibration,
-    draft::{Draft as _, Timed as _},
+    draft::{CostedDraft as _, Draft as _},
     tree::{NodeId, TokenTree},
 };
 
@@ -43,7 +43,7 @@ fn draft(base: &SharedBase, shortlist: Option<&[u32]>) -> DraftAdapter {
         LoraModule { layer: 0, target: Target::Q, rank: 1, scale: 1.0, a: values(columns), b: values(rows) };
     let adapter = Adapter {
         generation: Generation([1; 32]),
-        method: Method::Lora(vec![module]),
+        method: MethodWeights::Lora(vec![module]),
         base_model: None,
         stored_in_16_bits: false,
     };

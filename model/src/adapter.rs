@@ -45,10 +45,10 @@ pub use self::{
     invocation::Invocation,
     kind::AdapterKind,
     method::{
-        Adapter, AnyAdapter, DoraAdapter, DraftAdapter, DraftShape, LoraModule, Method, Prefix, ScaleVector,
-        Scales, Side, VocabularyAdapter,
+        Adapter, AnyAdapter, DoraAdapter, DraftAdapter, DraftShape, LoraModule, MethodWeights, Prefix,
+        ScaleVector, ScaledSide, Scales, VocabularyAdapter,
     },
-    note::AdapterNote,
+    note::AdapterWarning,
     vocabulary::{EmbeddingChange, SavedMatrix, VocabularyChanges},
 };
 use crate::shape::config::ModelConfig;
@@ -93,7 +93,7 @@ impl AnyAdapter {
     pub fn read_with_notes(
         path: &Path,
         config: &ModelConfig,
-    ) -> Result<(Self, Vec<AdapterNote>), AdapterError> {
+    ) -> Result<(Self, Vec<AdapterWarning>), AdapterError> {
         let of_gguf = |path: &Path| gguf::read(path, config).map(|adapter| (adapter, Vec::new()));
         let failed = |source| AdapterError::Read { path: path.to_path_buf(), source };
         if !std::fs::metadata(path).map_err(failed)?.is_dir() {

@@ -17,7 +17,7 @@
 //! - **Same bits as serving**: log-probabilities are those that an engine with the same adapter reports.
 //! - **Sums in the order of sequences**: how they are cut into batches, how many of these are under way at once, and by how many
 //!   threads they are computed, changes no bit of a gradient ([`kernels::backward`]).
-//! - What is not kept is computed once more, to the same bits: [`Keep`] trades memory for time and nothing else.
+//! - What is not kept is computed once more, to the same bits: [`SavedScope`] trades memory for time and nothing else.
 
 mod deltas;
 pub mod dropout;
@@ -37,7 +37,7 @@ pub use self::{
     error::TrainError,
     gradients::Gradients,
     head::{Loss, Prediction},
-    tape::{Keep, Tape},
-    trainer::{Example, Learner, Trainer},
-    turns::{Turn, Turns},
+    tape::{SavedScope, Tape},
+    trainer::{Example, TrainableAdapter, Trainer},
+    turns::{ReductionQueue, ReductionTurn},
 };

@@ -6,13 +6,13 @@ pub mod kv;
 use std::convert::Infallible;
 
 use kernels::{
-    Activations, Isa, Pool,
+    Activations, Isa, ThreadPool,
     attention::KvRows,
     elementwise::{Heads, Norm, Rotation, add_norm, cap_in_place, gate_mul, norm_in_place, rotate},
 };
 
 use crate::{
-    forward::{Device, ExpertScratch, Frame, NormSite, Room, Routing, Scratch, Taken},
+    forward::{Device, ExpertRows, ExpertScratch, ModelContext, NormSite, Routing, Scratch, ScratchBuffer},
     shape::{config::ModelConfig, rope::Angles},
 };
 
@@ -20,14 +20,14 @@ use crate::{
 #[derive(Debug)]
 pub struct Compute {
     /// Threads.
-    pub pool: Pool,
+    pub pool: ThreadPool,
     /// Instructions.
     pub isa: Isa,
 }
 
 impl Compute {
     /// The heads of a layer that are normed and rotated: queries, which take on the scale of the scores, and keys.
-    pub(crate) fn heads(model: &Frame, layer: usize) -> [Heads<'_>; 2] {
+    pub(crate) fn heads(model: &ModelContext, layer: usize) -> [Heads<'_>; 2] {
         let (layout, norms, eps) = (model.qkv_layout(), &model.norms, model.config.norm_eps);
         let norm = |weight| Norm { weight, eps };
         let queries = Heads {
@@ -135,7 +135,7 @@ impl Device for Compute {
 
     fn lay_out(
         &mut self,
-        model: &Frame,
+        model: &ModelContext,
         sequences: &[KvRows<'_>],
         trunks: &[KvRows<'_>],
         batch: &mut RowTable,
@@ -156,17 +156,24 @@ impl Device for Compute {
         Ok(())
     }
 
-    fn reshape(&mut self, room: Room<'_, Self>, rows: usize, width: usize) -> Result<(), Infallible> {
+    fn reshape(
+        &mut self,
+        room: ScratchBuffer<'_, Self>,
+        rows: usize,
+        width: usize,
+    ) -> Result<(), Infallible> {
         match room {
-            Room::Residual(values) | Room::Outputs(values) => values.resize(rows * width, 0.0),
-            Room::Inputs(values) => values.reshape(rows, width),
+            ScratchBuffer::Residual(values) | ScratchBuffer::Outputs(values) => {
+                values.resize(rows * width, 0.0)
+            }
+            ScratchBuffer::Inputs(values) => values.reshape(rows, width),
         }
         Ok(())
     }
 
     fn add_norm(
         &mut self,
-        model: &Frame,
+        model: &ModelContext,
         site: NormSite,
         residual: &mut Vec<f32>,
         update: Option<&Vec<f32>>,
@@ -195,7 +202,7 @@ impl Device for Compute {
 
     fn norm_update(
         &mut self,
-        model: &Frame,
+        model: &ModelContext,
         site: NormSite,
         update: &mut Vec<f32>,
     ) -> Result<(), Infallible> {
@@ -207,7 +214,7 @@ impl Device for Compute {
 
     fn rotate(
         &mut self,
-        model: &Frame,
+        model: &ModelContext,
         layer: usize,
         qkv: &mut Vec<f32>,
         batch: &RowTable,
@@ -218,7 +225,12 @@ impl Device for Compute {
         Ok(())
     }
 
-    fn gate(&mut self, model: &Frame, gate_up: &Vec<f32>, out: &mut Activations) -> Result<(), Infallible> {
+    fn gate(
+        &mut self,
+        model: &ModelContext,
+        gate_up: &Vec<f32>,
+        out: &mut Activations,
+    ) -> Result<(), Infallible> {
         let (gate, width) = (model.config.traits.gate, out.width());
         gate_mul(&mut self.pool, self.isa, gate, gate_up, width, out.values_mut());
         Ok(())
@@ -226,7 +238,7 @@ impl Device for Compute {
 
     fn route(
         &mut self,
-        model: &Frame,
+        model: &ModelContext,
         layer: usize,
         normed: &Activations,
         routing: &mut Routing,
@@ -259,7 +271,7 @@ impl Device for Compute {
     fn add_weighted(
         &mut self,
         from: &Vec<f32>,
-        taken: Taken<'_>,
+        taken: ExpertRows<'_>,
         sums: &mut Vec<f32>,
     ) -> Result<(), Infallible> {
         experts::add_weighted(from, taken, from.len() / taken.rows.len(), sums);

@@ -28,11 +28,11 @@ mod routing;
 pub(crate) use self::{batch::BatchRows, device::make_room};
 pub use self::{
     batch::{BLOCK_TOKENS, LogitRows, SequenceSlice, Trunk},
-    device::{Device, ExpertScratch, Room, Scratch},
-    frame::{Frame, NormSite, Norms},
+    device::{Device, ExpertScratch, Scratch, ScratchBuffer},
+    frame::{ModelContext, NormSite, Norms},
     interface::ForwardPass,
     parts::{BaseLayers, Deltas, KvStore, ReverseLayers},
-    routing::{Routing, Taken},
+    routing::{ExpertRows, Routing},
 };
 pub use crate::shape::layout::LinearGroup;
 
@@ -45,7 +45,7 @@ use self::{batch::wanted_rows, failpoints::WithFailpoints};
 /// The base layers' own, or the device's. Keys and values of the batch may be appended by then; running it again
 /// replaces them.
 pub fn run<A, D: Device, B: BaseLayers<D>>(
-    model: &Frame,
+    model: &ModelContext,
     parts: (&mut B, &mut impl Deltas<D>, &mut impl KvStore<D>),
     device: &mut D,
     scratch: &mut Scratch<D>,
@@ -68,7 +68,7 @@ pub fn run<A, D: Device, B: BaseLayers<D>>(
 
 /// Writes the embeddings of `tokens` to `residual`, as the first block takes them.
 pub(crate) fn embed<D: Device, B: BaseLayers<D>>(
-    model: &Frame,
+    model: &ModelContext,
     base: &B,
     device: &mut D,
     tokens: &mut dyn Iterator<Item = u32>,
@@ -83,7 +83,7 @@ pub(crate) fn embed<D: Device, B: BaseLayers<D>>(
 
 /// Makes what attention or the feed-forward gave what is added to the residual stream: normed and scaled, in models that do so.
 pub(crate) fn finish_update<D: Device>(
-    model: &Frame,
+    model: &ModelContext,
     device: &mut D,
     site: NormSite,
     update: &mut D::Outputs,
@@ -99,7 +99,7 @@ pub(crate) fn finish_update<D: Device>(
 
 /// Makes room for the rows of `batch`, and takes in where they stand.
 pub(crate) fn lay_out<A, D: Device>(
-    model: &Frame,
+    model: &ModelContext,
     device: &mut D,
     scratch: &mut Scratch<D>,
     batch: &[SequenceSlice<'_, A>],
@@ -112,7 +112,7 @@ pub(crate) fn lay_out<A, D: Device>(
 /// Runs a block of rows that were [laid out](lay_out) once more, from the residual stream and the update of `scratch`: as far
 /// as the middle of its feed-forward, unless what comes of that is normed. Of experts nothing is noted, and none is asked.
 pub(crate) fn run_block<D: Device, B: BaseLayers<D>>(
-    model: &Frame,
+    model: &ModelContext,
     parts: (&mut B, &mut impl Deltas<D>, &mut impl KvStore<D>),
     device: &mut D,
     scratch: &mut Scratch<D>,
@@ -130,7 +130,7 @@ pub(crate) fn run_block<D: Device, B: BaseLayers<D>>(
 
 /// Logits of `rows` rows, from the residual stream and the update of `scratch`.
 pub(crate) fn run_head<D: Device, B: BaseLayers<D>>(
-    model: &Frame,
+    model: &ModelContext,
     parts: (&mut B, &mut impl Deltas<D>),
     device: &mut D,
     scratch: &mut Scratch<D>,
@@ -138,14 +138,14 @@ pub(crate) fn run_head<D: Device, B: BaseLayers<D>>(
     logits: &mut D::Outputs,
 ) -> Result<(), B::Error> {
     let (base, deltas) = parts;
-    device.reshape(Room::Outputs(logits), rows, model.config.vocab_size)?;
+    device.reshape(ScratchBuffer::Outputs(logits), rows, model.config.vocab_size)?;
     let mut pass = Pass { model, base, deltas, kv: &mut (), device, s: scratch };
     pass.norm_kept(rows)?;
     pass.logits(logits)
 }
 
 struct Pass<'a, D: Device, B, T, K> {
-    model: &'a Frame,
+    model: &'a ModelContext,
     base: &'a mut B,
     deltas: &'a mut T,
     kv: &'a mut K,
@@ -208,7 +208,7 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T,
     fn head<A>(&mut self, batch: &[SequenceSlice<'_, A>], logits: &mut D::Outputs) -> Result<(), B::Error> {
         let config = &self.model.config;
         let (kept, scored) = wanted_rows(batch);
-        self.device.reshape(Room::Outputs(logits), scored, config.vocab_size)?;
+        self.device.reshape(ScratchBuffer::Outputs(logits), scored, config.vocab_size)?;
         self.s.states.clear();
         if kept.is_empty() {
             return Ok(());
@@ -234,7 +234,11 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K> Pass<'_, D, B, T, K> {
 
     /// The last norm, of all `rows` rows that there are.
     fn norm_kept(&mut self, rows: usize) -> Result<(), D::Error> {
-        self.device.reshape(Room::Inputs(&mut self.s.normed), rows, self.model.config.hidden_size)?;
+        self.device.reshape(
+            ScratchBuffer::Inputs(&mut self.s.normed),
+            rows,
+            self.model.config.hidden_size,
+        )?;
         self.norm(NormSite::Output)
     }
 

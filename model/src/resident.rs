@@ -9,7 +9,7 @@ mod loaded;
 use std::{io, sync::Arc};
 
 use ids::BlockId;
-use kernels::{Activations, Isa, Pool};
+use kernels::{Activations, Isa, ThreadPool};
 
 pub use self::loaded::{KvDtype, LoadedWeights, SharedBase, kv_precision, kv_shape};
 use crate::{
@@ -21,14 +21,14 @@ use crate::{
         cpu_copy::CpuMemory,
         prepared::PreparedAdapter,
     },
-    forward::{ForwardPass, Frame, Scratch, SequenceSlice, run},
+    forward::{ForwardPass, ModelContext, Scratch, SequenceSlice, run},
     shape::config::ModelConfig,
-    sites::{Company, EvaluateError, EvaluateSites, Site, SiteCall, SitePath},
-    sweep::SweepFigures,
+    sites::{EvaluateError, EvaluateSites, PassHooks, Site, SiteCall, SitePath},
+    sweep::WeightStreamStats,
     weights::{
         ResidentLayers,
-        host::{HostLayers, LentSites},
-        joined::JoinedLayers,
+        host::{BorrowedSites, HostLayers},
+        joined::CoBatchedLayers,
         tensors::WeightsError,
     },
 };
@@ -73,7 +73,7 @@ pub struct ResidentOptions {
 /// A model that runs in the calling thread and its helpers; its weights may come from a disk.
 #[derive(Debug)]
 pub struct ResidentModel<L = ResidentLayers> {
-    frame: Frame,
+    frame: ModelContext,
     layers: L,
     kv: PagedKv,
     compute: Compute,
@@ -101,7 +101,7 @@ impl<L: HostLayers> ResidentModel<L> {
             block_bytes,
             source,
         })?;
-        let threads = Pool::new(&options.cores)
+        let threads = ThreadPool::new(&options.cores)
             .map_err(|source| ResidentError::Threads { cores: options.cores.clone(), source })?;
         let LoadedWeights { frame, layers } = weights;
         Ok(Self {
@@ -131,7 +131,7 @@ impl<L: HostLayers> ResidentModel<L> {
     }
 
     /// The threads that compute, to replace them or ask what they rehearsed.
-    pub fn pool_mut(&mut self) -> &mut Pool {
+    pub fn pool_mut(&mut self) -> &mut ThreadPool {
         &mut self.compute.pool
     }
 
@@ -192,7 +192,7 @@ impl<L: HostLayers> ForwardPass for ResidentModel<L> {
         true
     }
 
-    fn sweep_figures(&self) -> Option<Arc<SweepFigures>> {
+    fn sweep_figures(&self) -> Option<Arc<WeightStreamStats>> {
         self.layers.sweep_figures()
     }
 
@@ -200,13 +200,13 @@ impl<L: HostLayers> ForwardPass for ResidentModel<L> {
         &mut self,
         batch: &[SequenceSlice<'_, PreparedAdapter>],
         logits: &mut Vec<f32>,
-        company: &mut dyn Company,
+        company: &mut dyn PassHooks,
     ) -> Result<(), L::Error> {
         let config = &self.frame.config;
         let found = AdapterRows::of(batch);
         let mut deltas = BatchDeltas::new(config, self.assist.as_deref_mut(), &mut self.deltas, &found);
         let (path, together) = (self.path, &mut self.together);
-        let mut layers = JoinedLayers { layers: &mut self.layers, path, company, together };
+        let mut layers = CoBatchedLayers { layers: &mut self.layers, path, company, together };
         let parts = (&mut layers, &mut deltas, &mut self.kv);
         run(&self.frame, parts, &mut self.compute, &mut self.scratch, batch, logits)
     }
@@ -241,6 +241,6 @@ impl<L: HostLayers> EvaluateSites for ResidentModel<L> {
         x: &mut Activations,
         out: &mut [f32],
     ) -> Result<(), EvaluateError> {
-        LentSites { layers: &mut self.layers, compute: &mut self.compute }.evaluate(call, x, out)
+        BorrowedSites { layers: &mut self.layers, compute: &mut self.compute }.evaluate(call, x, out)
     }
 }

@@ -19,10 +19,11 @@ use std::collections::HashMap;
 use candidates::Candidates;
 use policy::random::Rng;
 pub use request::{
-    Draw, Drawn, LOGIT_BIAS_RANGE, PENALTY_RANGE, Probability, SamplingError, SamplingParams, SamplingRequest,
+    Drawn, LOGIT_BIAS_RANGE, PENALTY_RANGE, Probability, SamplingError, SamplingParams, SamplingRequest,
+    TokenDraw,
 };
 pub use softmax::LOGPROB_FLOOR;
-use softmax::{LogSoftmax, Scale, Weights};
+use softmax::{LogSoftmax, Scale, TokenWeights};
 
 /// How often a token occurs in a sequence.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -84,7 +85,7 @@ pub fn sample(
     let draw = Rng::seeded(request.seed).uniform(position);
     let drawn = match Candidates::select(logits, scale, request) {
         Some(candidates) => candidates.pick(draw),
-        None => Weights::new(logits, scale).pick(draw),
+        None => TokenWeights::new(logits, scale).pick(draw),
     };
     drawn.unwrap_or(best)
 }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use files::{model_files::ModelFiles, text_hash::TextHash};
-use kernels::{Activations, Isa, PackError, Pool};
+use kernels::{Activations, Isa, PackError, ThreadPool};
 
 pub use crate::weights::packing::LoadProgress;
 pub use linear_files::{MAX_NAME_BYTES, MAX_SITES};
@@ -22,7 +22,7 @@ use crate::{
     cpu::Compute,
     precision::Precision,
     shape::{
-        identity::{Hashed, Identified as _},
+        identity::{HashedWeights, Identified as _},
         source::WeightSource,
     },
     sites::{EvaluateError, EvaluateSites, Site, SiteCall},
@@ -30,11 +30,11 @@ use crate::{
         open::{OpenError, weights},
         safetensors::SafetensorsSourceError,
     },
-    sweep::SweepFigures,
+    sweep::WeightStreamStats,
     weights::{
         ResidentLayers,
-        host::{HostLayers, LentSites},
-        packing::Told,
+        host::{BorrowedSites, HostLayers},
+        packing::ProgressCallback,
         sites::SiteWeights,
         streamed::{StreamError, StreamOptions, StreamedLayers},
         tensors::WeightsError,
@@ -129,14 +129,14 @@ pub struct BaseFacts {
 /// The linear layers of a base, with the threads that compute them.
 #[derive(Debug)]
 pub struct SiteModel {
-    weights: Weights,
+    weights: BaseWeights,
     compute: Compute,
     facts: BaseFacts,
 }
 
 /// Weights of a base.
 #[derive(Debug)]
-enum Weights {
+enum BaseWeights {
     /// Of any architecture, in memory.
     Sites(SiteWeights),
     /// Of a known one, from a disk.
@@ -183,12 +183,14 @@ impl SiteModel {
         path: &Path,
         streamed: Option<&StreamOptions>,
         cores: &[usize],
-        told: Told<'_>,
+        told: ProgressCallback<'_>,
     ) -> Result<Self, SiteModelError> {
         let files = ModelFiles::at(path).map_err(OpenError::from)?;
         let text = TextHash::of(&files).map_err(OpenError::from)?;
         let (weights, facts) = match weights(&files) {
-            Ok(source) => grouped(&Hashed::new(source), text, streamed, files.path(), cores.len(), told)?,
+            Ok(source) => {
+                grouped(&HashedWeights::new(source), text, streamed, files.path(), cores.len(), told)?
+            }
             Err(error) if streamed.is_some() => return Err(error.into()),
             Err(error) => match (error.is_of_configuration(), &files) {
                 (true, ModelFiles::Directory(directory)) => each_its_own(directory, text, cores.len(), told)?,
@@ -198,8 +200,8 @@ impl SiteModel {
         if TextHash::of(&files).map_err(OpenError::from)? != text {
             return Err(changed(files.path()));
         }
-        let pool =
-            Pool::new(cores).map_err(|source| SiteModelError::Threads { cores: cores.to_vec(), source })?;
+        let pool = ThreadPool::new(cores)
+            .map_err(|source| SiteModelError::Threads { cores: cores.to_vec(), source })?;
         Ok(Self { weights, compute: Compute { pool, isa: Isa::best() }, facts })
     }
 
@@ -207,8 +209,8 @@ impl SiteModel {
     #[must_use]
     pub fn with_precision(mut self, precision: Precision) -> Self {
         match &mut self.weights {
-            Weights::Sites(weights) => weights.set_precision(precision),
-            Weights::Streamed(layers) => layers.set_precision(precision),
+            BaseWeights::Sites(weights) => weights.set_precision(precision),
+            BaseWeights::Streamed(layers) => layers.set_precision(precision),
         }
         self
     }
@@ -217,8 +219,8 @@ impl SiteModel {
     /// hashed. For those who serve clients that mask their rows.
     pub fn commit(&mut self) {
         match &mut self.weights {
-            Weights::Sites(weights) => weights.commit(&mut self.compute),
-            Weights::Streamed(layers) => layers.commit(&mut self.compute),
+            BaseWeights::Sites(weights) => weights.commit(&mut self.compute),
+            BaseWeights::Streamed(layers) => layers.commit(&mut self.compute),
         }
     }
 
@@ -232,17 +234,17 @@ impl SiteModel {
     #[must_use]
     pub fn bytes(&self) -> usize {
         match &self.weights {
-            Weights::Sites(weights) => weights.bytes(),
-            Weights::Streamed(layers) => layers.bytes(),
+            BaseWeights::Sites(weights) => weights.bytes(),
+            BaseWeights::Streamed(layers) => layers.bytes(),
         }
     }
 
     /// Of weights that come from a disk, what that costs.
     #[must_use]
-    pub fn sweep_figures(&self) -> Option<Arc<SweepFigures>> {
+    pub fn sweep_figures(&self) -> Option<Arc<WeightStreamStats>> {
         match &self.weights {
-            Weights::Sites(_) => None,
-            Weights::Streamed(layers) => layers.sweep_figures(),
+            BaseWeights::Sites(_) => None,
+            BaseWeights::Streamed(layers) => layers.sweep_figures(),
         }
     }
 
@@ -256,15 +258,15 @@ impl SiteModel {
 impl EvaluateSites for SiteModel {
     fn sites(&self) -> &[Site] {
         match &self.weights {
-            Weights::Sites(weights) => weights.sites(),
-            Weights::Streamed(layers) => layers.sites(),
+            BaseWeights::Sites(weights) => weights.sites(),
+            BaseWeights::Streamed(layers) => layers.sites(),
         }
     }
 
     fn floors(&self) -> Option<Vec<u32>> {
         match &self.weights {
-            Weights::Sites(_) => None,
-            Weights::Streamed(layers) => layers.floors(),
+            BaseWeights::Sites(_) => None,
+            BaseWeights::Streamed(layers) => layers.floors(),
         }
     }
 
@@ -277,9 +279,9 @@ impl EvaluateSites for SiteModel {
         self.sites()[call.site.0 as usize].check_ring(call)?;
         let compute = &mut self.compute;
         match &mut self.weights {
-            Weights::Sites(weights) => weights.evaluate(compute, call, x, out),
-            Weights::Streamed(layers) => {
-                return LentSites { layers: &mut **layers, compute }.evaluate(call, x, out);
+            BaseWeights::Sites(weights) => weights.evaluate(compute, call, x, out),
+            BaseWeights::Streamed(layers) => {
+                return BorrowedSites { layers: &mut **layers, compute }.evaluate(call, x, out);
             }
         }
         Ok(())
@@ -288,18 +290,18 @@ impl EvaluateSites for SiteModel {
 
 /// The groups of a known architecture.
 fn grouped(
-    source: &Hashed<impl WeightSource + Sync>,
+    source: &HashedWeights<impl WeightSource + Sync>,
     text: TextHash,
     streamed: Option<&StreamOptions>,
     path: &Path,
     threads: usize,
-    told: Told<'_>,
-) -> Result<(Weights, BaseFacts), SiteModelError> {
+    told: ProgressCallback<'_>,
+) -> Result<(BaseWeights, BaseFacts), SiteModelError> {
     let weights = match streamed {
-        None => Weights::Sites(ResidentLayers::load(source, threads, told)?.into_sites()),
+        None => BaseWeights::Sites(ResidentLayers::load(source, threads, told)?.into_sites()),
         Some(options) => {
             let layers = StreamedLayers::open(source, &source.identity(text), options, threads, told)?;
-            Weights::Streamed(Box::new(layers))
+            BaseWeights::Streamed(Box::new(layers))
         }
     };
     let config = source.config();
@@ -317,10 +319,10 @@ fn each_its_own(
     directory: &Path,
     text: TextHash,
     threads: usize,
-    told: Told<'_>,
-) -> Result<(Weights, BaseFacts), SiteModelError> {
+    told: ProgressCallback<'_>,
+) -> Result<(BaseWeights, BaseFacts), SiteModelError> {
     let files = LinearFiles::open(directory)?;
-    let weights = Weights::Sites(files.pack(threads, told)?);
+    let weights = BaseWeights::Sites(files.pack(threads, told)?);
     let facts = BaseFacts {
         name: name(directory),
         architecture: files.architecture().to_owned(),

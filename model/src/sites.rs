@@ -11,7 +11,7 @@ use kernels::{Activations, Modulus, Rounding};
 
 use crate::{
     shape::{config::ModelConfig, experts::ExpertId, layout::LinearGroup},
-    sweep::Waiting,
+    sweep::PendingWeights,
 };
 
 /// Which site, counted from 0.
@@ -125,7 +125,7 @@ pub struct SitePart {
 
 /// The whole numbers that the weights of a site consist of: each weight is one of them times `2^weight_exponent`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RingSite {
+pub struct ModularSite {
     /// Of all parts.
     pub weight_exponent: i32,
     /// The largest sums of magnitudes: forward of an output's weights, backward of an input's.
@@ -135,17 +135,17 @@ pub struct RingSite {
     pub commitment: [u8; 32],
 }
 
-impl RingSite {
+impl ModularSite {
     /// Whether rows may have bits enough both ways.
     #[must_use]
     pub fn is_usable(&self) -> bool {
-        self.l1.iter().all(|&l1| RingRoom::new(l1, false).is_some())
+        self.l1.iter().all(|&l1| ModularRange::new(l1, false).is_some())
     }
 }
 
 /// What rows of a site are on the ring path, in one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RingRoom {
+pub struct ModularRange {
     /// What their numbers are taken modulo.
     pub modulus: Modulus,
     /// Bits that the magnitudes of a row's numbers have at most: with more an answer could wrap around.
@@ -160,7 +160,7 @@ const MIN_WIDE_BITS: u32 = 12;
 /// Bits of a number that an answer does not have: with one more it could wrap around.
 const SPARE_RING_BITS: u32 = 2;
 
-impl RingRoom {
+impl ModularRange {
     /// That of a site where sums of the weights' magnitudes come to `l1`; whether it `is_even` says if rows of it have an even number
     /// of numbers both ways, whichever of its parts they are of. `None` if rows would have too few bits.
     #[must_use]
@@ -189,7 +189,7 @@ pub struct Site {
     /// How the fast path rounds them for integer weights on a CPU; `None`: it takes them unrounded, whatever the weights are.
     pub rounding: Option<Rounding>,
     /// The whole numbers that its weights consist of, if it has the ring path and whoever serves it has asked for that.
-    pub ring: Option<RingSite>,
+    pub ring: Option<ModularSite>,
 }
 
 impl Site {
@@ -219,9 +219,9 @@ impl Site {
 
     /// What rows of it are on the ring path; `None` without one.
     #[must_use]
-    pub fn ring_room(&self, op: SiteOp) -> Option<RingRoom> {
+    pub fn ring_room(&self, op: SiteOp) -> Option<ModularRange> {
         let is_even = self.parts.iter().map(|part| part.rows).chain([self.columns]).all(|size| size % 2 == 0);
-        RingRoom::new(self.ring?.l1[usize::from(op == SiteOp::Backward)], is_even)
+        ModularRange::new(self.ring?.l1[usize::from(op == SiteOp::Backward)], is_even)
     }
 
     /// Refuses what the ring path of this site cannot do.
@@ -276,7 +276,7 @@ pub trait EvaluateSites {
 }
 
 /// Those whose calls are served in the course of somebody else's pass.
-pub trait Company {
+pub trait PassHooks {
     /// Whether anybody waits now, so that a pass must look at each site whether it can serve them.
     fn is_waiting(&mut self) -> bool;
 
@@ -291,16 +291,16 @@ pub trait Company {
     fn part(&mut self, out: &[f32]);
 
     /// The pass waits for weights on their way from a disk: its thread is free until `wait` is over.
-    fn while_waiting(&mut self, wait: &dyn Waiting) {
+    fn while_waiting(&mut self, wait: &dyn PendingWeights) {
         let _ = wait;
     }
 }
 
 /// No company.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Alone;
+pub struct NoHooks;
 
-impl Company for Alone {
+impl PassHooks for NoHooks {
     fn is_waiting(&mut self) -> bool {
         false
     }

@@ -21,8 +21,8 @@ pub mod sparse_copy;
 
 use std::ops::Range;
 
-pub use plan::{SkeletonError, SkeletonPlan, SkeletonReadError};
-pub use sparse_copy::{SparseCopy, SparseCopyError, Wanted};
+pub use plan::{ClientWeightsError, ClientWeightsPlan, ClientWeightsReadError};
+pub use sparse_copy::{FetchRange, SparseCopy, SparseCopyError};
 
 /// Most files of a model.
 pub const MAX_FILES: usize = 1 << 11;
@@ -31,7 +31,7 @@ pub const MAX_RANGES: usize = 1 << 16;
 
 /// A file of which only some ranges are given out.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SkeletonFile {
+pub struct ClientWeightsFile {
     /// A plain file name.
     pub name: String,
     /// Its whole length.
@@ -40,7 +40,7 @@ pub struct SkeletonFile {
     pub ranges: Vec<Range<u64>>,
 }
 
-impl SkeletonFile {
+impl ClientWeightsFile {
     /// Bytes that are given out.
     #[must_use]
     pub fn planned_bytes(&self) -> u64 {

@@ -8,13 +8,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use policy::deference::First;
+use policy::deference::ForegroundIo;
 
 /// Under this name the log has, at level `trace`, what was loaded and what was computed, each when it was done (CHECKLIST L-27).
 pub const PIPELINE: &str = "pipeline";
 
 /// A pass that waits for weights on their way from the disk: nothing else uses its threads meanwhile.
-pub trait Waiting {
+pub trait PendingWeights {
     /// The pass may go on.
     fn is_over(&self) -> bool;
 
@@ -25,7 +25,7 @@ pub trait Waiting {
 
 /// Counters of a streamed base; they only grow, and may be read at any time by anybody.
 #[derive(Debug, Default)]
-pub struct SweepFigures {
+pub struct WeightStreamStats {
     read_bytes: AtomicU64,
     read_ns: AtomicU64,
     /// Since when the reader reads what it reads now. Under its lock what was read is counted.
@@ -34,7 +34,7 @@ pub struct SweepFigures {
     computed_ns: AtomicU64,
 }
 
-impl SweepFigures {
+impl WeightStreamStats {
     /// Bytes that were read from the disk.
     #[must_use]
     pub fn read_bytes(&self) -> u64 {
@@ -97,7 +97,7 @@ impl SweepFigures {
 }
 
 /// Sweeps come first at the disk that history is kept on, too: a pass waits for them.
-impl First for SweepFigures {
+impl ForegroundIo for WeightStreamStats {
     fn used(&self, now: Instant) -> Duration {
         let reading = self.read_now();
         self.read_time() + reading.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn what_is_being_read_counts_as_used_before_it_is_there() {
-        let (figures, since) = (SweepFigures::default(), Instant::now());
+        let (figures, since) = (WeightStreamStats::default(), Instant::now());
         let after = |ms| since + Duration::from_millis(ms);
         assert_eq!(figures.used(after(9)), Duration::ZERO);
         figures.begin_read(since);

@@ -21,7 +21,7 @@ pub mod tensors;
 
 use std::{convert::Infallible, sync::Arc};
 
-use kernels::{Activations, Arena, PackedForm};
+use kernels::{Activations, Arena, PackedLayout};
 
 use crate::{
     cpu::Compute,
@@ -36,8 +36,8 @@ use crate::{
     sources::hf_names::{linear_name, module_name},
     weights::{
         embedding::Embedding,
-        first::{Pieces, SharedLayers, block_sites},
-        packing::{Told, pack_all},
+        first::{PiecewiseMatrix, SharedLayers, block_sites},
+        packing::{ProgressCallback, pack_all},
         sites::{Linear, SiteWeights},
         tensors::{pack_tensor, read_bias},
     },
@@ -69,7 +69,7 @@ impl ResidentLayers {
     pub fn load(
         source: &(dyn WeightSource + Sync),
         threads: usize,
-        told: Told<'_>,
+        told: ProgressCallback<'_>,
     ) -> Result<Self, WeightsError> {
         let config = source.config();
         let elements = |id: &TensorId| elements(config, *id);
@@ -134,8 +134,8 @@ impl ResidentLayers {
         let head = self.sites.of(SiteId::of(config, 0, LinearGroup::Head));
         SharedLayers {
             blocks: (0..config.layers).map(|block| block_sites(config, block).map(site).collect()).collect(),
-            embedding: Pieces::new(vec![Arc::clone(self.embedding.matrix())]),
-            head: Pieces::new(head.iter().map(|linear| Arc::clone(&linear.matrix)).collect()),
+            embedding: PiecewiseMatrix::new(vec![Arc::clone(self.embedding.matrix())]),
+            head: PiecewiseMatrix::new(head.iter().map(|linear| Arc::clone(&linear.matrix)).collect()),
         }
     }
 
@@ -207,7 +207,7 @@ pub fn packed_bytes(source: &dyn WeightSource) -> u64 {
     let config = source.config();
     let bytes = |id| {
         let [rows, cols] = tensor_shape(config, id);
-        let form = PackedForm::known(source.kind(id)?, rows, cols, 1.0)?;
+        let form = PackedLayout::known(source.kind(id)?, rows, cols, 1.0)?;
         Some(form.bytes() as u64)
     };
     matrices(config).into_iter().filter_map(bytes).fold(0, u64::saturating_add)

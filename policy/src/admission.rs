@@ -38,7 +38,7 @@ impl Default for DelayLimits {
 
 /// Whether another request could run at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Places {
+pub enum SlotAvailability {
     /// There are places left.
     Free,
     /// As many are under way as run together.
@@ -66,7 +66,7 @@ pub struct Overload {
 
 /// When a first token came, and what its prompt took.
 #[derive(Debug, Clone, Copy)]
-struct Sample {
+struct FirstTokenSample {
     at: Instant,
     computed: Duration,
 }
@@ -75,7 +75,7 @@ struct Sample {
 #[derive(Debug)]
 pub struct ControlledDelay {
     limits: DelayLimits,
-    samples: VecDeque<Sample>,
+    samples: VecDeque<FirstTokenSample>,
     /// Since when nobody has had a turn within the target.
     late_since: Option<Instant>,
     /// Since when nobody has had a turn at all, though all places are taken.
@@ -96,7 +96,7 @@ impl ControlledDelay {
         if self.samples.len() == MAX_SAMPLES {
             self.samples.pop_front();
         }
-        self.samples.push_back(Sample { at: now, computed: first.computed });
+        self.samples.push_back(FirstTokenSample { at: now, computed: first.computed });
         self.stuck_since = None;
         if first.queued <= self.limits.target {
             self.late_since = None;
@@ -120,11 +120,11 @@ impl ControlledDelay {
     ///
     /// # Errors
     /// The queue stands, and a newcomer would wait for longer than the target.
-    pub fn admit(&mut self, waiting: usize, places: Places, now: Instant) -> Result<(), Overload> {
+    pub fn admit(&mut self, waiting: usize, places: SlotAvailability, now: Instant) -> Result<(), Overload> {
         match places {
-            Places::Free => self.stuck_since = None,
-            Places::Taken if waiting == 0 => self.stuck_since = Some(now),
-            Places::Taken => _ = self.stuck_since.get_or_insert(now),
+            SlotAvailability::Free => self.stuck_since = None,
+            SlotAvailability::Taken if waiting == 0 => self.stuck_since = Some(now),
+            SlotAvailability::Taken => _ = self.stuck_since.get_or_insert(now),
         }
         if !self.stands(now) || waiting == 0 {
             return Ok(());

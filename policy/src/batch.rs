@@ -17,7 +17,7 @@ pub struct BatchLimits {
 
 /// Where a running sequence is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub enum RunningStage {
     /// It takes part in every step, with one token.
     Decoding {
         /// Blocks it needs for that token beside its own: none or one.
@@ -28,7 +28,7 @@ pub enum Stage {
         /// Tokens that are left to compute.
         pending: usize,
         /// What becomes of them.
-        report: Report,
+        report: PromptLogits,
     },
     /// It waits for something outside of the pass, and takes no part in the step.
     Waiting,
@@ -36,7 +36,7 @@ pub enum Stage {
 
 /// Whether logits are owed for the tokens of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Report {
+pub enum PromptLogits {
     /// For none but the last.
     Last,
     /// For each, but for so many ahead of them, which an adapter has put there.
@@ -50,14 +50,14 @@ pub enum Report {
 #[derive(Debug, Clone, Copy)]
 pub struct Snapshot<'a> {
     /// The running sequences, in order of arrival.
-    pub running: &'a [Stage],
+    pub running: &'a [RunningStage],
     /// Blocks that can be given out.
     pub free_blocks: usize,
 }
 
 /// The next tokens of a running sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Share {
+pub struct StepTokens {
     /// Its place among those that run.
     pub sequence: usize,
     /// How many tokens, at least one.
@@ -66,39 +66,39 @@ pub struct Share {
 
 /// What is to be done.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum StepDecision {
     /// Blocks are short: the youngest that runs goes back to the queue. Then there is to be decided anew.
     GiveWay,
     /// These compute: first those that decode, then prompts. There are blocks for all of them.
-    Compute(Vec<Share>),
+    Compute(Vec<StepTokens>),
 }
 
 impl Snapshot<'_> {
     /// Decides.
     #[must_use]
-    pub fn step(&self, limits: &BatchLimits) -> Step {
+    pub fn step(&self, limits: &BatchLimits) -> StepDecision {
         let mut shares = Vec::with_capacity(self.running.len());
         let mut free_blocks = self.free_blocks;
         for (sequence, stage) in self.running.iter().enumerate() {
-            let Stage::Decoding { missing_blocks } = *stage else { continue };
+            let RunningStage::Decoding { missing_blocks } = *stage else { continue };
             match free_blocks.checked_sub(missing_blocks) {
                 Some(left) => free_blocks = left,
-                None => return Step::GiveWay,
+                None => return StepDecision::GiveWay,
             }
-            shares.push(Share { sequence, count: 1 });
+            shares.push(StepTokens { sequence, count: 1 });
         }
         self.share_prompts(limits, &mut shares);
-        Step::Compute(shares)
+        StepDecision::Compute(shares)
     }
 
     /// First come, first served; but a prompt that would take the whole step for itself leaves a quarter of it to the
     /// next ones.
-    fn share_prompts(&self, limits: &BatchLimits, shares: &mut Vec<Share>) {
+    fn share_prompts(&self, limits: &BatchLimits, shares: &mut Vec<StepTokens>) {
         let budget = limits.chunk_tokens;
         let prompts = || {
             self.running.iter().enumerate().filter_map(|(sequence, stage)| match *stage {
-                Stage::Prompt { pending, report } => Some((sequence, pending, report)),
-                Stage::Decoding { .. } | Stage::Waiting => None,
+                RunningStage::Prompt { pending, report } => Some((sequence, pending, report)),
+                RunningStage::Decoding { .. } | RunningStage::Waiting => None,
             })
         };
         let share = if prompts().nth(1).is_some() { budget - budget / 4 } else { budget };
@@ -106,17 +106,17 @@ impl Snapshot<'_> {
         for (sequence, pending, report) in prompts() {
             let mut count = pending.min(share).min(left);
             match report {
-                Report::Last => {}
-                Report::Each { virtual_tokens: 0 } => {
+                PromptLogits::Last => {}
+                PromptLogits::Each { virtual_tokens: 0 } => {
                     count = count.min(scored_left);
                     scored_left -= count;
                 }
                 // They go ahead of the prompt: no logits are owed for them.
-                Report::Each { virtual_tokens } => count = count.min(virtual_tokens),
+                PromptLogits::Each { virtual_tokens } => count = count.min(virtual_tokens),
             }
             left -= count;
             if count > 0 {
-                shares.push(Share { sequence, count });
+                shares.push(StepTokens { sequence, count });
             }
         }
     }
@@ -137,18 +137,20 @@ mod tests {
 
     const LIMITS: BatchLimits = BatchLimits { max_running: 4, chunk_tokens: 64, scored_tokens: 16 };
 
-    fn decoding(missing_blocks: usize) -> Stage {
-        Stage::Decoding { missing_blocks }
+    fn decoding(missing_blocks: usize) -> RunningStage {
+        RunningStage::Decoding { missing_blocks }
     }
 
-    fn prompt(pending: usize) -> Stage {
-        Stage::Prompt { pending, report: Report::Last }
+    fn prompt(pending: usize) -> RunningStage {
+        RunningStage::Prompt { pending, report: PromptLogits::Last }
     }
 
-    fn shares(running: &[Stage], free_blocks: usize) -> Vec<(usize, usize)> {
+    fn shares(running: &[RunningStage], free_blocks: usize) -> Vec<(usize, usize)> {
         match (Snapshot { running, free_blocks }).step(&LIMITS) {
-            Step::Compute(shares) => shares.iter().map(|share| (share.sequence, share.count)).collect(),
-            Step::GiveWay => panic!("there are blocks"),
+            StepDecision::Compute(shares) => {
+                shares.iter().map(|share| (share.sequence, share.count)).collect()
+            }
+            StepDecision::GiveWay => panic!("there are blocks"),
         }
     }
 
@@ -162,13 +164,19 @@ mod tests {
 
     #[test]
     fn one_that_waits_takes_no_part_and_keeps_nobody_waiting() {
-        assert_eq!(shares(&[Stage::Waiting, decoding(0), prompt(100), Stage::Waiting], 0), [(1, 1), (2, 64)]);
-        assert_eq!(shares(&[Stage::Waiting], 0), []);
+        assert_eq!(
+            shares(&[RunningStage::Waiting, decoding(0), prompt(100), RunningStage::Waiting], 0),
+            [(1, 1), (2, 64)]
+        );
+        assert_eq!(shares(&[RunningStage::Waiting], 0), []);
     }
 
     #[test]
     fn scored_prompts_take_as_many_tokens_as_there_may_be_rows_but_virtual_ones_have_none() {
-        let scored = |virtual_tokens| Stage::Prompt { pending: 40, report: Report::Each { virtual_tokens } };
+        let scored = |virtual_tokens| RunningStage::Prompt {
+            pending: 40,
+            report: PromptLogits::Each { virtual_tokens },
+        };
         assert_eq!(shares(&[scored(0)], 0), [(0, 16)]);
         assert_eq!(shares(&[scored(0), scored(0), prompt(9)], 0), [(0, 16), (2, 9)]);
         assert_eq!(shares(&[scored(20), scored(0)], 0), [(0, 20), (1, 16)]);
@@ -178,7 +186,7 @@ mod tests {
     fn the_oldest_get_blocks_first_and_someone_gives_way_where_there_are_too_few() {
         assert_eq!(shares(&[decoding(1), decoding(1)], 2).len(), 2);
         let short = Snapshot { running: &[decoding(1), decoding(1), prompt(5)], free_blocks: 1 };
-        assert_eq!(short.step(&LIMITS), Step::GiveWay);
+        assert_eq!(short.step(&LIMITS), StepDecision::GiveWay);
     }
 
     #[test]
@@ -188,15 +196,15 @@ mod tests {
         assert!(!may_enter(&LIMITS, 4, 0, 100));
     }
 
-    fn stage() -> impl Strategy<Value = Stage> {
+    fn stage() -> impl Strategy<Value = RunningStage> {
         let report = prop_oneof![
-            Just(Report::Last),
-            (0..40usize).prop_map(|virtual_tokens| Report::Each { virtual_tokens })
+            Just(PromptLogits::Last),
+            (0..40usize).prop_map(|virtual_tokens| PromptLogits::Each { virtual_tokens })
         ];
         prop_oneof![
             (0..2usize).prop_map(decoding),
-            (1..200usize, report).prop_map(|(pending, report)| Stage::Prompt { pending, report }),
-            Just(Stage::Waiting)
+            (1..200usize, report).prop_map(|(pending, report)| RunningStage::Prompt { pending, report }),
+            Just(RunningStage::Waiting)
         ]
     }
 
@@ -206,10 +214,10 @@ mod tests {
             running in prop::collection::vec(stage(), 1..20), free_blocks in 0..20usize, chunk_tokens in 4..100usize,
         ) {
             let limits = BatchLimits { chunk_tokens, ..LIMITS };
-            let Step::Compute(shares) = (Snapshot { running: &running, free_blocks }).step(&limits) else {
+            let StepDecision::Compute(shares) = (Snapshot { running: &running, free_blocks }).step(&limits) else {
                 let needed: usize = running.iter().map(|stage| match stage {
-                    Stage::Decoding { missing_blocks } => *missing_blocks,
-                    Stage::Prompt { .. } | Stage::Waiting => 0,
+                    RunningStage::Decoding { missing_blocks } => *missing_blocks,
+                    RunningStage::Prompt { .. } | RunningStage::Waiting => 0,
                 }).sum();
                 prop_assert!(needed > free_blocks, "nobody gives way without need");
                 return Ok(());
@@ -217,18 +225,18 @@ mod tests {
             let mut prompt_tokens = 0;
             for share in &shares {
                 match running[share.sequence] {
-                    Stage::Decoding { .. } => prop_assert_eq!(share.count, 1),
-                    Stage::Prompt { pending, .. } => {
+                    RunningStage::Decoding { .. } => prop_assert_eq!(share.count, 1),
+                    RunningStage::Prompt { pending, .. } => {
                         prop_assert!(share.count > 0 && share.count <= pending);
                         prompt_tokens += share.count;
                     }
-                    Stage::Waiting => prop_assert!(false, "it takes no part"),
+                    RunningStage::Waiting => prop_assert!(false, "it takes no part"),
                 }
             }
-            let all_wait = running.iter().all(|stage| *stage == Stage::Waiting);
+            let all_wait = running.iter().all(|stage| *stage == RunningStage::Waiting);
             prop_assert!(prompt_tokens <= chunk_tokens && shares.is_empty() == all_wait);
-            let decoding = running.iter().filter(|stage| matches!(stage, Stage::Decoding { .. })).count();
-            prop_assert_eq!(shares.iter().filter(|share| matches!(running[share.sequence], Stage::Decoding { .. })).count(), decoding);
+            let decoding = running.iter().filter(|stage| matches!(stage, RunningStage::Decoding { .. })).count();
+            prop_assert_eq!(shares.iter().filter(|share| matches!(running[share.sequence], RunningStage::Decoding { .. })).count(), decoding);
         }
     }
 }

@@ -21,7 +21,7 @@ pub const SHARE: f64 = 0.1;
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Whoever comes first at a disk that others share.
-pub trait First: Send + Sync + fmt::Debug {
+pub trait ForegroundIo: Send + Sync + fmt::Debug {
     /// How long it has used the disk until `now`, altogether.
     fn used(&self, now: Instant) -> Duration;
 
@@ -31,15 +31,15 @@ pub trait First: Send + Sync + fmt::Debug {
 
 /// See the module. The default owes nothing.
 #[derive(Debug, Clone, Default)]
-pub struct Deference {
+pub struct BackgroundThrottle {
     debt: Duration,
     /// When it was asked last, and how long the first had used the disk by then.
     seen: Option<(Instant, Duration)>,
 }
 
-impl Deference {
+impl BackgroundThrottle {
     /// After how long to ask again; nothing if a piece's turn has come.
-    pub fn wait(&mut self, first: &dyn First, now: Instant) -> Duration {
+    pub fn wait(&mut self, first: &dyn ForegroundIo, now: Instant) -> Duration {
         let used = first.used(now);
         let (then, before) = self.seen.replace((now, used)).unwrap_or((now, used));
         let passed = now.saturating_duration_since(then);
@@ -49,7 +49,7 @@ impl Deference {
     }
 
     /// A piece of so many bytes took so long. What the system has only taken note of the disk has still to do.
-    pub fn owe(&mut self, first: &dyn First, bytes: usize, took: Duration) {
+    pub fn owe(&mut self, first: &dyn ForegroundIo, bytes: usize, took: Duration) {
         self.debt += took.max(first.takes(bytes));
     }
 }
@@ -62,12 +62,12 @@ mod tests {
 
     /// Somebody who uses the disk when a test says so.
     #[derive(Debug)]
-    struct Told {
+    struct FakeForeground {
         used: Duration,
         byte: Duration,
     }
 
-    impl First for Told {
+    impl ForegroundIo for FakeForeground {
         fn used(&self, _: Instant) -> Duration {
             self.used
         }
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn who_owes_waits_for_ten_times_as_long_as_it_took_where_the_disk_is_busy() {
         let (mut told, mut others, began) =
-            (Told { used: ms(0), byte: ms(0) }, Deference::default(), Instant::now());
+            (FakeForeground { used: ms(0), byte: ms(0) }, BackgroundThrottle::default(), Instant::now());
         assert_eq!(others.wait(&told, began), ms(0));
         others.owe(&told, 1, ms(10));
         told.used = ms(40);
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn what_is_written_later_counts_as_what_the_disk_will_take_for_it() {
         let (told, mut others, now) =
-            (Told { used: ms(0), byte: ms(2) }, Deference::default(), Instant::now());
+            (FakeForeground { used: ms(0), byte: ms(2) }, BackgroundThrottle::default(), Instant::now());
         others.owe(&told, 10, ms(1));
         assert_eq!(others.wait(&told, now), ms(20));
         others.owe(&told, 10, ms(25));
@@ -114,7 +114,7 @@ mod tests {
             idle_before in 0_u64..200,
             look_every in 1_u64..15,
         ) {
-            let (mut told, mut others, began) = (Told { used: ms(0), byte: ms(0) }, Deference::default(), Instant::now());
+            let (mut told, mut others, began) = (FakeForeground { used: ms(0), byte: ms(0) }, BackgroundThrottle::default(), Instant::now());
             others.wait(&told, began);
             let start = began + ms(idle_before);
             let (mut left, mut now, mut taken) = (pieces.iter(), start, 0);

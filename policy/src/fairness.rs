@@ -38,11 +38,11 @@ impl Default for FairLimits {
 }
 
 /// How urgent a request is: the least is the most urgent.
-pub type Class = u8;
+pub type PriorityClass = u8;
 
 /// A request that waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry<T> {
+pub struct QueueEntry<T> {
     /// What waits.
     pub item: T,
     /// Tokens it will cost: its prompt, and what its answer should have.
@@ -50,18 +50,18 @@ pub struct Entry<T> {
     /// What it counts in the queue's bound; at least 1.
     pub size: usize,
     /// How urgent it is.
-    pub class: Class,
+    pub class: PriorityClass,
     /// From when on it need not go any more, in the time that everything is told here.
     pub deadline_us: Option<u64>,
 }
 
 /// A request whose turn it is, or whose turn never came.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Turn<K, T> {
+pub struct DequeuedRequest<K, T> {
     /// Whose it is.
     pub tenant: K,
     /// What waited.
-    pub entry: Entry<T>,
+    pub entry: QueueEntry<T>,
 }
 
 /// The queue is full, and whoever asks has the longest part of it. The entry comes back.
@@ -71,29 +71,29 @@ pub struct QueueFull<T> {
     /// How much waits.
     pub waiting: usize,
     /// What was refused.
-    pub entry: Entry<T>,
+    pub entry: QueueEntry<T>,
 }
 
 #[derive(Debug, Clone)]
-struct Tenant<T> {
+struct TenantQueues<T> {
     /// Parts of tokens served, over the weight.
     counter: u64,
     weight: u64,
-    queues: BTreeMap<Class, VecDeque<Entry<T>>>,
+    queues: BTreeMap<PriorityClass, VecDeque<QueueEntry<T>>>,
     waiting: usize,
 }
 
-impl<T> Tenant<T> {
+impl<T> TenantQueues<T> {
     fn virtual_parts(&self, tokens: u64) -> u64 {
         tokens.saturating_mul(PARTS) / self.weight
     }
 
     /// What is first in a class among what is not too late.
-    fn first(&self, class: Class, now_us: u64) -> Option<usize> {
+    fn first(&self, class: PriorityClass, now_us: u64) -> Option<usize> {
         self.queues.get(&class)?.iter().position(|entry| !is_late(entry, now_us))
     }
 
-    fn take(&mut self, class: Class, at: usize) -> Option<Entry<T>> {
+    fn take(&mut self, class: PriorityClass, at: usize) -> Option<QueueEntry<T>> {
         let queue = self.queues.get_mut(&class)?;
         let entry = queue.remove(at)?;
         if queue.is_empty() {
@@ -108,12 +108,12 @@ impl<T> Tenant<T> {
 #[derive(Debug, Clone)]
 pub struct FairQueue<K, T> {
     limits: FairLimits,
-    tenants: BTreeMap<K, Tenant<T>>,
+    tenants: BTreeMap<K, TenantQueues<T>>,
     /// No counter of one who comes begins below it.
     floor: u64,
     waiting: usize,
     /// How often in a row each class that waits was passed over.
-    passed_over: BTreeMap<Class, u32>,
+    passed_over: BTreeMap<PriorityClass, u32>,
 }
 
 impl<K: Ord + Clone, T> FairQueue<K, T> {
@@ -150,8 +150,8 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
         &mut self,
         tenant: &K,
         weight: u64,
-        entry: Entry<T>,
-    ) -> Result<Vec<Turn<K, T>>, QueueFull<T>> {
+        entry: QueueEntry<T>,
+    ) -> Result<Vec<DequeuedRequest<K, T>>, QueueFull<T>> {
         let of_it = self.waiting_of(tenant).saturating_add(entry.size).saturating_sub(1);
         let mut excess = self.waiting.saturating_add(entry.size).saturating_sub(self.limits.max_waiting);
         if excess > self.above(of_it) {
@@ -165,7 +165,7 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
             displaced.push(turn);
         }
         let floor = self.floor;
-        let new = || Tenant { counter: floor, weight: 1, queues: BTreeMap::new(), waiting: 0 };
+        let new = || TenantQueues { counter: floor, weight: 1, queues: BTreeMap::new(), waiting: 0 };
         let state = self.tenants.entry(tenant.clone()).or_insert_with(new);
         if state.waiting == 0 {
             state.counter = state.counter.max(floor);
@@ -184,18 +184,18 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
     }
 
     /// Takes one of whoever has most.
-    fn displace(&mut self) -> Option<Turn<K, T>> {
+    fn displace(&mut self) -> Option<DequeuedRequest<K, T>> {
         let (tenant, state) = self.tenants.iter_mut().max_by_key(|(_, state)| state.waiting)?;
         let (&class, queue) = state.queues.last_key_value()?;
         let last = queue.len().checked_sub(1)?;
         let entry = state.take(class, last)?;
-        let turn = Turn { tenant: tenant.clone(), entry };
+        let turn = DequeuedRequest { tenant: tenant.clone(), entry };
         self.left(&turn.entry);
         Some(turn)
     }
 
     /// Whose turn it is, among those whose first request `may` go: it leaves, and its cost is charged. `None` if none may.
-    pub fn pop(&mut self, now_us: u64, may: impl FnMut(&K, &T) -> bool) -> Option<Turn<K, T>> {
+    pub fn pop(&mut self, now_us: u64, may: impl FnMut(&K, &T) -> bool) -> Option<DequeuedRequest<K, T>> {
         let (class, tenant, at) = self.next(now_us, may)?;
         let state = self.tenants.get_mut(&tenant)?;
         let before = state.counter;
@@ -208,11 +208,12 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
         // Who comes back would begin at the floor anyway.
         let floor = self.floor;
         self.tenants.retain(|_, one| one.waiting > 0 || one.counter > floor);
-        Some(Turn { tenant, entry })
+        Some(DequeuedRequest { tenant, entry })
     }
 
-    fn next(&self, now_us: u64, mut may: impl FnMut(&K, &T) -> bool) -> Option<(Class, K, usize)> {
-        let mut classes: Vec<(Class, u32)> = self.passed_over.iter().map(|(&class, &n)| (class, n)).collect();
+    fn next(&self, now_us: u64, mut may: impl FnMut(&K, &T) -> bool) -> Option<(PriorityClass, K, usize)> {
+        let mut classes: Vec<(PriorityClass, u32)> =
+            self.passed_over.iter().map(|(&class, &n)| (class, n)).collect();
         // Those that were passed over too often go first, the least urgent of them before all.
         classes.sort_by_key(|&(class, passed)| {
             let is_due = passed >= self.limits.max_passed_over;
@@ -233,7 +234,7 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
         })
     }
 
-    fn count_passed_over(&mut self, served: Class) {
+    fn count_passed_over(&mut self, served: PriorityClass) {
         for (&class, passed) in &mut self.passed_over {
             *passed = if class > served { passed.saturating_add(1) } else { *passed };
         }
@@ -241,7 +242,7 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
     }
 
     /// It is gone.
-    fn left(&mut self, entry: &Entry<T>) {
+    fn left(&mut self, entry: &QueueEntry<T>) {
         self.waiting -= entry.size;
         if !self.tenants.values().any(|tenant| tenant.queues.contains_key(&entry.class)) {
             self.passed_over.remove(&entry.class);
@@ -252,7 +253,8 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
     pub fn settle(&mut self, tenant: &K, weight: u64, charged_tokens: u64, cost_tokens: u64) {
         let floor = self.floor;
         // Whoever was forgotten would begin at the floor, and owes what is beyond the charge.
-        let new = || Tenant { counter: floor, weight: weight.max(1), queues: BTreeMap::new(), waiting: 0 };
+        let new =
+            || TenantQueues { counter: floor, weight: weight.max(1), queues: BTreeMap::new(), waiting: 0 };
         let state = self.tenants.entry(tenant.clone()).or_insert_with(new);
         let (charged, cost) = (state.virtual_parts(charged_tokens), state.virtual_parts(cost_tokens));
         state.counter = state.counter.saturating_add(cost).saturating_sub(charged);
@@ -262,22 +264,22 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
     }
 
     /// Takes out what is too late.
-    pub fn expire(&mut self, now_us: u64) -> Vec<Turn<K, T>> {
+    pub fn expire(&mut self, now_us: u64) -> Vec<DequeuedRequest<K, T>> {
         self.extract(|entry| is_late(entry, now_us))
     }
 
     /// Takes out what its owner no longer wants.
-    pub fn cancel(&mut self, mut is_it: impl FnMut(&T) -> bool) -> Vec<Turn<K, T>> {
+    pub fn cancel(&mut self, mut is_it: impl FnMut(&T) -> bool) -> Vec<DequeuedRequest<K, T>> {
         self.extract(|entry| is_it(&entry.item))
     }
 
-    fn extract(&mut self, mut goes: impl FnMut(&Entry<T>) -> bool) -> Vec<Turn<K, T>> {
+    fn extract(&mut self, mut goes: impl FnMut(&QueueEntry<T>) -> bool) -> Vec<DequeuedRequest<K, T>> {
         let mut gone = Vec::new();
         for (tenant, state) in &mut self.tenants {
             for queue in state.queues.values_mut() {
                 let (out, kept) = std::mem::take(queue).into_iter().partition::<Vec<_>, _>(&mut goes);
                 *queue = kept.into();
-                gone.extend(out.into_iter().map(|entry| Turn { tenant: tenant.clone(), entry }));
+                gone.extend(out.into_iter().map(|entry| DequeuedRequest { tenant: tenant.clone(), entry }));
             }
             state.queues.retain(|_, queue| !queue.is_empty());
             state.waiting = state.queues.values().flatten().map(|entry| entry.size).sum();
@@ -291,7 +293,7 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
     /// of each tenant, and does not know of classes.
     #[must_use]
     pub fn ahead_tokens(&self, tenant: &K) -> u64 {
-        let waiting = |state: &Tenant<T>| -> u64 {
+        let waiting = |state: &TenantQueues<T>| -> u64 {
             state.queues.values().flatten().map(|entry| entry.cost_tokens).sum()
         };
         let own = self.tenants.get(tenant);
@@ -307,7 +309,7 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
     }
 }
 
-fn is_late<T>(entry: &Entry<T>, now_us: u64) -> bool {
+fn is_late<T>(entry: &QueueEntry<T>, now_us: u64) -> bool {
     entry.deadline_us.is_some_and(|deadline_us| deadline_us < now_us)
 }
 

@@ -23,7 +23,7 @@ use std::{num::NonZeroUsize, time::Duration};
 
 use self::{
     fit::Fit,
-    line::{Line, within},
+    line::{LinearFit, within},
 };
 
 /// Longest prompt that [`PerfModel::crossover_tokens`] looks at.
@@ -43,14 +43,14 @@ pub struct LayerWork {
 
 /// Who computes what the device does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hands {
+pub enum HostCompute {
     /// Workers on cores of their own, beside the base's product.
     Workers(NonZeroUsize),
     /// The executor's own threads, after the base's product.
     Executor(NonZeroUsize),
 }
 
-impl Hands {
+impl HostCompute {
     /// The workers if there are any, else the executor's `threads`, of which there is at least one.
     #[must_use]
     pub fn of(workers: usize, threads: usize) -> Self {
@@ -67,7 +67,7 @@ impl Hands {
 
 /// When a device uses what has arrived of an adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Uptake {
+pub enum ArrivalPolicy {
     /// From the next layer on: layers are enqueued one by one.
     ByLayer,
     /// From the next pass on: a device is given a pass as a whole, and what is missing then the hands compute in all layers.
@@ -88,9 +88,9 @@ pub struct ColdPrefill {
     /// Bytes that travel before them.
     pub queued_bytes: u64,
     /// When what has arrived is used.
-    pub uptake: Uptake,
+    pub uptake: ArrivalPolicy,
     /// Who computes meanwhile.
-    pub hands: Hands,
+    pub hands: HostCompute,
     /// How many times longer the base takes while workers compute: 1, and no less, where they have cores of their own.
     pub interference: f64,
 }
@@ -201,7 +201,7 @@ impl PerfModel {
         let load_s = load_s(link, cold);
         let base_s = base_layer_s(base, cold.tokens, cold.layers);
         let both_s = both_layer_s(hands_layer_s(core, cold), base_s, cold);
-        let arrives = cold.uptake == Uptake::ByLayer && load_s < both_s * layers;
+        let arrives = cold.uptake == ArrivalPolicy::ByLayer && load_s < both_s * layers;
         let assisted = if arrives { (load_s / both_s + 0.5).min(layers) } else { layers };
         // As what assisting adds to the base's time, so that no layer costs nothing where both are equal.
         let assist_s = layers * base_s + if load_s > 0.0 { assisted * (both_s - base_s) } else { 0.0 };
@@ -230,19 +230,19 @@ pub fn cores_for(tokens: usize, tokens_per_core: usize) -> usize {
     tokens.div_ceil(tokens_per_core.max(1))
 }
 
-fn load_s(link: Line, cold: &ColdPrefill) -> f64 {
+fn load_s(link: LinearFit, cold: &ColdPrefill) -> f64 {
     if cold.missing_bytes == 0 {
         return 0.0;
     }
     link.at(cold.missing_bytes as f64 + cold.queued_bytes as f64)
 }
 
-fn base_layer_s(base: Line, tokens: usize, layers: usize) -> f64 {
+fn base_layer_s(base: LinearFit, tokens: usize, layers: usize) -> f64 {
     base.at(tokens as f64) / layers.max(1) as f64
 }
 
 /// The hands' time for a layer, the tokens shared evenly.
-fn hands_layer_s(core: Line, cold: &ColdPrefill) -> f64 {
+fn hands_layer_s(core: LinearFit, cold: &ColdPrefill) -> f64 {
     let share = cold.tokens as f64 / cold.hands.count() as f64;
     let slices = cold.work.slices.max(1) as f64;
     core.at(share * cold.work.multiply_adds as f64 / slices) * slices
@@ -251,7 +251,7 @@ fn hands_layer_s(core: Line, cold: &ColdPrefill) -> f64 {
 /// A layer's time while the hands are at work.
 fn both_layer_s(hands_s: f64, base_s: f64, cold: &ColdPrefill) -> f64 {
     match cold.hands {
-        Hands::Workers(_) => hands_s.max(base_s * within(cold.interference, 1.0, MAX_INTERFERENCE)),
-        Hands::Executor(_) => hands_s + base_s,
+        HostCompute::Workers(_) => hands_s.max(base_s * within(cold.interference, 1.0, MAX_INTERFERENCE)),
+        HostCompute::Executor(_) => hands_s + base_s,
     }
 }

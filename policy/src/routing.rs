@@ -25,9 +25,9 @@ use std::{
     str::FromStr,
 };
 
-use self::score::Rank;
+use self::score::CandidateRank;
 use crate::{
-    perf::serving::{Load, ServingModel},
+    perf::serving::{RequestLoad, ServingModel},
     random::Rng,
 };
 
@@ -42,7 +42,7 @@ pub struct Slo {
 
 /// A request that is to be placed.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Asked {
+pub struct PlacementRequest {
     /// Tokens of its prompt.
     pub prompt_tokens: u64,
     /// The rank of its adapter; 0 for the base.
@@ -87,9 +87,9 @@ pub struct Candidate {
     /// What it takes for batches.
     pub model: ServingModel,
     /// What it is generating for.
-    pub running: Load,
+    pub running: RequestLoad,
     /// What it has not begun to.
-    pub waiting: Load,
+    pub waiting: RequestLoad,
     /// Requests that it runs together, at most.
     pub places: u64,
     /// Where it has the adapter.
@@ -112,7 +112,7 @@ impl Candidate {
 
 /// How a choice is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Policy {
+pub enum RoutingPolicy {
     /// Algorithm 1, mended (C-15), with terms for cold adapters and known beginnings (D4.5).
     #[default]
     RankAware,
@@ -131,7 +131,7 @@ pub enum Policy {
 #[error("{0} is no routing policy; there are rank-aware, algo1-printed, most-idle, first-fit and random")]
 pub struct UnknownPolicy(String);
 
-impl Policy {
+impl RoutingPolicy {
     /// All of them.
     pub const ALL: [Self; 5] =
         [Self::RankAware, Self::Algo1Printed, Self::MostIdle, Self::FirstFit, Self::Random];
@@ -149,13 +149,13 @@ impl Policy {
     }
 }
 
-impl fmt::Display for Policy {
+impl fmt::Display for RoutingPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl FromStr for Policy {
+impl FromStr for RoutingPolicy {
     type Err = UnknownPolicy;
 
     fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
@@ -175,7 +175,7 @@ pub struct Forecast {
 
 /// Where a request goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Choice {
+pub struct RoutingChoice {
     /// The candidate's number.
     pub executor: usize,
     /// What it should see there.
@@ -185,16 +185,21 @@ pub struct Choice {
 /// Chooses among those that can take the request; `None` if nobody can. `draw` are 64 random bits, which `random` alone
 /// looks at. The order of `candidates` says nothing; their numbers must differ.
 #[must_use]
-pub fn choose(policy: Policy, asked: &Asked, candidates: &[Candidate], draw: u64) -> Option<Choice> {
+pub fn choose(
+    policy: RoutingPolicy,
+    asked: &PlacementRequest,
+    candidates: &[Candidate],
+    draw: u64,
+) -> Option<RoutingChoice> {
     let best = standings(policy, asked, candidates, draw).min()?.candidate;
-    Some(Choice { executor: best.executor, forecast: score::forecast(asked, best) })
+    Some(RoutingChoice { executor: best.executor, forecast: score::forecast(asked, best) })
 }
 
 /// All that can take the request, the best first: [`choose`] takes that one, and whoever cannot have it goes on to the next.
 /// They are sorted as far as somebody looks.
 pub fn ranked<'a>(
-    policy: Policy,
-    asked: &Asked,
+    policy: RoutingPolicy,
+    asked: &PlacementRequest,
     candidates: &'a [Candidate],
     draw: u64,
 ) -> impl Iterator<Item = &'a Candidate> + use<'a> {
@@ -204,65 +209,69 @@ pub fn ranked<'a>(
 
 /// Those that can take the request, with what they are compared by.
 fn standings<'a>(
-    policy: Policy,
-    asked: &Asked,
+    policy: RoutingPolicy,
+    asked: &PlacementRequest,
     candidates: &'a [Candidate],
     draw: u64,
-) -> impl Iterator<Item = Standing<'a>> {
+) -> impl Iterator<Item = RankedCandidate<'a>> {
     let open = candidates.iter().filter(|candidate| candidate.availability == Availability::Open);
-    open.map(move |candidate| Standing { rank: rank(policy, asked, candidate, draw), candidate })
+    open.map(move |candidate| RankedCandidate { rank: rank(policy, asked, candidate, draw), candidate })
 }
 
 /// A candidate among others: the least is the best.
-struct Standing<'a> {
-    rank: Rank,
+struct RankedCandidate<'a> {
+    rank: CandidateRank,
     candidate: &'a Candidate,
 }
 
-impl Ord for Standing<'_> {
+impl Ord for RankedCandidate<'_> {
     fn cmp(&self, other: &Self) -> Ordering {
         self.rank.cmp(&other.rank).then(self.candidate.executor.cmp(&other.candidate.executor))
     }
 }
 
-impl PartialOrd for Standing<'_> {
+impl PartialOrd for RankedCandidate<'_> {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Standing<'_> {
+impl PartialEq for RankedCandidate<'_> {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Standing<'_> {}
+impl Eq for RankedCandidate<'_> {}
 
 /// What a request should see on a candidate.
 #[must_use]
-pub fn forecast(asked: &Asked, candidate: &Candidate) -> Forecast {
+pub fn forecast(asked: &PlacementRequest, candidate: &Candidate) -> Forecast {
     score::forecast(asked, candidate)
 }
 
 /// How many promises would be broken if a candidate took the request: those to it, and the strictest to those it has.
 #[must_use]
-pub fn violations(asked: &Asked, candidate: &Candidate) -> u32 {
+pub fn violations(asked: &PlacementRequest, candidate: &Candidate) -> u32 {
     score::violations(asked, candidate)
 }
 
 /// The least is chosen.
-fn rank(policy: Policy, asked: &Asked, candidate: &Candidate, draw: u64) -> Rank {
+fn rank(policy: RoutingPolicy, asked: &PlacementRequest, candidate: &Candidate, draw: u64) -> CandidateRank {
     let requests = candidate.requests();
     match policy {
-        Policy::RankAware => score::mended(asked, candidate),
-        Policy::Algo1Printed => Rank { class: 0, cost: score::printed(asked, candidate), requests: 0 },
-        Policy::MostIdle => Rank { class: 0, cost: 0.0, requests },
-        Policy::FirstFit if requests < candidate.places => Rank { class: 0, cost: 0.0, requests: 0 },
-        Policy::FirstFit => Rank { class: 1, cost: 0.0, requests },
+        RoutingPolicy::RankAware => score::mended(asked, candidate),
+        RoutingPolicy::Algo1Printed => {
+            CandidateRank { class: 0, cost: score::printed(asked, candidate), requests: 0 }
+        }
+        RoutingPolicy::MostIdle => CandidateRank { class: 0, cost: 0.0, requests },
+        RoutingPolicy::FirstFit if requests < candidate.places => {
+            CandidateRank { class: 0, cost: 0.0, requests: 0 }
+        }
+        RoutingPolicy::FirstFit => CandidateRank { class: 1, cost: 0.0, requests },
         // Each candidate draws for itself, so that neither their order nor who else is there matters.
-        Policy::Random => {
-            Rank { class: 0, cost: 0.0, requests: Rng::keyed(draw).bits(candidate.executor as u64) }
+        RoutingPolicy::Random => {
+            CandidateRank { class: 0, cost: 0.0, requests: Rng::keyed(draw).bits(candidate.executor as u64) }
         }
     }
 }

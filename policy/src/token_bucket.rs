@@ -18,7 +18,7 @@ pub struct TokenBucket {
 /// Nothing is left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("nothing is left of what there is in a minute; some is again in {wait_us} us")]
-pub struct Empty {
+pub struct TokensExhausted {
     /// After so long there is.
     pub wait_us: u64,
 }
@@ -35,13 +35,13 @@ impl TokenBucket {
     ///
     /// # Errors
     /// Nothing is left.
-    pub fn check(&mut self, now_us: u64) -> Result<(), Empty> {
+    pub fn check(&mut self, now_us: u64) -> Result<(), TokensExhausted> {
         self.fill(now_us);
         if self.left >= 1.0 {
             return Ok(());
         }
         let wait_us = (1.0 - self.left) / self.per_minute * MINUTE_US;
-        Err(Empty { wait_us: wait_us.ceil() as u64 })
+        Err(TokensExhausted { wait_us: wait_us.ceil() as u64 })
     }
 
     /// Takes so much, also what is not there.
@@ -70,8 +70,8 @@ mod tests {
             bucket.check(0).unwrap();
             bucket.take(1, 0);
         }
-        assert_eq!(bucket.check(0), Err(Empty { wait_us: 1_000_000 }));
-        assert_eq!(bucket.check(400_000), Err(Empty { wait_us: 600_000 }));
+        assert_eq!(bucket.check(0), Err(TokensExhausted { wait_us: 1_000_000 }));
+        assert_eq!(bucket.check(400_000), Err(TokensExhausted { wait_us: 600_000 }));
         bucket.check(1_000_000).unwrap();
     }
 
@@ -80,7 +80,7 @@ mod tests {
         let mut bucket = TokenBucket::new(600, 0);
         bucket.check(0).unwrap();
         bucket.take(900, 0);
-        let Empty { wait_us } = bucket.check(0).unwrap_err();
+        let TokensExhausted { wait_us } = bucket.check(0).unwrap_err();
         assert!(wait_us.abs_diff(30_100_000) <= 1, "{wait_us}");
         bucket.check(wait_us + 1).unwrap();
     }
@@ -94,7 +94,7 @@ mod tests {
             let (mut now_us, mut begun, mut last) = (0, 0u64, 0);
             for (pause_us, cost) in asks {
                 now_us += pause_us;
-                if let Err(Empty { wait_us }) = bucket.check(now_us) {
+                if let Err(TokensExhausted { wait_us }) = bucket.check(now_us) {
                     prop_assert!(bucket.check(now_us + wait_us.saturating_sub(2)).is_err() || wait_us <= 2);
                     now_us += wait_us;
                     prop_assert!(bucket.check(now_us + 1).is_ok());

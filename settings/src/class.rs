@@ -192,10 +192,10 @@ impl FromStr for ServiceClass {
     /// Reads it as a flag writes it: an inline table of TOML.
     fn from_str(text: &str) -> Result<Self, ClassError> {
         #[derive(Deserialize)]
-        struct Line {
+        struct ClassLine {
             class: ServiceClass,
         }
-        let read = toml::from_str::<Line>(&format!("class = {text}"));
+        let read = toml::from_str::<ClassLine>(&format!("class = {text}"));
         let class = read.map_err(|error| ClassError::Syntax(error.message().to_owned()))?.class;
         class.check_alone()?;
         Ok(class)

@@ -11,7 +11,7 @@ use clap_complete::Shell;
 /// What stands behind the word.
 #[derive(Debug, Parser)]
 #[command(name = "completions", about = "Prints a completion script for a shell")]
-struct Asked {
+struct ShellChoice {
     /// The shell that will read it
     #[arg(value_enum)]
     shell: Shell,
@@ -22,7 +22,7 @@ struct Asked {
 pub fn are_asked_for<C: CommandFactory>(arguments: &[OsString]) -> bool {
     let asked = arguments.get(1).is_some_and(|first| first == "completions");
     if asked {
-        let asked = Asked::parse_from(&arguments[1..]);
+        let asked = ShellChoice::parse_from(&arguments[1..]);
         // A reader that went away is no error.
         let _ = io::stdout().lock().write_all(&script(asked.shell, C::command()));
     }
@@ -43,7 +43,7 @@ mod tests {
 
     #[derive(Debug, Parser)]
     #[command(name = "a-program")]
-    struct Cli {
+    struct CompletionCli {
         /// How many rows there are
         #[arg(long)]
         rows: u32,
@@ -52,17 +52,17 @@ mod tests {
     #[test]
     fn a_script_completes_the_options_of_its_program() {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-            let script = String::from_utf8(script(shell, Cli::command())).unwrap();
+            let script = String::from_utf8(script(shell, CompletionCli::command())).unwrap();
             assert!(script.contains("a-program") && script.contains("rows"), "{shell}: {script}");
         }
     }
 
     #[test]
     fn nothing_else_is_taken_for_the_word() {
-        assert_eq!(Cli::parse_from(["a-program", "--rows", "1"]).rows, 1);
+        assert_eq!(CompletionCli::parse_from(["a-program", "--rows", "1"]).rows, 1);
         for line in [&["a-program"][..], &["a-program", "--rows", "1"], &["a-program", "completion"]] {
             let line: Vec<OsString> = line.iter().map(OsString::from).collect();
-            assert!(!are_asked_for::<Cli>(&line));
+            assert!(!are_asked_for::<CompletionCli>(&line));
         }
     }
 }

@@ -20,7 +20,7 @@ pub enum Preset {
 
 /// The process that a setting is handed on to as it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Process {
+pub enum ProcessKind {
     /// `base-executor`.
     Executor,
     /// `gateway`.
@@ -47,7 +47,7 @@ pub struct Setting {
     /// What it is for: a line, without a full stop.
     pub help: &'static str,
     /// Who is told.
-    pub process: Process,
+    pub process: ProcessKind,
     /// The name that it had before, which is still read.
     pub old: Option<OldName>,
 }
@@ -163,7 +163,7 @@ macro_rules! sections {
                 value: $value,
                 preset: $preset,
                 help: concat!($($help),+).trim_ascii(),
-                process: Process::$process,
+                process: ProcessKind::$process,
                 old: $crate::declaration::old_name!($($old_section $old_field $old_flag)?),
             } ),*];
 

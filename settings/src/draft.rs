@@ -4,12 +4,12 @@ use std::{ffi::OsString, path::PathBuf, str::FromStr};
 
 use crate::declaration::Value;
 
-/// The name of [`Draft::EarlyExit`] in older versions.
+/// The name of [`DraftChoice::EarlyExit`] in older versions.
 pub(crate) const OLD_EARLY_EXIT: &str = "self";
 
 /// The drafter of speculative decoding.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Draft {
+pub enum DraftChoice {
     /// No drafter.
     Off,
     /// The drafters that help on the device.
@@ -22,7 +22,7 @@ pub enum Draft {
     Model(PathBuf),
 }
 
-impl FromStr for Draft {
+impl FromStr for DraftChoice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -41,7 +41,7 @@ impl FromStr for Draft {
     }
 }
 
-impl Value for Draft {
+impl Value for DraftChoice {
     fn text(&self) -> OsString {
         match self {
             Self::Off => "off".into(),
@@ -59,13 +59,16 @@ mod tests {
 
     #[test]
     fn a_word_is_a_word_a_path_has_a_dot_or_a_slash_and_anything_else_is_refused() {
-        assert_eq!(("early-exit".parse(), "auto".parse()), (Ok(Draft::EarlyExit), Ok(Draft::Auto)));
-        assert_eq!("self".parse(), Ok(Draft::EarlyExit), "its older name");
+        assert_eq!(
+            ("early-exit".parse(), "auto".parse()),
+            (Ok(DraftChoice::EarlyExit), Ok(DraftChoice::Auto))
+        );
+        assert_eq!("self".parse(), Ok(DraftChoice::EarlyExit), "its older name");
         for path in ["./small", "small.gguf", "/models/small"] {
-            assert_eq!(path.parse(), Ok(Draft::Model(path.into())));
-            assert_eq!(Draft::Model(path.into()).text(), OsString::from(path));
+            assert_eq!(path.parse(), Ok(DraftChoice::Model(path.into())));
+            assert_eq!(DraftChoice::Model(path.into()).text(), OsString::from(path));
         }
-        let refused = "ngramm".parse::<Draft>().unwrap_err();
+        let refused = "ngramm".parse::<DraftChoice>().unwrap_err();
         assert!(refused.contains("is no draft") && refused.contains("./ngramm"), "{refused}");
     }
 }

@@ -128,16 +128,16 @@ mod tests {
 
     #[derive(Debug, thiserror::Error)]
     #[error("cannot open the door: {source}; knock")]
-    struct Door {
+    struct InnerError {
         source: io::Error,
     }
 
     #[derive(Debug, thiserror::Error)]
     #[error("nobody goes out")]
-    struct House(#[source] Door);
+    struct OuterError(#[source] InnerError);
 
-    fn house() -> House {
-        House(Door { source: io::Error::new(io::ErrorKind::PermissionDenied, "it is\nlocked") })
+    fn house() -> OuterError {
+        OuterError(InnerError { source: io::Error::new(io::ErrorKind::PermissionDenied, "it is\nlocked") })
     }
 
     #[test]

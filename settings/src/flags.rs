@@ -2,7 +2,7 @@
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
-use crate::{PICKER, Preset, Process, Setting, all};
+use crate::{PICKER, Preset, ProcessKind, Setting, all};
 
 /// Gives a flag of a process what its declaration says: variable, default and help. Others stay as they are.
 ///
@@ -16,7 +16,7 @@ pub fn described(arg: Arg) -> Arg {
     match setting.preset {
         Preset::Is(_) if setting.is_switch() => arg,
         Preset::Is(value) => arg.required(false).default_value(value),
-        Preset::Depends(words) if setting.process != Process::Up => {
+        Preset::Depends(words) if setting.process != ProcessKind::Up => {
             arg.help(format!("{} [default: {words}]", setting.help))
         }
         Preset::Depends(_) | Preset::None => arg,

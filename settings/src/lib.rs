@@ -8,7 +8,7 @@
 //!
 //! # Layout
 //!
-//! - [`Setting`], [`Preset`], [`Process`]: a declaration
+//! - [`Setting`], [`Preset`], [`ProcessKind`]: a declaration
 //! - [`ModelSection`] and its siblings, [`all`]: the declarations
 //! - [`ByteCount`], [`CoreList`], [`DeviceChoice`] ...: what values may be
 //! - [`renamed`]: names of older versions, which are still read
@@ -44,8 +44,8 @@ mod words;
 
 pub use self::{
     class::{CacheWeight, ClassError, DEFAULT_CLASS, MAX_CLASSES, MAX_WEIGHT, ServiceClass},
-    declaration::{OldName, Preset, Process, Setting, Value},
-    draft::Draft,
+    declaration::{OldName, Preset, ProcessKind, Setting, Value},
+    draft::DraftChoice,
     flags::{SettingFlags, described},
     picker::PICKER,
     sections::{
@@ -53,8 +53,8 @@ pub use self::{
         ModelSection, SECTIONS, SpeculationSection, TrainingSection, WorkersSection, all,
     },
     values::{
-        ByteCount, CoreList, DeviceChoice, Gbps, MAX_CORES, MAX_PROCESS_NAME_BYTES, MAX_WORKERS, MemoryPart,
-        Share, WaitFactor, WorkerCount, is_process_name,
+        ByteCount, CoreList, DeviceChoice, Fraction, Gbps, MAX_CORES, MAX_PROCESS_NAME_BYTES, MAX_WORKERS,
+        MemoryFraction, WaitFactor, WorkerCount, is_process_name,
     },
     words::{
         AdapterDtype, Batching, CachePolicy, ColdStart, KvDtype, LogFormat, Precision, ReasoningParser,

@@ -2,7 +2,7 @@
 
 use crate::{
     Preset::{self, Is},
-    Process, Setting,
+    ProcessKind, Setting,
 };
 
 const fn picker(
@@ -12,7 +12,7 @@ const fn picker(
     preset: Preset,
     help: &'static str,
 ) -> Setting {
-    Setting { section: "picker", field, flag, value, preset, help, process: Process::Picker, old: None }
+    Setting { section: "picker", field, flag, value, preset, help, process: ProcessKind::Picker, old: None }
 }
 
 /// All of them, beside `routing` and `log_format`, which it has in common with others.

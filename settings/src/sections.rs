@@ -13,10 +13,10 @@ use std::{
 use serde::Deserialize;
 
 use crate::{
-    AdapterDtype, Batching, ByteCount, CachePolicy, ColdStart, CoreList, DeviceChoice, Draft, Gbps, KvDtype,
-    LogFormat, MemoryPart, Precision, Preset,
+    AdapterDtype, Batching, ByteCount, CachePolicy, ColdStart, CoreList, DeviceChoice, DraftChoice, Fraction,
+    Gbps, KvDtype, LogFormat, MemoryFraction, Precision, Preset,
     Preset::{Depends, Is},
-    Process, ReasoningParser, Routing, Setting, Share, ToolCallParser, Value, WaitFactor, WorkerCount,
+    ProcessKind, ReasoningParser, Routing, Setting, ToolCallParser, Value, WaitFactor, WorkerCount,
     declaration::sections,
 };
 
@@ -82,14 +82,14 @@ sections! {
         /// Time after which an unused entry of the KV cache is worth e times less to the eviction policy
         decay_ms: u64, --"cache-decay-ms" "MS", Is("10000"), Executor, was ["memory"] "tau_ms" --"cache-tau-ms";
         /// Maximum host memory of an executor, weights included: bytes, or a part, as 1/2
-        process: MemoryPart, --"process-memory" "PART", Depends("fifteen sixteenths of the machine or of its control group; of several executors, an even part each"), Executor;
+        process: MemoryFraction, --"process-memory" "PART", Depends("fifteen sixteenths of the machine or of its control group; of several executors, an even part each"), Executor;
     }
 
     /// `[speculation]`: speculative decoding. It changes no output.
     SpeculationSection = "speculation" {
         /// Drafter: off; auto (whichever helps); ngram (prompt lookup); early-exit (the first layers of the base with the draft
         /// adapter that was loaded last); or the path of a smaller model with the same tokens
-        draft: Draft, --"draft" "DRAFT", Is("auto"), Executor;
+        draft: DraftChoice, --"draft" "DRAFT", Is("auto"), Executor;
         /// Maximum number of draft tokens of a sequence that one step verifies
         draft_tokens: u32, --"draft-tokens" "N", Is("16"), Executor;
         /// Memory for the KV cache of a draft model and for the rows of its LM head
@@ -125,7 +125,7 @@ sections! {
         /// `front,spare`
         gateways: String, --"layer-gateways" "A,B", Preset::None, Executor;
         /// Share of the time that requests take which training gets beside them; 0 gives it one call each 5 s
-        training_share: Share, --"layer-training-share" "SHARE", Is("0.05"), Executor;
+        training_share: Fraction, --"layer-training-share" "SHARE", Is("0.05"), Executor;
         /// Maximum number of sessions of split clients
         max_sessions: u32, --"layer-max-sessions" "N", Is("64"), Executor;
         /// Maximum number of sessions of one tenant
@@ -161,10 +161,10 @@ sections! {
         /// CoDel target: queue delay of a tenant that may last for any length of time
         codel_target_ms: u64, --"codel-target-ms" "MS", Is("250"), Gateway, was ["gateway"] "target_delay_ms" --"target-delay-ms";
         /// CoDel interval: after this long above the target, new requests of the tenant are answered 429 with a forecast in
-        /// `Retry-After`
+        /// `RetryAdvice-After`
         codel_interval_ms: u64, --"codel-interval-ms" "MS", Is("5000"), Gateway, was ["gateway"] "delay_interval_ms" --"delay-interval-ms";
         /// Share of an executor's batch slots that over-quota tenants hold together while others are under quota; 1 is no limit
-        burst_share: Share, --"burst-share" "SHARE", Is("0.0625"), Gateway, was ["gateway"] "flood_share" --"flood-share";
+        burst_share: Fraction, --"burst-share" "SHARE", Is("0.0625"), Gateway, was ["gateway"] "flood_share" --"flood-share";
         /// Number of threads for network I/O; text work has threads of its own
         threads: u32, --"threads" "N", Is("1"), Gateway;
         /// Allows an address beyond loopback without keys, under any host name: each client is an administrator

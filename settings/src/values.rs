@@ -57,14 +57,14 @@ impl fmt::Display for ByteCount {
 
 /// How much of a whole: a number of bytes, or one of so many equal parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MemoryPart {
+pub enum MemoryFraction {
     /// So many bytes.
     Bytes(ByteCount),
     /// `1/N` of what there is.
     OneOf(NonZeroU32),
 }
 
-impl MemoryPart {
+impl MemoryFraction {
     /// Bytes of it, of so many; never more.
     #[must_use]
     pub fn bytes_of(self, all: u64) -> u64 {
@@ -75,7 +75,7 @@ impl MemoryPart {
     }
 }
 
-impl FromStr for MemoryPart {
+impl FromStr for MemoryFraction {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -89,7 +89,7 @@ impl FromStr for MemoryPart {
     }
 }
 
-impl fmt::Display for MemoryPart {
+impl fmt::Display for MemoryFraction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Bytes(bytes) => bytes.fmt(f),
@@ -195,9 +195,9 @@ impl fmt::Display for WaitFactor {
 
 /// A share of something, up to all of it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Share(pub f64);
+pub struct Fraction(pub f64);
 
-impl FromStr for Share {
+impl FromStr for Fraction {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -208,7 +208,7 @@ impl FromStr for Share {
     }
 }
 
-impl fmt::Display for Share {
+impl fmt::Display for Fraction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -284,8 +284,8 @@ crate::declaration::shown_as_read!(
     CoreList,
     DeviceChoice,
     Gbps,
-    MemoryPart,
-    Share,
+    MemoryFraction,
+    Fraction,
     WaitFactor,
     WorkerCount
 );
@@ -322,11 +322,11 @@ mod tests {
         for (text, written, bytes) in
             [("1/3", "1/3", 33), (" 1/1", "1/1", 100), ("2kB", "2000", 100), ("7", "7", 7)]
         {
-            let part: MemoryPart = text.parse().unwrap();
+            let part: MemoryFraction = text.parse().unwrap();
             assert_eq!((part.to_string().as_str(), part.bytes_of(100)), (written, bytes));
         }
         for wrong in ["1/0", "2/3", "1/", "1/x", "half"] {
-            assert!(wrong.parse::<MemoryPart>().is_err(), "{wrong:?}");
+            assert!(wrong.parse::<MemoryFraction>().is_err(), "{wrong:?}");
         }
     }
 

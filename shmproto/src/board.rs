@@ -1,13 +1,13 @@
 //! The board: jobs of the executor for its LoRA workers, one to many, through shared memory.
 //!
-//! The executor's [`Poster`] writes rows of x once and pins up slices of work; whichever worker has a [`Seat`] claims a
+//! The executor's [`Producer`] writes rows of x once and pins up slices of work; whichever worker has a [`Consumer`] claims a
 //! slice, sums ranks of an adapter, puts the sums into its own region and says so. The executor waits for no worker: it
 //! takes back what it does not want to wait for, and what a worker does to such a slice afterwards counts for nothing.
 //!
 //! # Layout
 //!
 //! - [`Board`]: the executor's handle for seating and fencing workers; any thread.
-//! - [`Poster`]: the engine thread's end. [`Seat`] and [`Claim`]: the worker's end. [`XSlab`]: where a device writes rows itself.
+//! - [`Producer`]: the engine thread's end. [`Consumer`] and [`ClaimedSlice`]: the worker's end. [`ActivationSlab`]: where a device writes rows itself.
 //! - `shared`: what the executor's threads have in common. `slice`: what a slice asks for, and its checks. [`SliceSums`]: what came of it. `word`: a slice's state. `layout`: what lies where.
 //! - `memory`: regions, and the heap, as atomics.
 //!
@@ -38,18 +38,18 @@ mod sums;
 mod word;
 mod xslab;
 
-pub use figures::{BoardFigures, SeatFigures};
+pub use figures::{BoardStats, SlotStats};
 pub use layout::LAYOUT_HASH;
-pub use poster::{Gone, PostError, Poster, SliceState, TakeBack};
+pub use poster::{PostError, Producer, SliceState, TakeBack, WorkerGone};
 #[cfg(not(loom))]
-pub use seat::SeatFds;
-pub use seat::{Claim, JoinError, Refused, Seat, Wake};
+pub use seat::ConsumerFds;
+pub use seat::{ClaimedSlice, Consumer, JoinError, RefusedSlices, WakeReason};
 pub use slice::{MAX_RANK, SUMS_ALIGN, Slice, SliceError};
 pub use sums::SliceSums;
-pub use xslab::XSlab;
+pub use xslab::ActivationSlab;
 
 use memory::{Control, Slab};
-use shared::{Seated, Shared, Transport};
+use shared::{AdmittedWorker, BoardShared, RegionSource};
 
 /// Most seats a board may have: each has a bit in one word.
 pub const MAX_SEATS: usize = 64;
@@ -130,9 +130,9 @@ impl Geometry {
 
 /// Which place at the board; a new worker may get one that another had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SeatNumber(pub u16);
+pub struct SlotNumber(pub u16);
 
-impl fmt::Display for SeatNumber {
+impl fmt::Display for SlotNumber {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -191,7 +191,7 @@ pub enum BoardError {
 /// The executor's handle on the board: who may sit there. Cheap to clone; any thread.
 #[derive(Debug, Clone)]
 pub struct Board {
-    shared: Arc<Shared>,
+    shared: Arc<BoardShared>,
 }
 
 impl Board {
@@ -201,7 +201,7 @@ impl Board {
     ///
     /// [`BoardError::Geometry`], or [`BoardError::Region`] if there is no memory.
     #[cfg(not(loom))]
-    pub fn new(geometry: Geometry) -> Result<(Self, Poster), BoardError> {
+    pub fn new(geometry: Geometry) -> Result<(Self, Producer), BoardError> {
         use crate::region::{PeerAccess, Region};
         geometry.check()?;
         let control = Region::create("holobiont-board", geometry.control_bytes(), PeerAccess::ReadWrite)?;
@@ -209,7 +209,7 @@ impl Board {
         let made = "a region is as large as was asked for";
         let control = Control::mapped(control, &geometry).expect(made);
         let x = Slab::mapped(x, geometry.x_elements).expect(made);
-        Ok(Self::over(Transport::Memfd, geometry, control, x))
+        Ok(Self::over(RegionSource::Memfd, geometry, control, x))
     }
 
     /// A board for threads of this process only: the same protocol without descriptors.
@@ -217,17 +217,17 @@ impl Board {
     /// # Errors
     ///
     /// [`BoardError::Geometry`].
-    pub fn in_process(geometry: Geometry) -> Result<(Self, Poster), BoardError> {
+    pub fn in_process(geometry: Geometry) -> Result<(Self, Producer), BoardError> {
         geometry.check()?;
         let control = Control::on_heap(&geometry);
         let x = Slab::on_heap(geometry.x_elements);
-        Ok(Self::over(Transport::InProcess, geometry, control, x))
+        Ok(Self::over(RegionSource::InProcess, geometry, control, x))
     }
 
-    fn over(transport: Transport, geometry: Geometry, control: Control, x: Slab) -> (Self, Poster) {
+    fn over(transport: RegionSource, geometry: Geometry, control: Control, x: Slab) -> (Self, Producer) {
         seat::write_identity(&control.header().identity, &geometry);
-        let shared = Arc::new(Shared::new(transport, geometry, control, x));
-        (Self { shared: Arc::clone(&shared) }, Poster::new(shared))
+        let shared = Arc::new(BoardShared::new(transport, geometry, control, x));
+        (Self { shared: Arc::clone(&shared) }, Producer::new(shared))
     }
 
     /// How large the board is.
@@ -238,16 +238,16 @@ impl Board {
 
     /// The x slab, for somebody else to write.
     #[must_use]
-    pub fn x_slab(&self) -> XSlab {
-        XSlab::new(Arc::clone(&self.shared.x))
+    pub fn x_slab(&self) -> ActivationSlab {
+        ActivationSlab::new(Arc::clone(&self.shared.x))
     }
 
     /// Gives a worker a seat, with fresh memory for its sums. It is admitted from now on.
     ///
     /// # Errors
     ///
-    /// [`BoardError::Full`], [`BoardError::Exhausted`], or [`BoardError::Region`] if there is no memory.
-    pub fn seat(&self) -> Result<SeatOffer, BoardError> {
+    /// [`BoardError::RingFull`], [`BoardError::Exhausted`], or [`BoardError::Region`] if there is no memory.
+    pub fn seat(&self) -> Result<ConsumerHandle, BoardError> {
         self.shared.lock().free_seat()?;
         // Made while nobody waits for the lock.
         let sums = Arc::new(self.shared.fresh_sums()?);
@@ -255,10 +255,10 @@ impl Board {
         let (seat, worker) = seating.free_seat()?;
         seating.issued = worker.get();
         seating.seats[usize::from(seat.0)] =
-            Some(Seated { worker, sums: Arc::clone(&sums), tally: Arc::default() });
+            Some(AdmittedWorker { worker, sums: Arc::clone(&sums), tally: Arc::default() });
         self.shared.admit(seat, worker);
         drop(seating);
-        Ok(SeatOffer { seat, worker, shared: Arc::clone(&self.shared), sums })
+        Ok(ConsumerHandle { seat, worker, shared: Arc::clone(&self.shared), sums })
     }
 
     /// Ends a worker's admission: what it does from now on counts for nothing, and its sums are gone. Wakes it.
@@ -275,13 +275,13 @@ impl Board {
 
     /// What happens at the board.
     #[must_use]
-    pub fn figures(&self) -> BoardFigures {
+    pub fn figures(&self) -> BoardStats {
         let seating = self.shared.lock();
         let seats = seating.seats.iter().zip(self.shared.control.seats()).zip(0..);
         let seats = seats.filter_map(|((seated, entry), seat)| {
-            let Seated { worker, tally, .. } = seated.as_ref()?;
-            Some(SeatFigures {
-                seat: SeatNumber(seat),
+            let AdmittedWorker { worker, tally, .. } = seated.as_ref()?;
+            Some(SlotStats {
+                seat: SlotNumber(seat),
                 worker: *worker,
                 heartbeat: entry.pulse.heartbeat.load(Ordering::Relaxed),
                 slices: tally.slices.get(),
@@ -289,7 +289,7 @@ impl Board {
                 taken_back: tally.taken_back.get(),
             })
         });
-        BoardFigures {
+        BoardStats {
             seats: seats.collect(),
             violations: self.shared.violations.get(),
             late_words: self.shared.late_words.get(),
@@ -299,27 +299,31 @@ impl Board {
 
 /// A seat for a worker: what its process must be given.
 #[derive(Debug)]
-pub struct SeatOffer {
+pub struct ConsumerHandle {
     /// Where it sits.
-    pub seat: SeatNumber,
+    pub seat: SlotNumber,
     /// Which worker it is.
     pub worker: WorkerNumber,
-    shared: Arc<Shared>,
+    shared: Arc<BoardShared>,
     sums: Arc<Slab>,
 }
 
-impl SeatOffer {
+impl ConsumerHandle {
     /// Sits down in this process, sharing the executor's own memory: for threads, and for tests.
     ///
     /// # Panics
     ///
-    /// If the board is one of regions: there the executor may not write sums, and [`Seat::join`] maps what the worker may.
+    /// If the board is one of regions: there the executor may not write sums, and [`Consumer::join`] maps what the worker may.
     #[must_use]
-    pub fn join_here(self) -> Seat {
+    pub fn join_here(self) -> Consumer {
         let Self { seat, worker, shared, sums } = self;
-        assert_eq!(shared.transport, Transport::InProcess, "a board of regions is joined by its descriptors");
+        assert_eq!(
+            shared.transport,
+            RegionSource::InProcess,
+            "a board of regions is joined by its descriptors"
+        );
         let (control, x) = (Arc::clone(&shared.control), Arc::clone(&shared.x));
-        Seat::over(control, x, sums, shared.geometry, seat, worker)
+        Consumer::over(control, x, sums, shared.geometry, seat, worker)
     }
 
     /// The descriptors of control region, x slab and sums, to be handed over; none for a board of one process.

@@ -7,7 +7,7 @@
 //! # Layout
 //!
 //! - [`ExecutorChannel`] and [`ClientChannel`]: the two ends.
-//! - [`wait_any`] and [`Bell`]: how the executor waits for many clients, and for its other threads, at once.
+//! - [`wait_any`] and [`Doorbell`]: how the executor waits for many clients, and for its other threads, at once.
 //! - `ring`: publishing and taking. `rows`: numbers in and out of the slab. `layout`: what lies where. `memory`: the
 //!   region, or the heap, as atomics.
 //!
@@ -33,7 +33,7 @@ mod memory;
 mod ring;
 mod rows;
 
-pub use bell::{Bell, Woken, wait_any};
+pub use bell::{Doorbell, WakeCause, wait_any};
 pub use client::{ClientChannel, JoinError};
 pub use executor::ExecutorChannel;
 pub use layout::LAYOUT_HASH;
@@ -121,7 +121,7 @@ pub enum ChannelError {
     "{bytes} bytes of rows at byte {offset} are no place in a slab of {slab_bytes}: begin at a multiple of {PLACE_ALIGN}, \
      end within it"
 )]
-pub struct PlaceError {
+pub struct SlabRangeError {
     /// First byte.
     pub offset: u64,
     /// Bytes from there on.
@@ -133,7 +133,7 @@ pub struct PlaceError {
 /// The ring has no room: answers that were not taken, or calls that were not, fill it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("as many calls are in flight as the channel has room for: take answers first")]
-pub struct Full;
+pub struct RingFull;
 
 /// A peer that does not keep to the protocol. Its channel is to be closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -153,7 +153,7 @@ pub enum Violation {
     Header(#[from] HeaderError),
     /// Rows do not lie in the slab.
     #[error("the peer named a place that is none ({0}): close the channel")]
-    Place(#[from] PlaceError),
+    Place(#[from] SlabRangeError),
     /// The ring of answers is full.
     #[error("the peer does not take its answers: close the channel")]
     Full,

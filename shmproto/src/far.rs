@@ -32,18 +32,18 @@ pub const DIGEST_BYTES: usize = 32;
 wire_enum! {
     /// What a connection is for.
     #[derive(Debug, Clone, PartialEq, Eq)]
-    pub enum Ask {
+    pub enum RemoteRequest {
         /// It carries what a gateway of the executor's own host would say at its socket.
         Tunnel = 0,
         /// It brings an adapter's files, which lie there as long as it lasts.
-        Lend(Vec<LentFile>) = 1,
+        Lend(Vec<StagedFile>) = 1,
     }
 }
 
 wire_struct! {
     /// A file to come.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub struct LentFile {
+    pub struct StagedFile {
         /// Which of the three it is.
         pub name: FileName,
         /// Its length.
@@ -67,7 +67,7 @@ wire_enum! {
 wire_enum! {
     /// What is answered.
     #[derive(Debug, Clone, PartialEq, Eq)]
-    pub enum Answer {
+    pub enum RemoteReply {
         /// Go on.
         Admitted = 0,
         /// The files are whole; under this path they can be loaded.
@@ -116,10 +116,10 @@ mod tests {
 
     #[test]
     fn a_frame_says_its_length_and_none_is_longer_than_allowed() {
-        let ask = Ask::Lend(vec![LentFile { name: FileName::Gguf, bytes: 7 }]);
+        let ask = RemoteRequest::Lend(vec![StagedFile { name: FileName::Gguf, bytes: 7 }]);
         let bytes = frame(&ask);
         let (first, body) = bytes.split_first_chunk().unwrap();
-        assert_eq!((body_bytes(*first), Ask::from_bytes(body)), (Some(body.len()), Ok(ask)));
+        assert_eq!((body_bytes(*first), RemoteRequest::from_bytes(body)), (Some(body.len()), Ok(ask)));
         let longest = u32::try_from(MAX_FRAME_BYTES).unwrap();
         assert_eq!(body_bytes(longest.to_le_bytes()), Some(MAX_FRAME_BYTES));
         assert_eq!(body_bytes((longest + 1).to_le_bytes()), None);

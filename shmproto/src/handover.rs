@@ -18,7 +18,9 @@ mod listener;
 
 pub use self::{
     connection::{Connection, ReceiveError, SendError},
-    listener::{AcceptError, Accepted, Caller, ConnectError, ListenError, Listener, Listening, connect},
+    listener::{
+        AcceptError, Accepted, BoardListener, ConnectError, ConnectedPeer, ListenError, Listening, connect,
+    },
 };
 use crate::{codec::Wire, wire_enum, wire_struct};
 
@@ -44,7 +46,7 @@ pub type ExecutorEnd = Connection<ToWorker, FromWorker>;
 pub type WorkerEnd = Connection<FromWorker, ToWorker>;
 
 /// A message that goes over a [`Connection`].
-pub trait Message: Wire {
+pub trait FdMessage: Wire {
     /// Descriptors that come with it, no more and no fewer; at most [`MAX_DESCRIPTORS`].
     fn descriptors(&self) -> usize;
 
@@ -57,7 +59,7 @@ wire_enum! {
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub enum ToWorker {
         /// The worker has a seat; with the descriptors of the control region, the x slab and the seat's sums.
-        Seated(Seated) = 0,
+        Seated(SlotGranted) = 0,
         /// It has none; the text says why and what to do. The connection ends.
         Refused(String) = 1,
         /// An adapter to map; with the descriptor of its image.
@@ -73,7 +75,7 @@ wire_enum! {
     /// From a worker to the executor.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub enum FromWorker {
-        /// First message of a connection; answered by [`ToWorker::Seated`] or [`ToWorker::Refused`].
+        /// First message of a connection; answered by [`ToWorker::SlotGranted`] or [`ToWorker::Refused`].
         Hello(WorkerHello) = 0,
         /// The image of this number is mapped: slices of it may be posted for this worker.
         AdapterMapped(u64) = 1,
@@ -100,7 +102,7 @@ wire_struct! {
 wire_struct! {
     /// A seat at the board.
     #[derive(Debug, Clone, PartialEq, Eq)]
-    pub struct Seated {
+    pub struct SlotGranted {
         /// The place at the board, from 0.
         pub seat: u16,
         /// The number of the worker that is seated; no other worker ever has it.
@@ -136,7 +138,7 @@ wire_struct! {
     }
 }
 
-impl Message for ToWorker {
+impl FdMessage for ToWorker {
     fn descriptors(&self) -> usize {
         match self {
             Self::Seated(_) => MAX_DESCRIPTORS,
@@ -153,7 +155,7 @@ impl Message for ToWorker {
     }
 }
 
-impl Message for FromWorker {
+impl FdMessage for FromWorker {
     fn descriptors(&self) -> usize {
         0
     }

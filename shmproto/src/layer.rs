@@ -111,17 +111,17 @@ coded! {
 
 coded! {
     /// Where the rows of a call come from.
-    pub enum Source as "source of rows" {
+    pub enum RowSource as "source of rows" {
         /// They follow.
         Rows = 0,
-        /// A [`draw::Draw`] follows, from which the executor makes them; on the ring path alone.
+        /// A [`draw::SeededRows`] follows, from which the executor makes them; on the ring path alone.
         Draw = 1,
     }
 }
 
 coded! {
     /// What the rows are for; the lower, the more urgent.
-    pub enum Class as "class" {
+    pub enum CallClass as "class" {
         /// Next tokens.
         Decode = 0,
         /// A drafted tree to verify.
@@ -158,7 +158,7 @@ impl Dtype {
 
 coded! {
     /// What became of a call.
-    pub enum Status as "status" {
+    pub enum CallStatus as "status" {
         /// The rows follow.
         Done = 0,
         /// The tenant's quota of rows or bytes is used up; `retry_after_ms` says when it is worth trying again.
@@ -199,7 +199,7 @@ pub struct CallHeader {
     /// With which arithmetic.
     pub path: Path,
     /// What its rows are for, and so how urgent it is.
-    pub class: Class,
+    pub class: CallClass,
     /// How the rows travel, both ways.
     pub dtype: Dtype,
     /// Which site of the catalog.
@@ -207,7 +207,7 @@ pub struct CallHeader {
     /// One of its linear layers, or all.
     pub part: Option<u8>,
     /// Whether its rows follow.
-    pub source: Source,
+    pub source: RowSource,
     /// Number of the call in its session: ascending. A call may be repeated with its number until it is answered.
     pub sequence: u64,
     /// Rows, 1 to [`MAX_ROWS`].
@@ -227,7 +227,7 @@ pub struct CallHeader {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplyHeader {
     /// What became of it.
-    pub status: Status,
+    pub status: CallStatus,
     /// As the call's.
     pub dtype: Dtype,
     /// When a refused call is worth repeating, in milliseconds.
@@ -295,11 +295,11 @@ impl CallHeader {
         Ok(Self {
             op: Op::from_code(header[4])?,
             path: Path::from_code(header[5])?,
-            class: Class::from_code(header[6])?,
+            class: CallClass::from_code(header[6])?,
             dtype: Dtype::from_code(header[7])?,
             site: word(header, 8),
             part: (header[12] != ALL_PARTS).then_some(header[12]),
-            source: Source::from_code(header[13])?,
+            source: RowSource::from_code(header[13])?,
             sequence: long(header, 16),
             rows,
             input: long(header, 32),
@@ -311,7 +311,7 @@ impl CallHeader {
 impl ReplyHeader {
     /// An answer without rows.
     #[must_use]
-    pub fn refusal(call: &CallHeader, status: Status, retry_after_ms: u32) -> Self {
+    pub fn refusal(call: &CallHeader, status: CallStatus, retry_after_ms: u32) -> Self {
         let CallHeader { dtype, sequence, .. } = *call;
         Self { status, dtype, retry_after_ms, rows: 0, sequence, waited_us: 0, batch_rows: 0 }
     }
@@ -338,7 +338,7 @@ impl ReplyHeader {
         magic(header, REPLY_MAGIC)?;
         zero(header, &[6..8, 32..HEADER_BYTES])?;
         Ok(Self {
-            status: Status::from_code(header[4])?,
+            status: CallStatus::from_code(header[4])?,
             dtype: Dtype::from_code(header[5])?,
             retry_after_ms: word(header, 8),
             rows: word(header, 12),

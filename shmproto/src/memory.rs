@@ -8,4 +8,4 @@ pub(crate) mod copy;
 mod mapped;
 
 #[cfg(not(loom))]
-pub(crate) use mapped::Memory;
+pub(crate) use mapped::AtomicMemory;

@@ -9,9 +9,9 @@ mod generation;
 mod stats;
 
 pub use self::{
-    generation::{Finish, Generate, Output, Pooling, Precision, Provisional, Sampling, TokenOutput},
+    generation::{Finish, Generate, Output, Pooling, Precision, ProvisionalMode, Sampling, TokenOutput},
     stats::{
-        ACCEPTED_BOUNDS, AdapterStats, DraftKind, HeldStats, LayerRoute, LayerSession, LayerStats,
+        ACCEPTED_BOUNDS, AdapterStats, DraftKind, LayerRoute, LayerSession, LayerStats, MemoryAccountStats,
         MemoryStats, ShareStats, SpeculationStats, Stats, TenantUse, WeightStats, WorkerStats,
     },
 };

@@ -18,9 +18,9 @@ const MAX_MESSAGES: usize = 16;
 /// Longest wait of a process that ends until its last words are taken.
 const FLUSH_WAIT: Duration = Duration::from_secs(1);
 
-static TELLER: OnceLock<SyncSender<Message>> = OnceLock::new();
+static TELLER: OnceLock<SyncSender<NotifyCommand>> = OnceLock::new();
 
-enum Message {
+enum NotifyCommand {
     Tell(String),
     /// Dropped in its turn, when all before it has been said.
     Flush {
@@ -34,22 +34,22 @@ pub fn tell(state: &[NotifyState<'_>]) {
         return;
     }
     let text: Vec<String> = state.iter().map(ToString::to_string).collect();
-    let _ = TELLER.get_or_init(start_teller).try_send(Message::Tell(text.join("\n")));
+    let _ = TELLER.get_or_init(start_teller).try_send(NotifyCommand::Tell(text.join("\n")));
 }
 
 /// Waits until what was told has been said, for a second at most.
 pub fn flush() {
     let Some(teller) = TELLER.get() else { return };
     let (pending, said) = channel();
-    let _ = teller.try_send(Message::Flush { _pending: pending });
+    let _ = teller.try_send(NotifyCommand::Flush { _pending: pending });
     let _ = said.recv_timeout(FLUSH_WAIT);
 }
 
-fn start_teller() -> SyncSender<Message> {
+fn start_teller() -> SyncSender<NotifyCommand> {
     let (teller, messages) = sync_channel(MAX_MESSAGES);
     let tell = move || {
         for message in messages {
-            if let Message::Tell(text) = message {
+            if let NotifyCommand::Tell(text) = message {
                 // It may not listen any more; that is no reason to stop.
                 let _ = sd_notify::notify(&[NotifyState::Custom(&text)]);
             }

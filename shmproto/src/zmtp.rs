@@ -11,7 +11,7 @@
 //!
 //! # Layout
 //!
-//! - [`Server`]: the executor's end, a ROUTER that serves DEALERs. [`Client`]: a DEALER.
+//! - [`ZmtpServer`]: the executor's end, a ROUTER that serves DEALERs. [`ZmtpClient`]: a DEALER.
 //! - [`put_message`], [`put_two_frames_head`]: messages as bytes.
 //! - `input`: from bytes to frames. `greeting`, `command`: what is said before and between messages. `link`: what both
 //!   ends have in common.
@@ -33,13 +33,13 @@ mod link;
 mod output;
 mod server;
 
-pub use client::{Client, CredentialsError};
+pub use client::{CredentialsError, ZmtpClient};
 pub use output::{put_message, put_two_frames_head};
-pub use server::{Accepts, Server};
+pub use server::{AcceptedMechanisms, ZmtpServer};
 
 /// Most that a peer may send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct ZmtpLimits {
     /// Bytes of one frame of a message.
     pub max_frame_bytes: usize,
     /// Frames of one message.
@@ -50,7 +50,7 @@ pub struct Limits {
     pub max_handshake_bytes: usize,
 }
 
-impl Limits {
+impl ZmtpLimits {
     /// Messages of two frames of at most this size; commands of 1 KiB, a handshake of 4 KiB.
     #[must_use]
     pub fn new(max_frame_bytes: usize) -> Self {
@@ -84,8 +84,8 @@ impl fmt::Debug for Login {
 
 /// What came.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
-    /// To a server: who it is. To be answered by [`Server::accept`] or [`Server::reject`] before anything more is read.
+pub enum ZmtpEvent {
+    /// To a server: who it is. To be answered by [`ZmtpServer::accept`] or [`ZmtpServer::reject`] before anything more is read.
     Login(Login),
     /// Messages may be sent, and come from now on.
     Ready(Mechanism),

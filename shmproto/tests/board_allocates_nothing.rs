@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use shmproto::board::{Board, Geometry, Slice, SliceState, TakeBack, Wake};
+use shmproto::board::{Board, Geometry, Slice, SliceState, TakeBack, WakeReason};
 
 struct Counting;
 
@@ -62,7 +62,7 @@ fn posting_claiming_and_taking_back_take_no_memory() {
     for _ in 0..1000 {
         poster.announce(1);
         poster.post(&x, &slices).unwrap();
-        assert_eq!(seat.wait(Duration::from_micros(50)), Wake::Job);
+        assert_eq!(seat.wait(Duration::from_micros(50)), WakeReason::Job);
         for _ in 0..6 {
             let claim = seat.claim(|_, _| true).unwrap();
             claim.read_x(&mut rows);

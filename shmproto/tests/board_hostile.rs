@@ -14,8 +14,8 @@ use std::{
 
 use proptest::prelude::*;
 use shmproto::board::{
-    Board, Geometry, JoinError, Poster, Seat, SeatFds, SeatNumber, SeatOffer, Slice, SliceState, TakeBack,
-    Wake,
+    Board, Consumer, ConsumerFds, ConsumerHandle, Geometry, JoinError, Producer, Slice, SliceState,
+    SlotNumber, TakeBack, WakeReason,
 };
 use shmproto::region::{Access, Region};
 
@@ -27,13 +27,13 @@ const SLICES_WORD: usize = (192 + 3 * 128) / 4;
 /// Words of a slice entry.
 const SLICE_WORDS: usize = 128 / 4;
 
-fn fds(offer: &SeatOffer) -> SeatFds {
+fn fds(offer: &ConsumerHandle) -> ConsumerFds {
     let [control, x, sums] = offer.fds().unwrap().map(|fd| fd.try_clone_to_owned().unwrap());
-    SeatFds { control, x, sums }
+    ConsumerFds { control, x, sums }
 }
 
-fn join(offer: &SeatOffer) -> Result<Seat, JoinError> {
-    Seat::join(fds(offer), offer.seat, offer.worker)
+fn join(offer: &ConsumerHandle) -> Result<Consumer, JoinError> {
+    Consumer::join(fds(offer), offer.seat, offer.worker)
 }
 
 fn map(fd: OwnedFd) -> Region {
@@ -41,7 +41,7 @@ fn map(fd: OwnedFd) -> Region {
 }
 
 /// The control region, as whoever has a seat can write it.
-fn control(offer: &SeatOffer) -> Region {
+fn control(offer: &ConsumerHandle) -> Region {
     map(fds(offer).control)
 }
 
@@ -71,7 +71,7 @@ fn slices() -> Vec<Slice> {
 }
 
 /// One pass of the executor over a job, waiting for nobody; says how many slices somebody else did.
-fn pass(poster: &mut Poster) -> usize {
+fn pass(poster: &mut Producer) -> usize {
     poster.announce(3);
     poster.post(&[1.0; 64], &slices()).unwrap();
     let mut sums = [0.0; 8];
@@ -90,13 +90,13 @@ fn pass(poster: &mut Poster) -> usize {
 }
 
 /// After whatever happened, an honest worker at the same board does its work.
-fn an_honest_worker_is_served(board: &Board, poster: &mut Poster) {
+fn an_honest_worker_is_served(board: &Board, poster: &mut Producer) {
     for seat in board.figures().seats {
         board.fence(seat.worker);
     }
     let mut seat = join(&board.seat().unwrap()).unwrap();
     poster.post(&[2.0; 64], &slices()).unwrap();
-    assert_eq!(seat.wait(Duration::ZERO), Wake::Job);
+    assert_eq!(seat.wait(Duration::ZERO), WakeReason::Job);
     let mut done = 0;
     while let Some(claim) = seat.claim(|_, _| true) {
         let mut x = [0.0; 6];
@@ -302,10 +302,10 @@ fn a_worker_does_not_sit_down_at_what_is_no_board() {
     assert!(matches!(with(9, 65), JoinError::Geometry(_)));
     assert!(matches!(with(4, 65), JoinError::TooSmall { what: "x", .. }));
     assert!(matches!(with(6, 257), JoinError::TooSmall { what: "sums", .. }));
-    let seat = Seat::join(fds(&offer), SeatNumber(3), offer.worker);
+    let seat = Consumer::join(fds(&offer), SlotNumber(3), offer.worker);
     assert!(matches!(seat, Err(JoinError::Seat { seats: 3, .. })));
-    let swapped = SeatFds { control: fds(&offer).x, ..fds(&offer) };
-    assert!(matches!(Seat::join(swapped, offer.seat, offer.worker), Err(JoinError::Region(_))));
+    let swapped = ConsumerFds { control: fds(&offer).x, ..fds(&offer) };
+    assert!(matches!(Consumer::join(swapped, offer.seat, offer.worker), Err(JoinError::Region(_))));
     assert!(join(&offer).is_ok());
 }
 
@@ -329,7 +329,7 @@ fn a_storm_on_the_bell_does_not_keep_a_worker_from_its_other_business() {
         });
         let mut seat = join(&offer).unwrap();
         for _ in 0..200 {
-            assert_eq!(seat.wait(Duration::from_micros(10)), Wake::Rest);
+            assert_eq!(seat.wait(Duration::from_micros(10)), WakeReason::Rest);
         }
         over.store(true, Relaxed);
     });

@@ -9,8 +9,8 @@ use std::{
 };
 
 use shmproto::{
-    channel::{Bell, ExecutorChannel, Geometry, Woken, wait_any},
-    layer::{CallHeader, Class, Dtype, Op, Path, ReplyHeader, Source, Status},
+    channel::{Doorbell, ExecutorChannel, Geometry, WakeCause, wait_any},
+    layer::{CallClass, CallHeader, CallStatus, Dtype, Op, Path, ReplyHeader, RowSource},
 };
 
 struct Counting;
@@ -41,11 +41,11 @@ fn call(sequence: u64, dtype: Dtype) -> CallHeader {
     CallHeader {
         op: Op::Forward,
         path: Path::Fast,
-        class: Class::Decode,
+        class: CallClass::Decode,
         dtype,
         site: 0,
         part: None,
-        source: Source::Rows,
+        source: RowSource::Rows,
         sequence,
         rows: 1,
         input: 0,
@@ -57,24 +57,24 @@ fn call(sequence: u64, dtype: Dtype) -> CallHeader {
 fn calling_answering_and_waiting_take_no_memory() {
     let (mut executor, mut client) =
         ExecutorChannel::in_process(Geometry { slab_bytes: 1 << 14, depth: 4 }).unwrap();
-    let (bell, mut rows) = (Bell::default(), [1.0; 1024]);
+    let (bell, mut rows) = (Doorbell::default(), [1.0; 1024]);
     let before = ALLOCATIONS.get();
     for sequence in 0..1000 {
         let dtype = Dtype::ALL[(sequence % 2) as usize];
         client.write_rows(0, dtype, &rows).unwrap();
         client.submit(&call(sequence, dtype)).unwrap();
         let until = Some(Instant::now() + Duration::from_micros(10));
-        assert_eq!(wait_any(&bell, std::iter::once(&executor), Duration::ZERO, until), Woken::Called);
+        assert_eq!(wait_any(&bell, std::iter::once(&executor), Duration::ZERO, until), WakeCause::Called);
         let call = executor.take().unwrap().unwrap();
         executor.read_rows(call.input, dtype, &mut rows).unwrap();
         executor.write_rows(call.output, dtype, &rows).unwrap();
-        executor.reply(&ReplyHeader::refusal(&call, Status::Done, 0)).unwrap();
+        executor.reply(&ReplyHeader::refusal(&call, CallStatus::Done, 0)).unwrap();
         assert!(client.wait(Duration::from_micros(1), Duration::from_micros(10)).unwrap().is_some());
         client.read_rows(call.output, dtype, &mut rows).unwrap();
         bell.ring();
-        assert_eq!(wait_any(&bell, std::iter::once(&executor), Duration::ZERO, None), Woken::Rung);
+        assert_eq!(wait_any(&bell, std::iter::once(&executor), Duration::ZERO, None), WakeCause::Rung);
         let until = Some(Instant::now() + Duration::from_micros(10));
-        assert_eq!(wait_any(&bell, std::iter::once(&executor), Duration::ZERO, until), Woken::Late);
+        assert_eq!(wait_any(&bell, std::iter::once(&executor), Duration::ZERO, until), WakeCause::Late);
         assert_eq!(client.wait(Duration::ZERO, Duration::from_micros(10)), Ok(None));
     }
     assert_eq!(ALLOCATIONS.get() - before, 0);

@@ -14,8 +14,8 @@ use std::{
 use patience::WATCHDOG;
 use proptest::prelude::*;
 use shmproto::{
-    channel::{Bell, ClientChannel, ExecutorChannel, Full, Geometry, Violation, wait_any},
-    layer::{CallHeader, Class, Dtype, HeaderError, Op, Path, ReplyHeader, Source, Status},
+    channel::{ClientChannel, Doorbell, ExecutorChannel, Geometry, RingFull, Violation, wait_any},
+    layer::{CallClass, CallHeader, CallStatus, Dtype, HeaderError, Op, Path, ReplyHeader, RowSource},
     region::{Access, Region},
 };
 
@@ -45,11 +45,11 @@ fn call(sequence: u64) -> CallHeader {
     CallHeader {
         op: Op::Forward,
         path: Path::Fast,
-        class: Class::Decode,
+        class: CallClass::Decode,
         dtype: Dtype::F32,
         site: 0,
         part: None,
-        source: Source::Rows,
+        source: RowSource::Rows,
         sequence,
         rows: 1,
         input: 64,
@@ -60,7 +60,7 @@ fn call(sequence: u64) -> CallHeader {
 /// Everything the executor does for a channel, whatever is in it; at most as often as an honest ring allows. It says
 /// what it held against the client.
 fn pass(executor: &mut ExecutorChannel) -> Option<Violation> {
-    let bell = Bell::default();
+    let bell = Doorbell::default();
     wait_any(&bell, std::iter::once(&*executor), Duration::ZERO, Some(Instant::now()));
     let mut rows = [0.0; 16];
     for _ in 0..GEOMETRY.depth {
@@ -72,7 +72,7 @@ fn pass(executor: &mut ExecutorChannel) -> Option<Violation> {
         let answered = executor
             .read_rows(call.input, call.dtype, &mut rows)
             .and_then(|()| executor.write_rows(call.output, call.dtype, &rows))
-            .and_then(|()| executor.reply(&ReplyHeader::refusal(&call, Status::Done, 0)));
+            .and_then(|()| executor.reply(&ReplyHeader::refusal(&call, CallStatus::Done, 0)));
         if let Err(violation) = answered {
             return Some(violation);
         }
@@ -118,7 +118,7 @@ fn every_word_of_the_region_may_be_flipped_at_every_step() {
                 pass(&mut executor);
                 client_pass(&mut client);
                 // Words that only the executor believes in its own copy never matter to it, nor the client's flags.
-                assert!(submitted.is_ok() || submitted == Err(Full));
+                assert!(submitted.is_ok() || submitted == Err(RingFull));
             }
         }
     }
@@ -133,14 +133,14 @@ fn a_count_that_jumps_is_a_violation_on_both_sides() {
         // A reader that is a little behind what it has read harms itself.
         let behind = count.min(u32::MAX - 4);
         region.words()[COLLECTED].store(behind, SeqCst);
-        let reply = ReplyHeader::refusal(&call(1), Status::Done, 0);
+        let reply = ReplyHeader::refusal(&call(1), CallStatus::Done, 0);
         assert!(matches!(executor.reply(&reply), Err(Violation::Jump { .. })));
         region.words()[REPLIED].store(count, SeqCst);
         assert_eq!(client.try_take(), Err(Violation::Jump { count, ours: 0, depth: 4 }));
         region.words()[TAKEN].store(behind, SeqCst);
         assert_eq!(
             client.submit(&call(1)),
-            Err(Full),
+            Err(RingFull),
             "an executor that counts what it never got has no room"
         );
     }
@@ -219,7 +219,7 @@ fn a_client_that_wakes_without_reason_does_not_end_a_wait() {
             }
         });
         let until = Instant::now() + Duration::from_millis(30);
-        let bell = Bell::default();
+        let bell = Doorbell::default();
         wait_any(&bell, std::iter::once(&executor), Duration::ZERO, Some(until));
         stop.store(true, Relaxed);
         waker.join().unwrap();

@@ -26,9 +26,9 @@ use rustix::{
 use shmproto::{
     codec::{DecodeError, Wire},
     handover::{
-        Accepted, AdapterOffered, AdapterRejected, ConnectError, Connection, ExecutorEnd, FromWorker,
-        HelloError, LAYOUT_HASH, ListenError, Listener, MAX_MESSAGE_BYTES, MAX_TEXT_BYTES, Message,
-        ReceiveError, Seated, SendError, ToWorker, WorkerEnd, WorkerHello, bounded_text, connect,
+        Accepted, AdapterOffered, AdapterRejected, BoardListener, ConnectError, Connection, ExecutorEnd,
+        FdMessage, FromWorker, HelloError, LAYOUT_HASH, ListenError, MAX_MESSAGE_BYTES, MAX_TEXT_BYTES,
+        ReceiveError, SendError, SlotGranted, ToWorker, WorkerEnd, WorkerHello, bounded_text, connect,
         layout_hash,
     },
     image::{Image, ImageEntry, ImageError},
@@ -106,7 +106,7 @@ fn a_worker_says_hello_and_is_given_its_regions_and_adapters() {
     let control = Region::create("test-control", 128, PeerAccess::ReadWrite).unwrap();
     let x = Region::create("test-x", 64, PeerAccess::ReadOnly).unwrap();
     let sums = Region::create("test-sums", 192, PeerAccess::ReadWrite).unwrap();
-    let seated = Seated { seat: 3, worker: 9, control_bytes: 128, x_bytes: 64, sums_bytes: 192 };
+    let seated = SlotGranted { seat: 3, worker: 9, control_bytes: 128, x_bytes: 64, sums_bytes: 192 };
     executor.send(&ToWorker::Seated(seated.clone()), &[control.fd(), x.fd(), sums.fd()]).unwrap();
     let image = image();
     executor.send(&offered(), &[image.fd()]).unwrap();
@@ -248,7 +248,7 @@ fn descriptors_that_come_with_garbage_or_with_the_end_are_closed() {
 
 #[test]
 fn a_message_without_its_descriptors_is_refused() {
-    let seated = Seated { seat: 0, worker: 1, control_bytes: 64, x_bytes: 64, sums_bytes: 64 };
+    let seated = SlotGranted { seat: 0, worker: 1, control_bytes: 64, x_bytes: 64, sums_bytes: 64 };
     for (message, given) in [(offered(), 0), (offered(), 2), (ToWorker::Seated(seated), 2)] {
         let (hostile, worker) = hostile_executor();
         let (reader, writer) = telltale();
@@ -288,7 +288,7 @@ fn place() -> (tempfile::TempDir, PathBuf) {
     (directory, path)
 }
 
-fn accept(listener: &Listener) -> Accepted {
+fn accept(listener: &BoardListener) -> Accepted {
     let end = Instant::now() + Duration::from_secs(60);
     while Instant::now() < end {
         if let Some(accepted) = listener.accept().unwrap() {
@@ -303,7 +303,7 @@ fn accept(listener: &Listener) -> Accepted {
 fn a_listener_knows_who_calls_and_never_waits() {
     let (_directory, path) = place();
     assert!(matches!(connect(&path), Err(ConnectError::Absent(_))));
-    let listener = Listener::bind(&path).unwrap();
+    let listener = BoardListener::bind(&path).unwrap();
     assert!(listener.accept().unwrap().is_none());
     let worker = connect(&path).unwrap();
     let Accepted { connection, pid } = accept(&listener);
@@ -322,7 +322,7 @@ fn a_listener_knows_who_calls_and_never_waits() {
 #[test]
 fn a_worker_waits_for_a_message_and_can_be_woken_to_end() {
     let (_directory, path) = place();
-    let listener = Listener::bind(&path).unwrap();
+    let listener = BoardListener::bind(&path).unwrap();
     let worker = Arc::new(connect(&path).unwrap());
     let Accepted { connection, .. } = accept(&listener);
     let receiver = thread::spawn({
@@ -346,30 +346,33 @@ fn a_worker_waits_for_a_message_and_can_be_woken_to_end() {
 #[test]
 fn the_socket_is_in_a_directory_of_our_own_and_replaces_only_a_dead_one() {
     let (directory, path) = place();
-    let _first = Listener::bind(&path).unwrap();
-    assert!(matches!(Listener::bind(&path), Err(ListenError::InUse(_))));
+    let _first = BoardListener::bind(&path).unwrap();
+    assert!(matches!(BoardListener::bind(&path), Err(ListenError::InUse(_))));
     assert!(connect(&path).is_ok(), "the living one is still there");
 
     let dead = directory.path().join("dead.sock");
     drop(UnixListener::bind(&dead).unwrap());
-    let replaced = Listener::bind(&dead).unwrap();
+    let replaced = BoardListener::bind(&dead).unwrap();
     assert!(connect(&dead).is_ok());
     fs::remove_file(&dead).unwrap();
     fs::write(&dead, "somebody else's").unwrap();
     drop(replaced);
     assert!(dead.exists(), "only its own file is removed");
-    assert!(matches!(Listener::bind(&dead), Err(ListenError::NotASocket(_))));
+    assert!(matches!(BoardListener::bind(&dead), Err(ListenError::NotASocket(_))));
 
     let other = directory.path().join("stream.sock");
     let _stream = UnixListener::bind(&other).unwrap();
-    assert!(matches!(Listener::bind(&other), Err(ListenError::InUse(_))), "another kind of socket is alive");
+    assert!(
+        matches!(BoardListener::bind(&other), Err(ListenError::InUse(_))),
+        "another kind of socket is alive"
+    );
 
     for path in [PathBuf::from("/"), directory.path().join("x".repeat(120))] {
-        assert!(matches!(Listener::bind(&path), Err(ListenError::Path(_))), "{path:?}");
+        assert!(matches!(BoardListener::bind(&path), Err(ListenError::Path(_))), "{path:?}");
     }
     fs::set_permissions(directory.path(), Permissions::from_mode(0o750)).unwrap();
     assert!(matches!(
-        Listener::bind(&directory.path().join("open.sock")),
+        BoardListener::bind(&directory.path().join("open.sock")),
         Err(ListenError::DirectoryOpen(_))
     ));
 }
@@ -378,7 +381,7 @@ fn to_worker() -> impl Strategy<Value = ToWorker> {
     prop_oneof![
         (any::<u16>(), any::<u32>(), any::<[u64; 3]>()).prop_map(|(seat, worker, bytes)| {
             let [control_bytes, x_bytes, sums_bytes] = bytes;
-            ToWorker::Seated(Seated { seat, worker, control_bytes, x_bytes, sums_bytes })
+            ToWorker::Seated(SlotGranted { seat, worker, control_bytes, x_bytes, sums_bytes })
         }),
         ".{0,200}".prop_map(ToWorker::Refused),
         any::<[u64; 2]>()
@@ -437,7 +440,7 @@ proptest! {
 #[test]
 fn the_document_gives_each_message_the_descriptors_it_has() {
     let document = include_str!("../../docs/PROTOCOL.md");
-    let seated = Seated { seat: 0, worker: 0, control_bytes: 0, x_bytes: 0, sums_bytes: 0 };
+    let seated = SlotGranted { seat: 0, worker: 0, control_bytes: 0, x_bytes: 0, sums_bytes: 0 };
     let offer = AdapterOffered { image: 0, bytes: 0 };
     let rejected = AdapterRejected { image: 0, reason: String::new() };
     let rows = [

@@ -5,7 +5,7 @@ use std::{fs, os::fd::OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use shmproto::{
-    handover::{AdapterOffered, Connection, ExecutorEnd, Seated, ToWorker, WorkerEnd},
+    handover::{AdapterOffered, Connection, ExecutorEnd, SlotGranted, ToWorker, WorkerEnd},
     image::{Image, ImageEntry},
     region::{Access, PeerAccess, Region},
 };
@@ -26,7 +26,7 @@ fn handover(round: u32) {
     let (executor, worker): (ExecutorEnd, WorkerEnd) = (Connection::over(ours), Connection::over(theirs));
     let region = || Region::create("test-leaks", 64, PeerAccess::ReadWrite).unwrap();
     let regions = [region(), region(), region()];
-    let seated = Seated { seat: 0, worker: round, control_bytes: 64, x_bytes: 64, sums_bytes: 64 };
+    let seated = SlotGranted { seat: 0, worker: round, control_bytes: 64, x_bytes: 64, sums_bytes: 64 };
     executor.send(&ToWorker::Seated(seated), &regions.each_ref().map(Region::fd)).unwrap();
     let entry =
         ImageEntry { rank: 1, columns: 1, rows: 1, scale: 1.0, b_offset: 64, ..ImageEntry::default() };

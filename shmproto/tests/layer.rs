@@ -7,12 +7,14 @@ use std::ops::Range;
 use proptest::prelude::*;
 use shmproto::{
     codec::{DecodeError, Wire},
-    handover::Message,
+    handover::FdMessage,
     layer::{
-        CallHeader, Class, Dtype, HEADER_BYTES, HeaderError, MAX_ROWS, Op, Path, ReplyHeader, Source, Status,
+        CallClass, CallHeader, CallStatus, Dtype, HEADER_BYTES, HeaderError, MAX_ROWS, Op, Path, ReplyHeader,
+        RowSource,
         control::{
-            AdapterDtype, Catalog, ChannelReady, Fetch, Fetched, FromLayers, KvDtype, Open, Opened, Part,
-            RefusalCode, Refused, Ring, SessionStats, Site, SkeletonFile, ToLayers,
+            AdapterDtype, Catalog, ChannelReady, ClientFileEntry, Fetch, Fetched, FromLayers, KvDtype,
+            ModularWeights, RefusalCode, SessionOpen, SessionOpened, SessionRefused, SessionStats, Site,
+            SiteLayer, ToLayers,
         },
     },
 };
@@ -23,11 +25,11 @@ fn call() -> CallHeader {
     CallHeader {
         op: Op::Forward,
         path: Path::Fast,
-        class: Class::Decode,
+        class: CallClass::Decode,
         dtype: Dtype::F32,
         site: 0,
         part: Some(0),
-        source: Source::Rows,
+        source: RowSource::Rows,
         sequence: 0,
         rows: 1,
         input: 0,
@@ -36,7 +38,7 @@ fn call() -> CallHeader {
 }
 
 fn reply() -> ReplyHeader {
-    ReplyHeader { rows: 0, ..ReplyHeader::refusal(&call(), Status::Done, 0) }
+    ReplyHeader { rows: 0, ..ReplyHeader::refusal(&call(), CallStatus::Done, 0) }
 }
 
 /// The table under a heading: bytes and name of each row.
@@ -75,11 +77,11 @@ fn the_document_draws_both_headers_as_they_are() {
     let fields = [
         ("op", CallHeader { op: Op::Backward, ..call() }),
         ("path", CallHeader { path: Path::Linear, ..call() }),
-        ("class", CallHeader { class: Class::Noise, ..call() }),
+        ("class", CallHeader { class: CallClass::Noise, ..call() }),
         ("dtype", CallHeader { dtype: Dtype::Bf16, ..call() }),
         ("site", CallHeader { site: u32::MAX, ..call() }),
         ("part", CallHeader { part: None, ..call() }),
-        ("source", CallHeader { source: Source::Draw, ..call() }),
+        ("source", CallHeader { source: RowSource::Draw, ..call() }),
         ("sequence", CallHeader { sequence: u64::MAX, ..call() }),
         ("rows", CallHeader { rows: MAX_ROWS, ..call() }),
         ("input", CallHeader { input: u64::MAX, ..call() }),
@@ -88,7 +90,7 @@ fn the_document_draws_both_headers_as_they_are() {
     is_drawn("Call", call().to_bytes(), &fields.map(|(name, call)| (name, call.to_bytes())));
     assert_eq!(call().to_bytes()[..4], *b"HLC1");
     let fields = [
-        ("status", ReplyHeader { status: Status::Failed, ..reply() }),
+        ("status", ReplyHeader { status: CallStatus::Failed, ..reply() }),
         ("dtype", ReplyHeader { dtype: Dtype::Bf16, ..reply() }),
         ("retry_after_ms", ReplyHeader { retry_after_ms: u32::MAX, ..reply() }),
         ("rows", ReplyHeader { rows: u32::MAX, ..reply() }),
@@ -159,10 +161,10 @@ fn arbitrary_call() -> impl Strategy<Value = CallHeader> {
     let codes = (
         prop::sample::select(Op::ALL),
         prop::sample::select(Path::ALL),
-        prop::sample::select(Class::ALL),
+        prop::sample::select(CallClass::ALL),
         prop::sample::select(Dtype::ALL),
         prop::option::of(0..u8::MAX),
-        prop::sample::select(Source::ALL),
+        prop::sample::select(RowSource::ALL),
     );
     (codes, any::<u32>(), 1..=MAX_ROWS, any::<[u64; 3]>()).prop_map(
         |((op, path, class, dtype, part, source), site, rows, [sequence, input, output])| CallHeader {
@@ -182,7 +184,7 @@ fn arbitrary_call() -> impl Strategy<Value = CallHeader> {
 }
 
 fn arbitrary_reply() -> impl Strategy<Value = ReplyHeader> {
-    let codes = (prop::sample::select(Status::ALL), prop::sample::select(Dtype::ALL));
+    let codes = (prop::sample::select(CallStatus::ALL), prop::sample::select(Dtype::ALL));
     (codes, any::<[u32; 4]>(), any::<u64>()).prop_map(|((status, dtype), numbers, sequence)| {
         let [retry_after_ms, rows, waited_us, batch_rows] = numbers;
         ReplyHeader { status, dtype, retry_after_ms, rows, sequence, waited_us, batch_rows }
@@ -213,8 +215,8 @@ proptest! {
     }
 }
 
-fn open() -> Open {
-    Open {
+fn open() -> SessionOpen {
+    SessionOpen {
         version: 1,
         layout_hash: 2,
         key: "secret".to_owned(),
@@ -236,7 +238,7 @@ fn to_layers() -> Vec<(ToLayers, &'static str)> {
 }
 
 fn from_layers() -> Vec<(FromLayers, &'static str)> {
-    let opened = Opened {
+    let opened = SessionOpened {
         session: 1,
         instance: 2,
         tenant: "acme".to_owned(),
@@ -245,7 +247,8 @@ fn from_layers() -> Vec<(FromLayers, &'static str)> {
         max_waiting_rows: 5,
         max_bytes: 6,
     };
-    let refused = Refused { code: RefusalCode::NoSuchSession, message: "why".to_owned(), retry_after_ms: 7 };
+    let refused =
+        SessionRefused { code: RefusalCode::NoSuchSession, message: "why".to_owned(), retry_after_ms: 7 };
     let stats = SessionStats { calls: 1, rows: [1, 2, 3, 4, 5], ..SessionStats::default() };
     vec![
         (FromLayers::Opened(opened), "Opened"),
@@ -276,7 +279,7 @@ fn control_messages_arrive_as_they_were_sent_and_are_drawn_with_their_descriptor
 
 #[test]
 fn codes_of_refusals_and_statuses_are_drawn_as_they_are() {
-    for status in Status::ALL {
+    for status in CallStatus::ALL {
         let row = format!("| {} | `{status:?}` |", *status as u8);
         assert!(DOCUMENT.contains(&row), "{row}");
     }
@@ -289,7 +292,7 @@ fn codes_of_refusals_and_statuses_are_drawn_as_they_are() {
 
 #[test]
 fn every_text_of_a_control_message_is_bounded() {
-    let long = |change: fn(&mut Open, String)| {
+    let long = |change: fn(&mut SessionOpen, String)| {
         let mut open = open();
         change(&mut open, "x".repeat(5000));
         ToLayers::Open(open).text_bytes()
@@ -314,8 +317,8 @@ fn a_key_is_never_shown() {
 
 #[test]
 fn a_catalog_arrives_as_it_was_sent_and_hostile_counts_cost_nothing() {
-    let part = Part { name: "q_proj".to_owned(), rows: 64, has_bias: 1 };
-    let ring = Ring { weight_exponent: -24, l1: [1 << 40, 3], commitment: [9; 32] };
+    let part = SiteLayer { name: "q_proj".to_owned(), rows: 64, has_bias: 1 };
+    let ring = ModularWeights { weight_exponent: -24, l1: [1 << 40, 3], commitment: [9; 32] };
     let catalog = Catalog {
         model: "m".to_owned(),
         architecture: "llama".to_owned(),
@@ -327,7 +330,7 @@ fn a_catalog_arrives_as_it_was_sent_and_hostile_counts_cost_nothing() {
             Site { columns: 64, paths: 3, ring: None, parts: vec![part.clone(), part.clone()] },
             Site { columns: 64, paths: 15, ring: Some(ring), parts: vec![part] },
         ],
-        files: vec![SkeletonFile {
+        files: vec![ClientFileEntry {
             name: "model.gguf".to_owned(),
             bytes: 1 << 40,
             ranges: vec![(0, 64), (128, 64)],

@@ -13,15 +13,15 @@ use loom::{
     },
     thread,
 };
-use shmproto::board::{Board, Geometry, Poster, Seat, Slice, SliceState, TakeBack, Wake};
+use shmproto::board::{Board, Consumer, Geometry, Producer, Slice, SliceState, TakeBack, WakeReason};
 
 const IMAGE: u64 = 7;
 
-fn board(slices: usize, seats: usize) -> (Board, Poster) {
+fn board(slices: usize, seats: usize) -> (Board, Producer) {
     Board::in_process(Geometry { x_elements: 2, sums_elements: 16 * slices, slices, seats }).unwrap()
 }
 
-fn join(board: &Board) -> Seat {
+fn join(board: &Board) -> Consumer {
     board.seat().unwrap().join_here()
 }
 
@@ -49,7 +49,7 @@ fn check(preemptions: usize, test: impl Fn() + Send + Sync + 'static) {
 }
 
 /// What an honest worker does with one claim: the sums are x, doubled. Says whether they came in time.
-fn work(seat: &mut Seat) -> Option<bool> {
+fn work(seat: &mut Consumer) -> Option<bool> {
     let claim = seat.claim(|image, _| image == IMAGE)?;
     let mut x = [0.0; 2];
     claim.read_x(&mut x);
@@ -57,7 +57,7 @@ fn work(seat: &mut Seat) -> Option<bool> {
 }
 
 /// The sums of a slice if somebody did it in time.
-fn settle(poster: &mut Poster, index: usize) -> Option<[f32; 2]> {
+fn settle(poster: &mut Producer, index: usize) -> Option<[f32; 2]> {
     match poster.take_back(index) {
         TakeBack::Taken => None,
         TakeBack::AlreadyDone(_) => {
@@ -166,7 +166,7 @@ fn a_job_that_is_posted_while_a_worker_goes_to_sleep_wakes_it() {
         let (board, mut poster) = board(1, 1);
         let mut seat = join(&board);
         let worker = thread::spawn(move || {
-            while seat.wait(Duration::ZERO) != Wake::Job {}
+            while seat.wait(Duration::ZERO) != WakeReason::Job {}
             work(&mut seat)
         });
         poster.post(&[1.0, 3.0], &[slice(0)]).unwrap();
@@ -181,7 +181,7 @@ fn an_announcement_wakes_and_the_job_after_it_is_not_missed() {
         let (board, mut poster) = board(1, 1);
         let mut seat = join(&board);
         let worker = thread::spawn(move || {
-            while seat.wait(Duration::ZERO) != Wake::Job {}
+            while seat.wait(Duration::ZERO) != WakeReason::Job {}
             work(&mut seat)
         });
         poster.announce(1);
@@ -197,7 +197,7 @@ fn a_worker_that_is_fenced_while_it_goes_to_sleep_learns_of_it() {
         let (board, _poster) = board(1, 1);
         let mut seat = join(&board);
         let number = seat.worker();
-        let worker = thread::spawn(move || while seat.wait(Duration::ZERO) != Wake::Fenced {});
+        let worker = thread::spawn(move || while seat.wait(Duration::ZERO) != WakeReason::Fenced {});
         assert!(board.fence(number));
         worker.join().unwrap();
     });

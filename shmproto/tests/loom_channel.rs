@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use loom::{sync::Arc, thread};
 use shmproto::{
-    channel::{Bell, ClientChannel, ExecutorChannel, Full, Geometry, Violation, Woken, wait_any},
-    layer::{CallHeader, Class, Dtype, Op, Path, ReplyHeader, Source, Status},
+    channel::{ClientChannel, Doorbell, ExecutorChannel, Geometry, RingFull, Violation, WakeCause, wait_any},
+    layer::{CallClass, CallHeader, CallStatus, Dtype, Op, Path, ReplyHeader, RowSource},
 };
 
 fn channel(depth: u32) -> (ExecutorChannel, ClientChannel) {
@@ -20,11 +20,11 @@ fn call(sequence: u64) -> CallHeader {
     CallHeader {
         op: Op::Forward,
         path: Path::Fast,
-        class: Class::Decode,
+        class: CallClass::Decode,
         dtype: Dtype::F32,
         site: 1,
         part: None,
-        source: Source::Rows,
+        source: RowSource::Rows,
         sequence,
         rows: 1,
         input: 0,
@@ -33,7 +33,7 @@ fn call(sequence: u64) -> CallHeader {
 }
 
 fn reply(call: &CallHeader) -> ReplyHeader {
-    ReplyHeader { rows: call.rows, ..ReplyHeader::refusal(call, Status::Done, 0) }
+    ReplyHeader { rows: call.rows, ..ReplyHeader::refusal(call, CallStatus::Done, 0) }
 }
 
 /// Tries every schedule that takes a thread off its core so many times against its will.
@@ -45,7 +45,7 @@ fn check(preemptions: usize, test: impl Fn() + Send + Sync + 'static) {
 }
 
 /// The next call, slept for.
-fn next(bell: &Bell, executor: &mut ExecutorChannel) -> CallHeader {
+fn next(bell: &Doorbell, executor: &mut ExecutorChannel) -> CallHeader {
     loop {
         if let Some(call) = executor.take().unwrap() {
             return call;
@@ -55,7 +55,7 @@ fn next(bell: &Bell, executor: &mut ExecutorChannel) -> CallHeader {
 }
 
 /// Answers one call with its rows doubled.
-fn serve(bell: &Bell, executor: &mut ExecutorChannel) {
+fn serve(bell: &Doorbell, executor: &mut ExecutorChannel) {
     let call = next(bell, executor);
     let mut row = [0.0; 2];
     executor.read_rows(call.input, call.dtype, &mut row).unwrap();
@@ -76,7 +76,7 @@ fn collect(client: &mut ClientChannel) -> ReplyHeader {
 fn a_call_and_its_answer_arrive_with_their_rows_whoever_sleeps() {
     check(3, || {
         let (mut executor, mut client) = channel(1);
-        let server = thread::spawn(move || serve(&Bell::default(), &mut executor));
+        let server = thread::spawn(move || serve(&Doorbell::default(), &mut executor));
         client.write_rows(0, Dtype::F32, &[1.0, 3.0]).unwrap();
         client.submit(&call(7)).unwrap();
         assert_eq!(collect(&mut client).sequence, 7);
@@ -93,12 +93,12 @@ fn a_place_of_the_ring_is_never_written_before_it_was_read() {
         let (mut executor, mut client) = channel(1);
         let server = thread::spawn(move || {
             for sequence in 1..=2 {
-                let taken = next(&Bell::default(), &mut executor);
+                let taken = next(&Doorbell::default(), &mut executor);
                 assert_eq!(taken, call(sequence), "half of one call and half of another");
             }
         });
         for sequence in 1..=2 {
-            while client.submit(&call(sequence)) == Err(Full) {
+            while client.submit(&call(sequence)) == Err(RingFull) {
                 thread::yield_now();
             }
         }
@@ -131,12 +131,12 @@ fn a_full_ring_is_an_answer_and_never_loses_what_is_in_it() {
 fn a_bell_that_rings_while_somebody_goes_to_sleep_wakes_it() {
     check(3, || {
         let (executor, _client) = channel(1);
-        let bell = Arc::new(Bell::default());
+        let bell = Arc::new(Doorbell::default());
         let ringer = thread::spawn({
             let bell = Arc::clone(&bell);
             move || bell.ring()
         });
-        assert_eq!(wait_any(&bell, std::iter::once(&executor), Duration::ZERO, None), Woken::Rung);
+        assert_eq!(wait_any(&bell, std::iter::once(&executor), Duration::ZERO, None), WakeCause::Rung);
         ringer.join().unwrap();
     });
 }
@@ -145,7 +145,7 @@ fn a_bell_that_rings_while_somebody_goes_to_sleep_wakes_it() {
 fn of_a_ring_and_a_call_at_once_neither_is_lost() {
     check(2, || {
         let (mut executor, mut client) = channel(1);
-        let bell = Arc::new(Bell::default());
+        let bell = Arc::new(Doorbell::default());
         let ringer = thread::spawn({
             let bell = Arc::clone(&bell);
             move || bell.ring()
@@ -154,9 +154,9 @@ fn of_a_ring_and_a_call_at_once_neither_is_lost() {
         let (mut rung, mut called) = (false, false);
         while !(rung && called) {
             match wait_any(&bell, std::iter::once(&executor), Duration::ZERO, None) {
-                Woken::Rung => rung = true,
-                Woken::Called => called |= executor.take().unwrap().is_some(),
-                Woken::Late => panic!("there is no limit"),
+                WakeCause::Rung => rung = true,
+                WakeCause::Called => called |= executor.take().unwrap().is_some(),
+                WakeCause::Late => panic!("there is no limit"),
             }
         }
         ringer.join().unwrap();

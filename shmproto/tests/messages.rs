@@ -6,7 +6,7 @@ use shmproto::{
     layer::control::SessionStats,
     message::{
         AdapterStats, ColdStart, DeviceFacts, DeviceKind, DraftKind, ErrorCode, Finish, Generate, Hello,
-        LayerRoute, LayerSession, LayerStats, Output, PROTOCOL_VERSION, Pooling, Precision, Provisional,
+        LayerRoute, LayerSession, LayerStats, Output, PROTOCOL_VERSION, Pooling, Precision, ProvisionalMode,
         Sampling, SpeculationStats, Stats, TenantUse, ToExecutor, ToGateway, TokenOutput, Welcome, WireError,
         WorkerStats,
     },
@@ -42,7 +42,7 @@ fn generate(prompt: Vec<u32>) -> ToExecutor {
         logprobs: Some(5),
         prompt_logprobs: None,
         deadline_ms: 0,
-        provisional: Provisional::Wanted,
+        provisional: ProvisionalMode::Wanted,
         precision: Precision::Serving,
         grammar: Some("{}".to_owned()),
         pooling: Some(Pooling::Mean),

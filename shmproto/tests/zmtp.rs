@@ -6,16 +6,17 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use shmproto::zmtp::{
-    Accepts, Client, Event, Limits, Login, Mechanism, Server, ZmtpError, put_message, put_two_frames_head,
+    AcceptedMechanisms, Login, Mechanism, ZmtpClient, ZmtpError, ZmtpEvent, ZmtpLimits, ZmtpServer,
+    put_message, put_two_frames_head,
 };
 
-const LIMITS: Limits =
-    Limits { max_frame_bytes: 1 << 20, max_frames: 2, max_command_bytes: 512, max_handshake_bytes: 1024 };
+const LIMITS: ZmtpLimits =
+    ZmtpLimits { max_frame_bytes: 1 << 20, max_frames: 2, max_command_bytes: 512, max_handshake_bytes: 1024 };
 
 /// Either end.
-trait End {
+trait ZmtpEnd {
     fn feed(&mut self, bytes: &mut &[u8]);
-    fn next_event(&mut self) -> Result<Option<Event>, ZmtpError>;
+    fn next_event(&mut self) -> Result<Option<ZmtpEvent>, ZmtpError>;
     fn outgoing(&self) -> &[u8];
     fn sent(&mut self, count: usize);
 
@@ -27,7 +28,7 @@ trait End {
     }
 
     /// Feeds `bytes`, at most `step` at a time; logins are accepted by whoever looks at the events.
-    fn take(&mut self, mut bytes: &[u8], step: usize) -> Result<Vec<Event>, ZmtpError> {
+    fn take(&mut self, mut bytes: &[u8], step: usize) -> Result<Vec<ZmtpEvent>, ZmtpError> {
         let mut events = Vec::new();
         while !bytes.is_empty() {
             let mut some = &bytes[..step.min(bytes.len())];
@@ -44,11 +45,11 @@ trait End {
 
 macro_rules! end {
     ($type:ty) => {
-        impl End for $type {
+        impl ZmtpEnd for $type {
             fn feed(&mut self, bytes: &mut &[u8]) {
                 self.feed(bytes);
             }
-            fn next_event(&mut self) -> Result<Option<Event>, ZmtpError> {
+            fn next_event(&mut self) -> Result<Option<ZmtpEvent>, ZmtpError> {
                 self.next_event()
             }
             fn outgoing(&self) -> &[u8] {
@@ -60,28 +61,30 @@ macro_rules! end {
         }
     };
 }
-end!(Server);
-end!(Client);
+end!(ZmtpServer);
+end!(ZmtpClient);
 
 fn login() -> Login {
     Login { username: "key".to_owned(), password: "secret".to_owned() }
 }
 
-fn client(mechanism: Mechanism) -> Client {
+fn client(mechanism: Mechanism) -> ZmtpClient {
     match mechanism {
-        Mechanism::Null => Client::null(LIMITS),
-        Mechanism::Plain => Client::plain(LIMITS, "key", "secret").unwrap(),
+        Mechanism::Null => ZmtpClient::null(LIMITS),
+        Mechanism::Plain => ZmtpClient::plain(LIMITS, "key", "secret").unwrap(),
     }
 }
 
 /// A server and a client that have shaken hands, `step` bytes at a time.
-fn ready(mechanism: Mechanism, step: usize) -> (Server, Client) {
-    let (mut server, mut client) = (Server::new(LIMITS, Accepts::Either), client(mechanism));
+fn ready(mechanism: Mechanism, step: usize) -> (ZmtpServer, ZmtpClient) {
+    let (mut server, mut client) = (ZmtpServer::new(LIMITS, AcceptedMechanisms::Either), client(mechanism));
     let (mut heard, mut told) = (Vec::new(), Vec::new());
-    while heard.last() != Some(&Event::Ready(mechanism)) || told.last() != Some(&Event::Ready(mechanism)) {
+    while heard.last() != Some(&ZmtpEvent::Ready(mechanism))
+        || told.last() != Some(&ZmtpEvent::Ready(mechanism))
+    {
         let bytes = client.drain();
         let events = server.take(&bytes, step).unwrap();
-        if events.contains(&Event::Login(login())) {
+        if events.contains(&ZmtpEvent::Login(login())) {
             server.accept();
         }
         let answer = server.drain();
@@ -90,10 +93,10 @@ fn ready(mechanism: Mechanism, step: usize) -> (Server, Client) {
         heard.extend(events);
     }
     let wanted = match mechanism {
-        Mechanism::Null => vec![Event::Ready(mechanism)],
-        Mechanism::Plain => vec![Event::Login(login()), Event::Ready(mechanism)],
+        Mechanism::Null => vec![ZmtpEvent::Ready(mechanism)],
+        Mechanism::Plain => vec![ZmtpEvent::Login(login()), ZmtpEvent::Ready(mechanism)],
     };
-    assert_eq!((heard, told), (wanted, vec![Event::Ready(mechanism)]));
+    assert_eq!((heard, told), (wanted, vec![ZmtpEvent::Ready(mechanism)]));
     assert_eq!(server.mechanism(), Some(mechanism));
     (server, client)
 }
@@ -109,7 +112,7 @@ fn both_ends_shake_hands_and_exchange_messages_however_the_bytes_come() {
                 put_two_frames_head(&mut there, b"header", length);
                 there.extend_from_slice(&tensor);
                 put_message(&mut back, &[b"", &tensor]);
-                let wanted = |first: &[u8]| vec![Event::Message(vec![first.to_vec(), tensor.clone()])];
+                let wanted = |first: &[u8]| vec![ZmtpEvent::Message(vec![first.to_vec(), tensor.clone()])];
                 assert_eq!(server.take(&there, step), Ok(wanted(b"header")), "{length} by {step}");
                 assert_eq!(client.take(&back, step), Ok(wanted(b"")), "{length} by {step}");
             }
@@ -123,8 +126,8 @@ fn what_comes_at_once_is_handed_out_one_by_one() {
     let mut bytes = Vec::new();
     (0..1000_u16).for_each(|number| put_message(&mut bytes, &[&number.to_le_bytes()]));
     let events = server.take(&bytes, usize::MAX).unwrap();
-    let wanted: Vec<Event> =
-        (0..1000_u16).map(|number| Event::Message(vec![number.to_le_bytes().to_vec()])).collect();
+    let wanted: Vec<ZmtpEvent> =
+        (0..1000_u16).map(|number| ZmtpEvent::Message(vec![number.to_le_bytes().to_vec()])).collect();
     assert_eq!(events, wanted);
 }
 
@@ -139,7 +142,7 @@ fn a_ping_is_answered_with_its_context_and_its_patience_is_known() {
     assert_eq!(ping, b"\x04\x07\x04PING\x00\x19");
     assert_eq!(server.take(&ping, 64), Ok(vec![]));
     let pong = server.drain();
-    assert_eq!(client.take(&pong, 64), Ok(vec![Event::Pong]));
+    assert_eq!(client.take(&pong, 64), Ok(vec![ZmtpEvent::Pong]));
     assert_eq!(server.peer_ttl(), Some(Duration::from_millis(2500)));
     server.take(b"\x04\x07\x04PING\x00\x00", 64).unwrap();
     assert_eq!(server.peer_ttl(), None, "it has all the patience there is");
@@ -150,19 +153,20 @@ fn a_ping_between_the_frames_of_a_message_spoils_neither() {
     // libzmq sends one whenever its timer says so.
     let (mut server, _) = ready(Mechanism::Null, 64);
     let events = server.take(b"\x01\x01a\x04\x07\x04PING\x00\x00\x00\x01b", 64).unwrap();
-    assert_eq!(events, [Event::Message(vec![b"a".to_vec(), b"b".to_vec()])]);
+    assert_eq!(events, [ZmtpEvent::Message(vec![b"a".to_vec(), b"b".to_vec()])]);
     assert_eq!(server.drain(), b"\x04\x05\x04PONG");
 }
 
 #[test]
 fn a_rejected_client_is_told_why_and_hears_no_more() {
-    let (mut server, mut client) = (Server::new(LIMITS, Accepts::Plain), client(Mechanism::Plain));
+    let (mut server, mut client) =
+        (ZmtpServer::new(LIMITS, AcceptedMechanisms::Plain), client(Mechanism::Plain));
     server.take(&client.drain(), 64).unwrap();
     assert_eq!(client.take(&server.drain(), 64), Ok(vec![]));
-    assert_eq!(server.take(&client.drain(), 64), Ok(vec![Event::Login(login())]));
+    assert_eq!(server.take(&client.drain(), 64), Ok(vec![ZmtpEvent::Login(login())]));
     server.reject(&"ü".repeat(200));
     client.feed(&mut &server.drain()[..]);
-    assert_eq!(client.next_event(), Ok(Some(Event::Refused("ü".repeat(127)))), "cut between letters");
+    assert_eq!(client.next_event(), Ok(Some(ZmtpEvent::Refused("ü".repeat(127)))), "cut between letters");
     server.accept();
     assert!(server.drain().is_empty(), "there is no second thought");
     let mut bytes: &[u8] = b"\x00\x01a";
@@ -188,12 +192,16 @@ fn properties(kind: &str) -> Vec<u8> {
 }
 
 /// What a server says to a client that sends `bytes`.
-fn refused(accepts: Accepts, bytes: &[u8]) -> ZmtpError {
-    let mut server = Server::new(LIMITS, accepts);
+fn refused(accepts: AcceptedMechanisms, bytes: &[u8]) -> ZmtpError {
+    let mut server = ZmtpServer::new(LIMITS, accepts);
     let error = server.take(bytes, usize::MAX).unwrap_err();
     assert_eq!(server.next_event(), Err(error.clone()), "it stands");
     for step in [1, 3] {
-        assert_eq!(Server::new(LIMITS, accepts).take(bytes, step), Err(error.clone()), "however it comes");
+        assert_eq!(
+            ZmtpServer::new(LIMITS, accepts).take(bytes, step),
+            Err(error.clone()),
+            "however it comes"
+        );
     }
     error
 }
@@ -201,9 +209,9 @@ fn refused(accepts: Accepts, bytes: &[u8]) -> ZmtpError {
 #[test]
 fn a_peer_of_version_3_0_is_served_and_an_identity_means_nothing() {
     for minor in [0, 1, 2] {
-        let mut server = Server::new(LIMITS, Accepts::Null);
+        let mut server = ZmtpServer::new(LIMITS, AcceptedMechanisms::Null);
         let bytes = [greeting(minor, b"NULL"), properties("DEALER")].concat();
-        assert_eq!(server.take(&bytes, 64), Ok(vec![Event::Ready(Mechanism::Null)]));
+        assert_eq!(server.take(&bytes, 64), Ok(vec![ZmtpEvent::Ready(Mechanism::Null)]));
         let answer = server.drain();
         assert_eq!(answer[..12], [0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 1]);
         assert_eq!(answer[12..17], *b"NULL\0");
@@ -214,7 +222,7 @@ fn a_peer_of_version_3_0_is_served_and_an_identity_means_nothing() {
 #[test]
 fn a_recorded_conversation_of_libzmq_is_understood_word_for_word() {
     // What a DEALER of libzmq 4.3.5 sent with PLAIN, step by step, and what it was answered.
-    let mut server = Server::new(LIMITS, Accepts::Plain);
+    let mut server = ZmtpServer::new(LIMITS, AcceptedMechanisms::Plain);
     server.drain();
     assert_eq!(server.take(b"\xff\0\0\0\0\0\0\0\x01\x7f", 64), Ok(vec![]));
     assert_eq!(server.drain(), b"", "it has heard enough to go on");
@@ -222,45 +230,51 @@ fn a_recorded_conversation_of_libzmq_is_understood_word_for_word() {
     assert_eq!(server.drain(), [&b"PLAIN"[..], &[0; 15], &[1], &[0; 31]].concat());
     let events = server.take(b"\x04\x0f\x05HELLO\x03key\x04good", 64);
     let login = Login { username: "key".to_owned(), password: "good".to_owned() };
-    assert_eq!(events, Ok(vec![Event::Login(login)]));
+    assert_eq!(events, Ok(vec![ZmtpEvent::Login(login)]));
     server.accept();
     assert_eq!(server.drain(), b"\x04\x08\x07WELCOME");
     let initiate = b"\x04,\x08INITIATE\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\0";
-    assert_eq!(server.take(initiate, 64), Ok(vec![Event::Ready(Mechanism::Plain)]));
+    assert_eq!(server.take(initiate, 64), Ok(vec![ZmtpEvent::Ready(Mechanism::Plain)]));
     assert_eq!(server.drain(), b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06ROUTER");
-    let message = vec![Event::Message(vec![b"h".to_vec(), vec![]])];
+    let message = vec![ZmtpEvent::Message(vec![b"h".to_vec(), vec![]])];
     assert_eq!(server.take(b"\x01\x01h\0\0", 64), Ok(message));
 }
 
 #[test]
 fn signature_and_version_are_said_before_the_peer_has_said_anything() {
     // libzmq tells its mechanism only to who has.
-    let server = Server::new(LIMITS, Accepts::Either);
+    let server = ZmtpServer::new(LIMITS, AcceptedMechanisms::Either);
     assert_eq!(server.outgoing(), [0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 1]);
 }
 
 #[test]
 fn other_protocols_are_refused_at_their_first_bytes() {
     let http = b"GET / HTTP/1.1\r\n";
-    assert_eq!(refused(Accepts::Either, &http[..1]), ZmtpError::Signature);
-    assert_eq!(refused(Accepts::Either, b"\xff\0\0\0\0\0\0\0\x01\0"), ZmtpError::Signature);
-    assert_eq!(refused(Accepts::Either, b"\xff\0\0\0\0\0\0\0\x01\x7f\x01"), ZmtpError::Version(1));
+    assert_eq!(refused(AcceptedMechanisms::Either, &http[..1]), ZmtpError::Signature);
+    assert_eq!(refused(AcceptedMechanisms::Either, b"\xff\0\0\0\0\0\0\0\x01\0"), ZmtpError::Signature);
+    assert_eq!(refused(AcceptedMechanisms::Either, b"\xff\0\0\0\0\0\0\0\x01\x7f\x01"), ZmtpError::Version(1));
     let curve = greeting(1, b"CURVE");
-    assert_eq!(refused(Accepts::Either, &curve), ZmtpError::Mechanism("CURVE".to_owned()));
+    assert_eq!(refused(AcceptedMechanisms::Either, &curve), ZmtpError::Mechanism("CURVE".to_owned()));
     let padded = greeting(1, b"NULL\0x");
-    assert_eq!(refused(Accepts::Either, &padded), ZmtpError::Mechanism("NULL".to_owned()));
-    assert_eq!(refused(Accepts::Plain, &greeting(1, b"NULL")), ZmtpError::Mechanism("NULL".to_owned()));
-    assert_eq!(refused(Accepts::Null, &greeting(1, b"PLAIN")), ZmtpError::Mechanism("PLAIN".to_owned()));
+    assert_eq!(refused(AcceptedMechanisms::Either, &padded), ZmtpError::Mechanism("NULL".to_owned()));
+    assert_eq!(
+        refused(AcceptedMechanisms::Plain, &greeting(1, b"NULL")),
+        ZmtpError::Mechanism("NULL".to_owned())
+    );
+    assert_eq!(
+        refused(AcceptedMechanisms::Null, &greeting(1, b"PLAIN")),
+        ZmtpError::Mechanism("PLAIN".to_owned())
+    );
     for kind in ["REQ", "ROUTER", "SUB", "", "dealer"] {
         let bytes = [greeting(1, b"NULL"), properties(kind)].concat();
-        assert_eq!(refused(Accepts::Null, &bytes), ZmtpError::SocketType(kind.to_owned()));
+        assert_eq!(refused(AcceptedMechanisms::Null, &bytes), ZmtpError::SocketType(kind.to_owned()));
     }
 }
 
 #[test]
 fn a_handshake_out_of_turn_or_out_of_bounds_is_refused() {
-    let null = |rest: &[u8]| refused(Accepts::Either, &[&greeting(1, b"NULL"), rest].concat());
-    let plain = |rest: &[u8]| refused(Accepts::Either, &[&greeting(1, b"PLAIN"), rest].concat());
+    let null = |rest: &[u8]| refused(AcceptedMechanisms::Either, &[&greeting(1, b"NULL"), rest].concat());
+    let plain = |rest: &[u8]| refused(AcceptedMechanisms::Either, &[&greeting(1, b"PLAIN"), rest].concat());
     assert_eq!(null(b"\x00\x01a"), ZmtpError::Early);
     assert_eq!(null(b"\x04\x06\x05HELLO"), ZmtpError::Malformed("HELLO"));
     assert_eq!(null(b"\x04\x08\x07WELCOME"), ZmtpError::Unexpected("WELCOME".to_owned()));
@@ -283,9 +297,9 @@ fn a_handshake_out_of_turn_or_out_of_bounds_is_refused() {
     assert_eq!(plain(b"\x04\x09\x05HELLO\x01\xff\x00"), ZmtpError::Malformed("HELLO"), "no text");
     assert_eq!(plain(&properties("DEALER")), ZmtpError::Unexpected("READY".to_owned()));
     assert_eq!(null(b"\x06\0\0\0\0\0\0\x02\x01"), ZmtpError::CommandTooLong { bytes: 513, most: 512 });
-    let long = Limits { max_command_bytes: 4096, ..LIMITS };
+    let long = ZmtpLimits { max_command_bytes: 4096, ..LIMITS };
     let command = [&b"\x06\0\0\0\0\0\0\x04\0\x05READY"[..], &[0; 1018]].concat();
-    let mut server = Server::new(long, Accepts::Null);
+    let mut server = ZmtpServer::new(long, AcceptedMechanisms::Null);
     let bytes = [greeting(1, b"NULL"), command].concat();
     assert_eq!(server.take(&bytes, usize::MAX), Err(ZmtpError::HandshakeTooLong(1024)));
 }
@@ -324,8 +338,8 @@ fn who_pings_and_does_not_listen_is_given_up() {
 
 #[test]
 fn memory_grows_with_the_bytes_that_come_and_not_with_what_is_announced() {
-    let limits = Limits::new(1 << 30);
-    let mut server = Server::new(limits, Accepts::Null);
+    let limits = ZmtpLimits::new(1 << 30);
+    let mut server = ZmtpServer::new(limits, AcceptedMechanisms::Null);
     server.take(&[greeting(1, b"NULL"), properties("DEALER")].concat(), 64).unwrap();
     let idle = server.held_bytes();
     server.take(b"\x02\0\0\0\0\x40\0\0\0", 9).unwrap();
@@ -355,7 +369,7 @@ fn a_large_frame_is_read_where_it_is_handed_out() {
             assert_eq!(server.next_event(), Ok(None));
         }
     }
-    let Ok(Some(Event::Message(frames))) = server.next_event() else { panic!("a message") };
+    let Ok(Some(ZmtpEvent::Message(frames))) = server.next_event() else { panic!("a message") };
     assert_eq!(frames[0].len(), 8 << 16);
     assert!(frames[0][..300_000].iter().all(|&byte| byte == 1));
     assert!(frames[0][300_000..].iter().all(|&byte| byte == 2));
@@ -364,14 +378,14 @@ fn a_large_frame_is_read_where_it_is_handed_out() {
 #[test]
 fn names_and_passwords_have_room_for_255_bytes() {
     let long = "x".repeat(256);
-    assert_eq!(Client::plain(LIMITS, &long, "").unwrap_err().what, "name");
-    assert_eq!(Client::plain(LIMITS, "", &long).unwrap_err().what, "password");
-    let mut client = Client::plain(LIMITS, "", &long[..255]).unwrap();
-    let mut server = Server::new(LIMITS, Accepts::Plain);
+    assert_eq!(ZmtpClient::plain(LIMITS, &long, "").unwrap_err().what, "name");
+    assert_eq!(ZmtpClient::plain(LIMITS, "", &long).unwrap_err().what, "password");
+    let mut client = ZmtpClient::plain(LIMITS, "", &long[..255]).unwrap();
+    let mut server = ZmtpServer::new(LIMITS, AcceptedMechanisms::Plain);
     server.take(&client.drain(), 64).unwrap();
     client.take(&server.drain(), 64).unwrap();
     let Ok(events) = server.take(&client.drain(), 64) else { panic!("a login") };
-    let [Event::Login(login)] = &events[..] else { panic!("{events:?}") };
+    let [ZmtpEvent::Login(login)] = &events[..] else { panic!("{events:?}") };
     assert_eq!((login.username.as_str(), login.password.len()), ("", 255));
     assert!(!format!("{events:?}").contains("xxx"), "a password is not shown");
 }
@@ -388,7 +402,7 @@ fn a_client_refuses_a_server_that_is_none() {
     let mut client = client(Mechanism::Plain);
     let bytes = [greeting(1, b"PLAIN"), b"\x04\x0a\x05ERROR\x03400".to_vec()].concat();
     client.feed(&mut &bytes[..]);
-    assert_eq!(client.next_event(), Ok(Some(Event::Refused("400".to_owned()))));
+    assert_eq!(client.next_event(), Ok(Some(ZmtpEvent::Refused("400".to_owned()))));
 }
 
 proptest! {
@@ -401,7 +415,7 @@ proptest! {
     ) {
         let bytes = [beginning, bytes].concat();
         let come = |step: usize| {
-            let (mut server, mut rest) = (Server::new(LIMITS, Accepts::Either), &bytes[..]);
+            let (mut server, mut rest) = (ZmtpServer::new(LIMITS, AcceptedMechanisms::Either), &bytes[..]);
             let mut events = Vec::new();
             while !rest.is_empty() {
                 let mut some = &rest[..step.min(rest.len())];
@@ -412,7 +426,7 @@ proptest! {
                     match server.next_event() {
                         Ok(None) => break,
                         Ok(Some(event)) => {
-                            if let Event::Login(_) = event {
+                            if let ZmtpEvent::Login(_) = event {
                                 server.accept();
                             }
                             events.push(Ok(event));
@@ -440,11 +454,11 @@ fn a_frame_that_is_skipped_keeps_no_memory_and_what_follows_is_whole() {
     assert_eq!(server.take(begin, 5000).unwrap(), []);
     let head: &[Vec<u8>] = &[b"head".to_vec()];
     assert_eq!(server.under_way(), Some((head, 500_000)));
-    let idle = Server::new(LIMITS, Accepts::Either).held_bytes();
+    let idle = ZmtpServer::new(LIMITS, AcceptedMechanisms::Either).held_bytes();
     server.skip();
     assert_eq!(server.under_way(), None);
     assert!(server.held_bytes() < idle + 1000);
     let messages = server.take(rest, 5000).unwrap();
     let wanted = [vec![b"head".to_vec(), Vec::new()], vec![b"next".to_vec(), vec![8; 100_000]]];
-    assert_eq!(messages, wanted.map(Event::Message));
+    assert_eq!(messages, wanted.map(ZmtpEvent::Message));
 }

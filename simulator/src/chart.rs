@@ -16,7 +16,7 @@ const MAX_POINTS: usize = 200;
 
 /// A line.
 #[derive(Debug, Clone)]
-pub(crate) struct Line {
+pub(crate) struct ChartLine {
     /// What it is of.
     pub(crate) name: String,
     /// Its points, from left to right.
@@ -39,7 +39,7 @@ pub(crate) struct Bar {
 pub(crate) fn lines(
     title: &str,
     (x_name, y_name): (&str, &str),
-    lines: &[Line],
+    lines: &[ChartLine],
     marks: &[(f64, &str)],
 ) -> String {
     let points = || lines.iter().flat_map(|line| &line.points);
@@ -174,7 +174,8 @@ mod tests {
         let svg = bars("a < b", "ms", &[bar("one", 10.0), bar("two", 20.0)]);
         assert!(svg.contains("a &lt; b") && svg.contains(">one<") && svg.contains(">ms<"));
         assert_eq!(svg.matches("fill='#0072b2'").count(), 2);
-        let line = Line { name: "n".to_owned(), points: (0..1000).map(|x| (f64::from(x), 1.0)).collect() };
+        let line =
+            ChartLine { name: "n".to_owned(), points: (0..1000).map(|x| (f64::from(x), 1.0)).collect() };
         let svg = lines("t", ("s", "n"), &[line], &[(10.0, "here")]);
         assert!(svg.contains(">here<") && svg.matches("<polyline").count() == 1 && svg.len() < 12_000);
     }

@@ -34,21 +34,23 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
 use serde::Serialize;
 
-pub use self::options::{Options, Preset};
-use crate::{cost::CostError, engine::SimulationError, fleet::world::Broken, workload::replay::TraceError};
+pub use self::options::{Preset, SimulationOptions};
+use crate::{
+    cost::CostError, engine::SimulationError, fleet::world::InvariantBroken, workload::replay::TraceError,
+};
 
 /// The cache and the scheduler of an executor on a virtual clock.
 #[derive(Debug, Parser)]
 #[command(name = "holobiont-simulator", version)]
-pub struct Cli {
+pub struct SimulatorCli {
     #[command(subcommand)]
-    command: Command,
+    command: SimulatorCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum SimulatorCommand {
     /// One run.
-    Run(run::Run),
+    Run(run::RunCommand),
     /// All variants on the same workloads, seed by seed.
     Compare(compare::Compare),
     /// The highest rate at which the mean time to the first token is below a limit.
@@ -62,17 +64,17 @@ enum Command {
     /// Whether last use, frequency and cost agree (E-27).
     Correlation(correlation::Correlation),
     /// Several executors behind one gateway, with every policy on the same requests (C-23).
-    Fleet(fleet::Fleet),
+    Fleet(fleet::FleetCommand),
     /// Four tenants beside one that asks for ten times as much as each of them.
     Flood(flood::Flood),
     /// What a load would see on a number of executors, and how many it needs.
     Forecast(Box<forecast::Forecast>),
     /// Lives through worlds in which executors die, messages are lost and clocks jump, and checks what must hold.
-    Worlds(worlds::Worlds),
+    Worlds(worlds::FaultScenarios),
     /// Times of the cache's own work on this machine (E-17), and of a choice among executors.
-    Bench(bench::Bench),
+    Bench(bench::DecisionBench),
     /// The cost model in JSON, to be changed and given back by --cost-model.
-    Costs(Options),
+    Costs(SimulationOptions),
     /// A completion script for a shell.
     Completions {
         /// The shell that will read it
@@ -98,33 +100,33 @@ pub enum CommandError {
     Simulation(#[from] SimulationError),
     /// Something that must hold does not.
     #[error(transparent)]
-    World(#[from] Broken),
+    World(#[from] InvariantBroken),
     /// A result cannot be written.
     #[error("cannot write the results")]
     Write(#[from] io::Error),
 }
 
-impl Cli {
+impl SimulatorCli {
     /// Does what it says.
     ///
     /// # Errors
     /// What is asked for makes no sense, or results cannot be written.
     pub fn run(self, out: &mut impl Write) -> Result<(), CommandError> {
         match self.command {
-            Command::Run(run) => run.run(out),
-            Command::Compare(compare) => compare.run(out),
-            Command::Peak(peak) => peak.run(out),
-            Command::Phases(phases) => phases.run(out),
-            Command::Knee(knee) => knee.run(out),
-            Command::Starvation(starvation) => starvation.run(out),
-            Command::Correlation(correlation) => correlation.run(out),
-            Command::Fleet(fleet) => fleet.run(out),
-            Command::Flood(flood) => flood.run(out),
-            Command::Forecast(forecast) => forecast.run(out),
-            Command::Worlds(worlds) => worlds.run(out),
-            Command::Bench(bench) => bench.run(out),
-            Command::Costs(options) => print(out, &options.setup()?.cost),
-            Command::Completions { shell } => {
+            SimulatorCommand::Run(run) => run.run(out),
+            SimulatorCommand::Compare(compare) => compare.run(out),
+            SimulatorCommand::Peak(peak) => peak.run(out),
+            SimulatorCommand::Phases(phases) => phases.run(out),
+            SimulatorCommand::Knee(knee) => knee.run(out),
+            SimulatorCommand::Starvation(starvation) => starvation.run(out),
+            SimulatorCommand::Correlation(correlation) => correlation.run(out),
+            SimulatorCommand::Fleet(fleet) => fleet.run(out),
+            SimulatorCommand::Flood(flood) => flood.run(out),
+            SimulatorCommand::Forecast(forecast) => forecast.run(out),
+            SimulatorCommand::Worlds(worlds) => worlds.run(out),
+            SimulatorCommand::Bench(bench) => bench.run(out),
+            SimulatorCommand::Costs(options) => print(out, &options.setup()?.cost),
+            SimulatorCommand::Completions { shell } => {
                 let mut script = Vec::new();
                 clap_complete::generate(shell, &mut Self::command(), "holobiont-simulator", &mut script);
                 Ok(out.write_all(&script)?)

@@ -4,7 +4,7 @@ pub mod fit;
 
 use std::{fs, io, path::Path, time::Duration};
 
-use policy::perf::line::Line;
+use policy::perf::line::LinearFit;
 use serde::{Deserialize, Serialize};
 
 /// Costs of one model on one machine. Times are in seconds, sizes in bytes.
@@ -57,7 +57,7 @@ pub struct CostModel {
 
 /// What a step computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Work {
+pub struct ComputedWork {
     /// Tokens of prompts.
     pub prefill_tokens: usize,
     /// Pairs of one of them and a token that it looks back at.
@@ -73,7 +73,7 @@ pub struct Work {
 /// What a step's time is a sum of.
 const TERMS: usize = 7;
 
-impl Work {
+impl ComputedWork {
     /// How much there is of what takes time each.
     fn terms(&self, free_tokens: usize) -> [f64; TERMS] {
         let free = free_tokens.saturating_sub(self.decode_sequences);
@@ -186,15 +186,15 @@ impl CostModel {
 
     /// How long a step takes.
     #[must_use]
-    pub fn step(&self, work: Work) -> Duration {
+    pub fn step(&self, work: ComputedWork) -> Duration {
         Duration::from_secs_f64(self.step_seconds(work))
     }
 
-    fn step_seconds(&self, work: Work) -> f64 {
+    fn step_seconds(&self, work: ComputedWork) -> f64 {
         work.terms(self.free_tokens).iter().zip(self.times()).map(|(term, time)| term * time).sum()
     }
 
-    /// Those of a step, in the order of [`Work::terms`].
+    /// Those of a step, in the order of [`ComputedWork::terms`].
     fn times(&self) -> [f64; TERMS] {
         [
             self.step_s,
@@ -227,8 +227,8 @@ impl CostModel {
 
     /// An adapter's bytes to seconds from the store.
     #[must_use]
-    pub fn store(&self) -> Line {
-        Line { alpha: self.load_byte_s, beta: self.load_s }
+    pub fn store(&self) -> LinearFit {
+        LinearFit { alpha: self.load_byte_s, beta: self.load_s }
     }
 
     /// Blocks that an adapter takes.
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn a_step_is_the_sum_of_its_parts() {
-        let work = Work {
+        let work = ComputedWork {
             prefill_tokens: 100,
             prefill_pairs: 7000,
             decode_sequences: 10,

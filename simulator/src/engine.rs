@@ -22,19 +22,19 @@ use std::{
 };
 
 use cache::Cache;
-use policy::batch::{Share, Snapshot, Stage, Step};
+use policy::batch::{RunningStage, Snapshot, StepDecision, StepTokens};
 
 use self::{
     observer::Observer,
-    sequence::{Entry, Origin, Sequence},
+    sequence::{EntryOutcome, SimSequence, TurnOrigin},
     setup::settings,
     tiers::Tiers,
 };
 pub use self::{
-    observer::{Observation, Record, Sample},
+    observer::{CacheSample, EndedRequest, Observation},
     setup::{Design, Setup, SimulationError},
 };
-use crate::{cost::Work, workload::Workload};
+use crate::{cost::ComputedWork, workload::Workload};
 
 /// How often the swapper has its turn (E-07).
 const SWAP_PERIOD: Duration = Duration::from_millis(100);
@@ -52,13 +52,13 @@ pub struct Engine<'a> {
     now: Duration,
     next_swap: Duration,
     computed_at: Duration,
-    arrivals: BinaryHeap<Reverse<(Duration, Origin)>>,
-    waiting: VecDeque<Sequence>,
+    arrivals: BinaryHeap<Reverse<(Duration, TurnOrigin)>>,
+    waiting: VecDeque<SimSequence>,
     /// Those that wait for their adapter.
-    cold: Vec<Sequence>,
+    cold: Vec<SimSequence>,
     /// Those that hold all their blocks, some of which are on their way.
-    fetching: Vec<Sequence>,
-    running: Vec<Sequence>,
+    fetching: Vec<SimSequence>,
+    running: Vec<SimSequence>,
     observer: Observer,
 }
 
@@ -74,7 +74,7 @@ impl<'a> Engine<'a> {
             .iter()
             .enumerate()
             .filter(|(_, talk)| talk.start < setup.end)
-            .map(|(conversation, talk)| Reverse((talk.start, Origin { conversation, turn: 0 })))
+            .map(|(conversation, talk)| Reverse((talk.start, TurnOrigin { conversation, turn: 0 })))
             .collect();
         Ok(Self {
             setup,
@@ -126,7 +126,7 @@ impl<'a> Engine<'a> {
             && at + self.setup.cost.request() <= self.now
         {
             self.arrivals.pop();
-            let sequence = Sequence::new(self.workload, origin, (at, self.setup.cost.block_tokens));
+            let sequence = SimSequence::new(self.workload, origin, (at, self.setup.cost.block_tokens));
             self.cache.note_request(Some(crate::workload::adapter_id(sequence.adapter)));
             self.waiting.push_back(sequence);
         }
@@ -160,14 +160,14 @@ impl<'a> Engine<'a> {
     }
 
     /// Holds the sequence's adapter on the device until it ends; false if it must wait for that.
-    fn hold_adapter(&mut self, sequence: &mut Sequence) -> bool {
+    fn hold_adapter(&mut self, sequence: &mut SimSequence) -> bool {
         let is_there = self.tiers.hold(&mut self.cache, self.now, sequence.adapter, &mut sequence.is_pinned);
         is_there || (sequence.is_pinned && self.starts_cold(sequence))
     }
 
     /// Whether it starts without all of its adapter: where nothing more of it comes, or that takes longer than computing it
     /// elsewhere (C-28).
-    fn starts_cold(&self, sequence: &Sequence) -> bool {
+    fn starts_cold(&self, sequence: &SimSequence) -> bool {
         let Some(factor) = self.setup.cpu_assist else { return false };
         let prompt_s = sequence.pending() as f64 * self.setup.cost.prefill_token_s;
         let assist_s = prompt_s * (factor - 1.0) * self.tiers.missing(sequence.adapter);
@@ -177,15 +177,15 @@ impl<'a> Engine<'a> {
     fn look_at_fetched(&mut self) {
         for mut sequence in std::mem::take(&mut self.fetching) {
             match sequence.look(&mut self.cache) {
-                Entry::Awaits => self.fetching.push(sequence),
-                Entry::Ready => {
+                EntryOutcome::Awaits => self.fetching.push(sequence),
+                EntryOutcome::Ready => {
                     // Whoever gave way before its first token has been computed for, and its time counts as that.
                     if sequence.times.entered.is_none() {
                         sequence.times.kv_wait += self.now - sequence.waits_since;
                     }
                     self.begin(sequence);
                 }
-                Entry::NoRoom => self.waiting.push_front(sequence),
+                EntryOutcome::NoRoom => self.waiting.push_front(sequence),
             }
         }
     }
@@ -203,9 +203,9 @@ impl<'a> Engine<'a> {
             }
             let beside = self.running.len() + self.fetching.len();
             match sequence.enter(&mut self.cache, self.workload, (&self.setup.limits, beside)) {
-                Entry::NoRoom => return self.waiting.push_front(sequence),
-                Entry::Ready => self.begin(sequence),
-                Entry::Awaits => {
+                EntryOutcome::NoRoom => return self.waiting.push_front(sequence),
+                EntryOutcome::Ready => self.begin(sequence),
+                EntryOutcome::Awaits => {
                     sequence.waits_since = self.now;
                     self.fetching.push(sequence);
                 }
@@ -214,25 +214,25 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn begin(&mut self, mut sequence: Sequence) {
+    fn begin(&mut self, mut sequence: SimSequence) {
         sequence.times.entered.get_or_insert(self.now);
         self.running.push(sequence);
     }
 
     /// The next step; whoever has to give way for it has done so.
-    fn schedule(&mut self) -> Vec<Share> {
+    fn schedule(&mut self) -> Vec<StepTokens> {
         loop {
-            let running: Vec<Stage> =
+            let running: Vec<RunningStage> =
                 self.running.iter().map(|sequence| sequence.stage(&self.cache)).collect();
             let snapshot = Snapshot { running: &running, free_blocks: self.cache.available() };
             match snapshot.step(&self.setup.limits) {
-                Step::GiveWay => {
+                StepDecision::GiveWay => {
                     let Some(mut youngest) = self.running.pop() else { return Vec::new() };
                     youngest.leave(&mut self.cache);
                     self.observer.preemptions += 1;
                     self.waiting.push_front(youngest);
                 }
-                Step::Compute(shares) => {
+                StepDecision::Compute(shares) => {
                     for share in &shares {
                         let sequence = &mut self.running[share.sequence];
                         let missing = sequence.missing_blocks(&self.cache);
@@ -245,14 +245,14 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn compute(&mut self, shares: &[Share]) {
+    fn compute(&mut self, shares: &[StepTokens]) {
         if self.setup.design == Design::Executor {
             // As many as the step fills, and one more.
             let tokens: usize = shares.iter().map(|share| share.count).sum();
             self.cache.spill(tokens / self.setup.cost.block_tokens + 1);
             self.tiers.begin_copies(&mut self.cache, self.now);
         }
-        let mut work = Work::default();
+        let mut work = ComputedWork::default();
         let mut prefill = 0.0;
         for share in shares {
             let sequence = &self.running[share.sequence];
@@ -276,7 +276,7 @@ impl<'a> Engine<'a> {
         self.cache.advance(self.now, self.running.len());
     }
 
-    fn postprocess(&mut self, shares: &[Share]) {
+    fn postprocess(&mut self, shares: &[StepTokens]) {
         let mut ended = Vec::new();
         for share in shares {
             let sequence = &mut self.running[share.sequence];
@@ -297,16 +297,16 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn retire(&mut self, mut sequence: Sequence) {
+    fn retire(&mut self, mut sequence: SimSequence) {
         sequence.leave(&mut self.cache);
         if sequence.is_pinned {
             self.cache.unpin_adapter(crate::workload::adapter_id(sequence.adapter));
         }
-        let Origin { conversation, turn } = sequence.origin;
+        let TurnOrigin { conversation, turn } = sequence.origin;
         if let Some(next) = self.workload.conversations[conversation].turns.get(turn + 1)
             && self.now + next.think < self.setup.end
         {
-            let origin = Origin { conversation, turn: turn + 1 };
+            let origin = TurnOrigin { conversation, turn: turn + 1 };
             self.arrivals.push(Reverse((self.now + next.think, origin)));
         }
         let tenant = self.workload.adapters[sequence.adapter].tenant;

@@ -23,7 +23,7 @@ pub mod world;
 use policy::{
     batch::BatchLimits,
     perf::serving::ServingModel,
-    routing::{Policy, Slo},
+    routing::{RoutingPolicy, Slo},
 };
 
 pub use self::run::run;
@@ -37,7 +37,7 @@ pub const SECOND: Nanos = 1_000_000_000;
 
 /// A request, as it is made before anything runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Request {
+pub struct FleetRequest {
     /// When it comes.
     pub at: Nanos,
     /// Whose it is.
@@ -66,7 +66,7 @@ pub enum Prompts {
 
 /// Where adapters are that an executor's device does not hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Below {
+pub enum LowerTier {
     /// In its host's memory.
     Host,
     /// In the store alone.
@@ -75,7 +75,7 @@ pub enum Below {
 
 /// What the gateway knows of its executors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Knowledge {
+pub enum GatewayKnowledge {
     /// Their models.
     Given,
     /// What it has timed, as the gateway that serves: until all were seen to work, their models, which are alike.
@@ -96,7 +96,7 @@ pub struct ServerSetup {
     /// Adapters that its device holds.
     pub adapter_slots: usize,
     /// Where the others are.
-    pub below: Below,
+    pub below: LowerTier,
     /// Bytes that a rank of an adapter takes.
     pub rank_bytes: u64,
     /// Tokens whose keys and values fit.
@@ -109,9 +109,9 @@ pub struct FleetSetup {
     /// Its executors.
     pub servers: Vec<ServerSetup>,
     /// What the gateway knows of them.
-    pub knowledge: Knowledge,
+    pub knowledge: GatewayKnowledge,
     /// How it chooses among them.
-    pub policy: Policy,
+    pub policy: RoutingPolicy,
     /// What requests are promised.
     pub slo: Slo,
     /// Of each tenant; 1 for those that are not named.
@@ -124,7 +124,7 @@ pub struct FleetSetup {
 
 /// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum End {
+pub enum RequestEnd {
     /// With all its tokens.
     Answered,
     /// It was too late to begin.
@@ -135,9 +135,9 @@ pub enum End {
 
 /// What became of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Outcome {
+pub struct RequestOutcome {
     /// How it ended.
-    pub end: End,
+    pub end: RequestEnd,
     /// When it did.
     pub ended: Nanos,
     /// When its first token came.

@@ -5,10 +5,10 @@
 use std::{error::Error, process::ExitCode};
 
 use clap::Parser as _;
-use simulator::commands::Cli;
+use simulator::commands::SimulatorCli;
 
 fn main() -> ExitCode {
-    match Cli::parse().run(&mut std::io::stdout().lock()) {
+    match SimulatorCli::parse().run(&mut std::io::stdout().lock()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let causes = std::iter::successors(Some(&error as &dyn Error), |&error| error.source());

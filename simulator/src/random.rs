@@ -4,12 +4,12 @@ use policy::random::Rng;
 
 /// Numbers of one purpose, in order.
 #[derive(Debug, Clone)]
-pub struct Stream {
+pub struct RandomStream {
     rng: Rng,
     drawn: u64,
 }
 
-impl Stream {
+impl RandomStream {
     /// The stream of a purpose, and of one of its kind (an adapter, a conversation).
     #[must_use]
     pub fn new(seed: u64, purpose: &str, number: u64) -> Self {
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn draws_have_the_moments_of_their_laws() {
-        let mut stream = Stream::new(1, "moments", 0);
+        let mut stream = RandomStream::new(1, "moments", 0);
         for cv in [0.3, 1.0, 2.0, 4.0] {
             let (mean, found) = moments(|| stream.gamma(cv));
             assert!((mean - 1.0).abs() < 0.05 && (found / cv - 1.0).abs() < 0.05, "{cv}: {mean} {found}");
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn streams_differ_by_seed_purpose_and_number() {
-        let first = |seed, purpose, number| Stream::new(seed, purpose, number).bits();
+        let first = |seed, purpose, number| RandomStream::new(seed, purpose, number).bits();
         let all = [first(1, "a", 0), first(2, "a", 0), first(1, "b", 0), first(1, "a", 1)];
         assert!((0..4).all(|i| (0..i).all(|j| all[i] != all[j])));
         assert_eq!(first(1, "a", 0), all[0]);

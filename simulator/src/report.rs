@@ -5,13 +5,13 @@ use std::{collections::BTreeMap, time::Duration};
 use serde::Serialize;
 
 use crate::{
-    engine::{Observation, Record},
+    engine::{EndedRequest, Observation},
     statistics::{mean, quantile},
 };
 
 /// A law of times, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Times {
+pub struct TimeDistribution {
     /// The mean.
     pub mean: f64,
     /// The median.
@@ -22,7 +22,7 @@ pub struct Times {
     pub p99: f64,
 }
 
-impl Times {
+impl TimeDistribution {
     fn of(values: &[f64]) -> Self {
         let [p50, p95, p99] = [0.5, 0.95, 0.99].map(|q| quantile(values, q));
         Self { mean: mean(values), p50, p95, p99 }
@@ -31,7 +31,7 @@ impl Times {
 
 /// Where the mean time to the first token goes, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Split {
+pub struct FirstTokenSplit {
     /// Waiting for its turn.
     pub queue: f64,
     /// Waiting for the adapter.
@@ -44,17 +44,17 @@ pub struct Split {
 
 /// The figures of a run. Times are of requests that arrived after the warm-up; counters are of the whole run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Report {
+pub struct SimulationReport {
     /// Requests that ended.
     pub requests: usize,
     /// Of them, those that are measured.
     pub measured: usize,
     /// To the first token.
-    pub ttft_ms: Times,
+    pub ttft_ms: TimeDistribution,
     /// Parts of the mean time to the first token.
-    pub split_ms: Split,
+    pub split_ms: FirstTokenSplit,
     /// Between two tokens of a request.
-    pub tpot_ms: Times,
+    pub tpot_ms: TimeDistribution,
     /// Part of prompt tokens found on the device.
     pub device_hits: f64,
     /// Part of prompt tokens fetched from lower tiers.
@@ -103,13 +103,13 @@ pub struct Report {
     pub end_s: f64,
 }
 
-impl Report {
+impl SimulationReport {
     /// Of what was written down; requests that arrived before `warmup` are not measured.
     #[must_use]
     pub fn of(observation: &Observation, warmup: Duration, block_tokens: usize) -> Self {
         let all = &observation.records;
-        let measured: Vec<&Record> = all.iter().filter(|record| record.arrived >= warmup).collect();
-        let of = |time: fn(&Record) -> Duration| -> Vec<f64> {
+        let measured: Vec<&EndedRequest> = all.iter().filter(|record| record.arrived >= warmup).collect();
+        let of = |time: fn(&EndedRequest) -> Duration| -> Vec<f64> {
             measured.iter().map(|record| milliseconds(time(record))).collect()
         };
         let ttft = of(|record| record.ttft);
@@ -118,16 +118,17 @@ impl Report {
             .filter(|record| record.reply > 1)
             .map(|record| milliseconds(record.decode) / (record.reply - 1) as f64)
             .collect();
-        let sum =
-            |value: fn(&Record) -> usize| measured.iter().map(|record| value(record)).sum::<usize>() as f64;
+        let sum = |value: fn(&EndedRequest) -> usize| {
+            measured.iter().map(|record| value(record)).sum::<usize>() as f64
+        };
         let prompts = sum(|record| record.prompt).max(1.0);
         let statistics = &observation.statistics;
-        let mut by_tenant: BTreeMap<u16, Vec<&Record>> = BTreeMap::new();
+        let mut by_tenant: BTreeMap<u16, Vec<&EndedRequest>> = BTreeMap::new();
         measured.iter().for_each(|record| by_tenant.entry(record.tenant).or_default().push(record));
-        let each_tenant = |of: &dyn Fn(&[&Record]) -> f64| -> BTreeMap<u16, f64> {
+        let each_tenant = |of: &dyn Fn(&[&EndedRequest]) -> f64| -> BTreeMap<u16, f64> {
             by_tenant.iter().map(|(tenant, records)| (*tenant, of(records))).collect()
         };
-        let known = |records: &[&Record]| -> f64 {
+        let known = |records: &[&EndedRequest]| -> f64 {
             let blocks: usize = records.iter().map(|record| record.device_blocks + record.lower_blocks).sum();
             let prompts: usize = records.iter().map(|record| record.prompt).sum();
             (blocks * block_tokens) as f64 / prompts.max(1) as f64
@@ -135,14 +136,14 @@ impl Report {
         Self {
             requests: all.len(),
             measured: measured.len(),
-            split_ms: Split {
+            split_ms: FirstTokenSplit {
                 queue: mean(&of(|record| record.queue)),
                 adapter: mean(&of(|record| record.adapter_wait)),
                 kv: mean(&of(|record| record.kv_wait)),
                 compute: mean(&of(|record| record.compute)),
             },
-            ttft_ms: Times::of(&ttft),
-            tpot_ms: Times::of(&tpot),
+            ttft_ms: TimeDistribution::of(&ttft),
+            tpot_ms: TimeDistribution::of(&tpot),
             device_hits: sum(|record| record.device_blocks) * block_tokens as f64 / prompts,
             lower_hits: sum(|record| record.lower_blocks) * block_tokens as f64 / prompts,
             adapter_hits: 1.0 - sum(|record| usize::from(record.was_cold)) / measured.len().max(1) as f64,

@@ -20,7 +20,7 @@ use policy::random::Rng;
 
 /// One question and its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Turn {
+pub struct ConversationTurn {
     /// From the answer before, or from the conversation's start.
     pub think: Duration,
     /// Tokens that are new in its prompt; what was said before is in it too.
@@ -41,7 +41,7 @@ pub struct Conversation {
     /// What it is about: equal numbers have equal tokens.
     pub content: u64,
     /// At least one.
-    pub turns: Vec<Turn>,
+    pub turns: Vec<ConversationTurn>,
 }
 
 impl Conversation {
@@ -64,7 +64,7 @@ impl Conversation {
 
 /// An adapter of a workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Adapter {
+pub struct WorkloadAdapter {
     /// Its rank.
     pub rank: u32,
     /// Whose it is.
@@ -75,16 +75,16 @@ pub struct Adapter {
 #[derive(Debug, Clone)]
 pub struct Workload {
     /// The adapters.
-    pub adapters: Vec<Adapter>,
+    pub adapters: Vec<WorkloadAdapter>,
     /// In order of their starts.
     pub conversations: Vec<Conversation>,
     /// What blocks are counted against.
-    pub shares: Shares,
+    pub shares: ShareAccounting,
 }
 
 /// Whose share of the device a block is counted against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Shares {
+pub enum ShareAccounting {
     /// Its tenant's: whoever has more than an equal share gives first.
     #[default]
     ByTenant,
@@ -117,8 +117,8 @@ impl Workload {
     pub fn namespace(&self, adapter: usize) -> Namespace {
         let tenant = self.adapters[adapter].tenant;
         let owner = match self.shares {
-            Shares::ByTenant => tenant_id(tenant),
-            Shares::None => tenant_id(0),
+            ShareAccounting::ByTenant => tenant_id(tenant),
+            ShareAccounting::None => tenant_id(0),
         };
         Namespace { adapter: Some(adapter_id(adapter)), sharing: numbered(adapter), owner }
     }
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_prompt_goes_on_where_the_answer_before_ended() {
-        let turn = |prompt, reply| Turn { think: Duration::ZERO, prompt, reply };
+        let turn = |prompt, reply| ConversationTurn { think: Duration::ZERO, prompt, reply };
         let talk = Conversation {
             start: Duration::ZERO,
             adapter: 3,

@@ -8,16 +8,17 @@ use clap::Parser as _;
 use policy::{
     batch::BatchLimits,
     perf::{
-        line::Line,
-        plane::Plane,
+        line::LinearFit,
+        plane::LinearModel,
         serving::{ColdStart, LoraForm, ServingModel},
     },
-    routing::{Policy, Slo},
+    routing::{RoutingPolicy, Slo},
 };
 use simulator::{
-    commands::Cli,
+    commands::SimulatorCli,
     fleet::{
-        self, Below, End, FleetSetup, Knowledge, Outcome, Prompts, Request, SECOND, ServerSetup,
+        self, FleetRequest, FleetSetup, GatewayKnowledge, LowerTier, Prompts, RequestEnd, RequestOutcome,
+        SECOND, ServerSetup,
         load::{Arrivals, FleetLoad},
         summary::Summary,
         world,
@@ -29,14 +30,14 @@ const MS: u64 = SECOND / 1000;
 
 /// A step takes 10 ms and 1 ms for each sequence, a pass 20 ms and 1 ms for each token.
 fn server(prompts: Prompts) -> ServerSetup {
-    const FREE: Line = Line { alpha: 0.0, beta: 0.0 };
+    const FREE: LinearFit = LinearFit { alpha: 0.0, beta: 0.0 };
     let pass_s = if prompts == Prompts::Preempt { 20e-3 } else { 0.0 };
     ServerSetup {
         model: ServingModel {
             form: LoraForm::TrueRank,
-            decode: Plane { seconds_each: [10e-3, 1e-3, 0.0, 0.0] },
-            prefill: Plane { seconds_each: [pass_s, 1e-3, 0.0] },
-            link: Line { alpha: 1e-9, beta: 0.0 },
+            decode: LinearModel { seconds_each: [10e-3, 1e-3, 0.0, 0.0] },
+            prefill: LinearModel { seconds_each: [pass_s, 1e-3, 0.0] },
+            link: LinearFit { alpha: 1e-9, beta: 0.0 },
             store: FREE,
             cold: ColdStart::Waits,
         },
@@ -44,7 +45,7 @@ fn server(prompts: Prompts) -> ServerSetup {
         prompts,
         limits: BatchLimits { max_running: 2, chunk_tokens: 64, scored_tokens: 1 },
         adapter_slots: 1,
-        below: Below::Host,
+        below: LowerTier::Host,
         rank_bytes: 1_000_000,
         kv_tokens: u64::MAX,
     }
@@ -53,8 +54,8 @@ fn server(prompts: Prompts) -> ServerSetup {
 fn setup(servers: Vec<ServerSetup>) -> FleetSetup {
     FleetSetup {
         servers,
-        knowledge: Knowledge::Given,
-        policy: Policy::MostIdle,
+        knowledge: GatewayKnowledge::Given,
+        policy: RoutingPolicy::MostIdle,
         slo: Slo::default(),
         weights: Vec::new(),
         flood_share: 1.0,
@@ -62,11 +63,11 @@ fn setup(servers: Vec<ServerSetup>) -> FleetSetup {
     }
 }
 
-fn request(at_ms: u64, prompt: u32, answer: u32) -> Request {
-    Request { at: at_ms * MS, tenant: 0, adapter: 0, rank: 0, prompt, answer, patience: None }
+fn request(at_ms: u64, prompt: u32, answer: u32) -> FleetRequest {
+    FleetRequest { at: at_ms * MS, tenant: 0, adapter: 0, rank: 0, prompt, answer, patience: None }
 }
 
-fn times_ms(outcomes: &[Outcome]) -> Vec<(u64, u64)> {
+fn times_ms(outcomes: &[RequestOutcome]) -> Vec<(u64, u64)> {
     outcomes.iter().map(|one| (one.first_token.unwrap() / MS, one.ended / MS)).collect()
 }
 
@@ -87,8 +88,8 @@ fn who_finds_no_place_waits_in_the_queue_and_a_cold_adapter_travels_first() {
     let outcomes = fleet::run(&setup(vec![server(Prompts::Preempt)]), &one);
     // The first alone, the second when that is over, and the third beside it.
     assert_eq!(times_ms(&outcomes), [(30, 30), (70, 70), (70, 70)]);
-    let cold = Request { rank: 64, adapter: 5, ..request(0, 10, 1) };
-    let again = Request { at: 200 * MS, ..cold };
+    let cold = FleetRequest { rank: 64, adapter: 5, ..request(0, 10, 1) };
+    let again = FleetRequest { at: 200 * MS, ..cold };
     let outcomes = fleet::run(&setup(vec![server(Prompts::Preempt)]), &[cold, again]);
     // 64 MB at 1 GB/s, and then not again.
     assert_eq!(times_ms(&outcomes), [(94, 94), (230, 230)]);
@@ -97,10 +98,10 @@ fn who_finds_no_place_waits_in_the_queue_and_a_cold_adapter_travels_first() {
 #[test]
 fn a_request_that_has_waited_for_too_long_is_given_up() {
     let long = request(0, 10, 500);
-    let late = Request { patience: Some(100 * MS), ..request(1, 10, 1) };
+    let late = FleetRequest { patience: Some(100 * MS), ..request(1, 10, 1) };
     let outcomes = fleet::run(&setup(vec![server(Prompts::Preempt)]), &[long, long, late, request(2, 10, 1)]);
-    let ends: Vec<End> = outcomes.iter().map(|outcome| outcome.end).collect();
-    assert_eq!(ends, [End::Answered, End::Answered, End::Expired, End::Answered]);
+    let ends: Vec<RequestEnd> = outcomes.iter().map(|outcome| outcome.end).collect();
+    assert_eq!(ends, [RequestEnd::Answered, RequestEnd::Answered, RequestEnd::Expired, RequestEnd::Answered]);
 }
 
 fn load() -> FleetLoad {
@@ -119,7 +120,7 @@ fn load() -> FleetLoad {
 fn output(arguments: &[&str]) -> Vec<u8> {
     let mut out = Vec::new();
     let all = [&["holobiont-simulator"], arguments].concat();
-    Cli::try_parse_from(all).unwrap().run(&mut out).unwrap();
+    SimulatorCli::try_parse_from(all).unwrap().run(&mut out).unwrap();
     out
 }
 
@@ -130,8 +131,8 @@ fn rank_aware_choices_are_faster_for_each_token_than_those_of_the_baselines() {
     let lines = String::from_utf8(output(&arguments)).unwrap();
     let figures: Vec<serde_json::Value> =
         lines.lines().skip(1).map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!(figures.len(), 2 * Policy::ALL.len());
-    for by_kernel in figures.chunks(Policy::ALL.len()) {
+    assert_eq!(figures.len(), 2 * RoutingPolicy::ALL.len());
+    for by_kernel in figures.chunks(RoutingPolicy::ALL.len()) {
         let of = |policy: &str, figure: &str| {
             by_kernel.iter().find(|line| line["policy"] == policy).unwrap()[figure]["mean"].as_f64().unwrap()
         };
@@ -149,10 +150,10 @@ fn rank_aware_choices_are_faster_for_each_token_than_those_of_the_baselines() {
 #[test]
 fn everybody_is_answered_once_and_a_seed_gives_the_same_run() {
     let requests = load().make(3);
-    let setup = FleetSetup { policy: Policy::RankAware, ..setup(vec![server(Prompts::Preempt); 8]) };
+    let setup = FleetSetup { policy: RoutingPolicy::RankAware, ..setup(vec![server(Prompts::Preempt); 8]) };
     let outcomes = fleet::run(&setup, &requests);
     assert_eq!(outcomes.len(), requests.len());
-    assert!(outcomes.iter().all(|outcome| outcome.end == End::Answered && outcome.sent == 1));
+    assert!(outcomes.iter().all(|outcome| outcome.end == RequestEnd::Answered && outcome.sent == 1));
     assert_eq!(outcomes, fleet::run(&setup, &load().make(3)));
     let summary = Summary::of(&requests, &outcomes, 0, &Slo::default(), 0.0);
     assert_eq!((summary.requests, summary.unanswered, summary.attainment), (requests.len(), 0, 1.0));

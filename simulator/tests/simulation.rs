@@ -9,14 +9,14 @@ use clap::Parser as _;
 use policy::batch::BatchLimits;
 use proptest::prelude::*;
 use simulator::{
-    commands::Cli,
-    cost::{CostModel, Work},
+    commands::SimulatorCli,
+    cost::{ComputedWork, CostModel},
     engine::{Design, Engine, Observation, Setup},
     workload::{
-        Adapter, Conversation, Shares, Turn, Workload,
-        arrivals::Before,
+        Conversation, ConversationTurn, ShareAccounting, Workload, WorkloadAdapter,
+        arrivals::ArrivalHistory,
         popularity::Popularity,
-        scenario::{Recipe, Scenario},
+        scenario::{Scenario, WorkloadSpec},
     },
 };
 
@@ -47,20 +47,24 @@ fn run(setup: Setup, workload: &Workload) -> Observation {
     Engine::new(setup, workload).unwrap().run().unwrap()
 }
 
-fn turn(prompt: usize, reply: usize) -> Turn {
-    Turn { think: SECOND, prompt, reply }
+fn turn(prompt: usize, reply: usize) -> ConversationTurn {
+    ConversationTurn { think: SECOND, prompt, reply }
 }
 
-fn talk(start: Duration, content: u64, turns: Vec<Turn>) -> Conversation {
+fn talk(start: Duration, content: u64, turns: Vec<ConversationTurn>) -> Conversation {
     Conversation { start, adapter: 0, system: 0, content, turns }
 }
 
 fn workload(conversations: Vec<Conversation>) -> Workload {
-    Workload { adapters: vec![Adapter { rank: 32, tenant: 0 }], conversations, shares: Shares::ByTenant }
+    Workload {
+        adapters: vec![WorkloadAdapter { rank: 32, tenant: 0 }],
+        conversations,
+        shares: ShareAccounting::ByTenant,
+    }
 }
 
 fn prefill(tokens: usize) -> Duration {
-    CostModel::GPU.step(Work { prefill_tokens: tokens, ..Work::default() })
+    CostModel::GPU.step(ComputedWork { prefill_tokens: tokens, ..ComputedWork::default() })
 }
 
 #[test]
@@ -71,7 +75,7 @@ fn in_an_executor_as_it_is_a_request_takes_its_way_in_and_waits_for_no_adapter()
     let observation = run(setup, &work);
     let [first, second] = [0, 1].map(|index| observation.records[index]);
     let step = |prefill_tokens, context_tokens, prefill_pairs| {
-        cost.step(Work { prefill_tokens, context_tokens, prefill_pairs, ..Work::default() })
+        cost.step(ComputedWork { prefill_tokens, context_tokens, prefill_pairs, ..ComputedWork::default() })
     };
     assert_eq!((first.adapter_wait, first.queue), (Duration::ZERO, SECOND / 2));
     assert_eq!(first.ttft, SECOND / 2 + step(100, 0, 100 * 50));
@@ -104,7 +108,7 @@ fn an_executor_with_nothing_to_do_pushes_no_adapter_out_for_another() {
     };
     let mut work =
         workload(vec![talk(SECOND, 1, vec![turn(100, 1)]), talk(10 * SECOND, 2, vec![turn(100, 1)])]);
-    work.adapters.push(Adapter { rank: 32, tenant: 0 });
+    work.adapters.push(WorkloadAdapter { rank: 32, tenant: 0 });
     work.conversations[1].adapter = 1;
     assert_eq!(run(setup, &work).loaded_adapters, 2);
 }
@@ -119,7 +123,7 @@ fn one_request_alone_takes_what_the_cost_model_says() {
     assert_eq!(record.adapter_wait, copy, "it waits for its adapter, which is on no other's way");
     assert_eq!(record.compute, prefill(512) + prefill(488));
     assert_eq!(record.ttft, record.adapter_wait + record.compute);
-    let step = CostModel::GPU.step(Work { decode_sequences: 1, ..Work::default() });
+    let step = CostModel::GPU.step(ComputedWork { decode_sequences: 1, ..ComputedWork::default() });
     assert_eq!(record.decode, 10 * step, "the first token is the prompt's");
     assert_eq!((observation.prefill_tokens, observation.steps), (1000, 12));
 }
@@ -156,9 +160,9 @@ fn of_an_adapter_that_gave_up_some_blocks_only_these_are_copied_again() {
     // 24 blocks: an adapter has 6 and its history 3, the other one 6 and a prompt of 11.
     let mut setup = Setup { host_blocks: 0, cpu_assist: Some(3.0), ..setup(Variant::Elora) };
     setup.device_blocks = 24;
-    let turns = vec![turn(100, 1), Turn { think: 20 * SECOND, prompt: 20, reply: 1 }];
+    let turns = vec![turn(100, 1), ConversationTurn { think: 20 * SECOND, prompt: 20, reply: 1 }];
     let mut work = workload(vec![talk(Duration::ZERO, 1, turns), talk(10 * SECOND, 2, vec![turn(352, 1)])]);
-    work.adapters.push(Adapter { rank: 32, tenant: 0 });
+    work.adapters.push(WorkloadAdapter { rank: 32, tenant: 0 });
     work.conversations[1].adapter = 1;
     let second = |setup: Setup| {
         let observation = run(setup, &work);
@@ -177,7 +181,7 @@ fn what_fell_to_the_host_tier_is_waited_for_and_not_computed() {
     // The second conversation needs nearly the whole device, so the first one's history goes to the host tier.
     let mut setup = setup(Variant::Elora);
     setup.device_blocks = 60;
-    let far = Turn { think: 100 * SECOND, prompt: 20, reply: 5 };
+    let far = ConversationTurn { think: 100 * SECOND, prompt: 20, reply: 5 };
     let conversations =
         vec![talk(Duration::ZERO, 1, vec![turn(640, 2), far]), talk(20 * SECOND, 2, vec![turn(1600, 2)])];
     let observation = run(setup, &workload(conversations));
@@ -227,19 +231,19 @@ fn above_capacity_the_queue_grows_with_every_request() {
     assert!((last / expected - 1.0).abs() < 0.15, "{last} s, not {expected}");
 }
 
-fn recipe(scenario: Scenario, per_s: f64) -> Recipe {
-    Recipe {
+fn recipe(scenario: Scenario, per_s: f64) -> WorkloadSpec {
+    WorkloadSpec {
         scenario,
         adapters: 12,
         popularity: Popularity::Zipf(0.9),
         drift: 0.1,
         rank: 32,
         tenants: 3,
-        shares: Shares::ByTenant,
+        shares: ShareAccounting::ByTenant,
         hostile_per_s: 0.2,
         per_s,
         length_divisor: 1.0,
-        before: Before::default(),
+        before: ArrivalHistory::default(),
         end: 60 * SECOND,
     }
 }
@@ -287,7 +291,7 @@ proptest! {
 fn output(arguments: &[&str]) -> Vec<u8> {
     let mut out = Vec::new();
     let all = [&["holobiont-simulator"], arguments].concat();
-    Cli::try_parse_from(all).unwrap().run(&mut out).unwrap();
+    SimulatorCli::try_parse_from(all).unwrap().run(&mut out).unwrap();
     out
 }
 
@@ -315,7 +319,7 @@ fn what_can_never_fit_is_refused_at_once() {
         Engine::new(setup, &workload(vec![talk(Duration::ZERO, 1, vec![turn(1000, 1)])])).unwrap_err();
     assert!(error.to_string().contains("never fits into 20 blocks"), "{error}");
     let mut out = Vec::new();
-    let cli = Cli::try_parse_from(["holobiont-simulator", "run", "--drift", "2"]).unwrap();
+    let cli = SimulatorCli::try_parse_from(["holobiont-simulator", "run", "--drift", "2"]).unwrap();
     assert!(cli.run(&mut out).unwrap_err().to_string().starts_with("--drift"));
 }
 

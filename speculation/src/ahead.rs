@@ -12,36 +12,36 @@
 
 use crate::{
     draft::Draft,
-    growth::{Growth as _, Pacer},
+    growth::{BranchSelector, TreeGrowth as _},
     tree::TokenTree,
 };
 
 /// A tree that goes on growing while a part of it is verified.
 #[derive(Debug, Clone)]
-pub struct Ahead {
+pub struct DraftAhead {
     tree: TokenTree,
-    pacer: Pacer,
+    pacer: BranchSelector,
     /// Nodes it had when the verification began; those that came since are provisional.
     before: usize,
 }
 
 /// What is left of a tree once the target has said what it says of it.
 #[derive(Debug, Clone, Default)]
-pub struct Settled {
+pub struct RerootedDraft {
     /// What was guessed behind the last of its tokens.
     pub tree: TokenTree,
     /// Whoever lets it grow.
-    pub pacer: Pacer,
+    pub pacer: BranchSelector,
     /// Provisional nodes among it.
     pub kept: usize,
     /// Provisional nodes that are gone.
     pub discarded: usize,
 }
 
-impl Ahead {
+impl DraftAhead {
     /// A tree that `pacer` has let grow, of which something is about to be verified.
     #[must_use]
-    pub fn new(tree: TokenTree, pacer: Pacer) -> Self {
+    pub fn new(tree: TokenTree, pacer: BranchSelector) -> Self {
         let before = tree.len();
         Self { tree, pacer, before }
     }
@@ -67,19 +67,19 @@ impl Ahead {
 
     /// What is left behind the tokens that the target has `said` since, those it accepted and its own.
     #[must_use]
-    pub fn settle(self, said: &[u32]) -> Settled {
+    pub fn settle(self, said: &[u32]) -> RerootedDraft {
         let Self { tree, pacer, before } = self;
         let provisional = tree.len() - before;
         let Some(rerooted) = tree.rerooted(said) else {
-            return Settled { discarded: provisional, ..Settled::default() };
+            return RerootedDraft { discarded: provisional, ..RerootedDraft::default() };
         };
         let kept = rerooted.kept.iter().filter(|node| node.index() >= before).count();
         let pacer = pacer.follow(&rerooted);
-        Settled { tree: rerooted.tree, pacer, kept, discarded: provisional - kept }
+        RerootedDraft { tree: rerooted.tree, pacer, kept, discarded: provisional - kept }
     }
 }
 
-impl Settled {
+impl RerootedDraft {
     /// Itself if anything was guessed meanwhile. Else nothing, so that all is guessed anew: more is known by now.
     #[must_use]
     pub fn if_any(self) -> Self {
@@ -95,7 +95,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        draft::tests::Hashed,
+        draft::tests::HashedDraft,
         tree::{NodeId, tests::trees},
     };
 
@@ -114,7 +114,7 @@ mod tests {
             said in prop::collection::vec(0_u32..3, 0..5),
         ) {
             let before = before.min(tree.len());
-            let ahead = Ahead { pacer: Pacer::new(&tree), before, tree: tree.clone() };
+            let ahead = DraftAhead { pacer: BranchSelector::new(&tree), before, tree: tree.clone() };
             let settled = ahead.settle(&said);
             let behind = paths(&tree).into_iter().filter_map(|(path, probability)| {
                 let rest = path.strip_prefix(&said[..])?;
@@ -133,12 +133,12 @@ mod tests {
         /// Whoever says nothing for want of time is asked again, and nothing that was guessed is forgotten.
         #[test]
         fn a_tree_goes_on_where_somebody_had_no_more_to_say(first in 1_usize..20, then in 1_usize..20) {
-            let mut draft = Hashed { width: 3, runs: Vec::new() };
-            let mut ahead = Ahead::new(TokenTree::new(), Pacer::default());
+            let mut draft = HashedDraft { width: 3, runs: Vec::new() };
+            let mut ahead = DraftAhead::new(TokenTree::new(), BranchSelector::default());
             for _ in 0..first {
                 ahead.step(&mut draft).unwrap();
             }
-            let mut mute = Hashed { width: 0, runs: Vec::new() };
+            let mut mute = HashedDraft { width: 0, runs: Vec::new() };
             while ahead.step(&mut mute).unwrap() {}
             prop_assert!(!ahead.step(&mut draft).unwrap(), "all branches are closed");
             ahead.reopen();
@@ -152,17 +152,17 @@ mod tests {
         /// Whoever goes on behind what was kept finds the guesses that nobody had opened, and no other tree than there would be.
         #[test]
         fn a_tree_that_was_kept_goes_on_growing(first in 1_usize..20, more in 0_usize..20, then in 1_usize..20) {
-            let mut draft = Hashed { width: 3, runs: Vec::new() };
-            let mut ahead = Ahead::new(TokenTree::new(), Pacer::default());
+            let mut draft = HashedDraft { width: 3, runs: Vec::new() };
+            let mut ahead = DraftAhead::new(TokenTree::new(), BranchSelector::default());
             for _ in 0..first {
                 ahead.step(&mut draft).unwrap();
             }
             let best = ahead.tree.children(None).next().map(|node| ahead.tree.token(node)).unwrap();
-            let mut ahead = Ahead::new(ahead.tree, ahead.pacer);
+            let mut ahead = DraftAhead::new(ahead.tree, ahead.pacer);
             for _ in 0..more {
                 prop_assert!(ahead.step(&mut draft).unwrap());
             }
-            let Settled { mut tree, mut pacer, kept, discarded } = ahead.settle(&[best]);
+            let RerootedDraft { mut tree, mut pacer, kept, discarded } = ahead.settle(&[best]);
             prop_assert_eq!(kept + discarded, more);
             let had = tree.len();
             for _ in 0..then {

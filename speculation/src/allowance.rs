@@ -18,12 +18,12 @@ const MAX_OWED_STEPS: f64 = 1.0;
 
 /// Time that may be spent on drafting.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Allowance {
+pub struct DraftBudget {
     /// Seconds; `None` before the first step.
     left_s: Option<f64>,
 }
 
-impl Allowance {
+impl DraftBudget {
     /// Seconds that may be spent now; 0 if there are none.
     #[must_use]
     pub fn left_s(&self) -> f64 {
@@ -54,7 +54,7 @@ mod tests {
 
     /// Seconds lost in so many steps of one second, by a draft that takes what it may and saves `saved` of it.
     fn lost(steps: usize, saved: f64) -> f64 {
-        let (mut allowance, mut lost) = (Allowance::default(), 0.0);
+        let (mut allowance, mut lost) = (DraftBudget::default(), 0.0);
         for _ in 0..steps {
             let spent = allowance.left_s();
             allowance.spend(spent);
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn what_was_earned_is_not_saved_up_without_bound() {
-        let mut allowance = Allowance::default();
+        let mut allowance = DraftBudget::default();
         assert_eq!(allowance.left_s(), 0.0);
         for _ in 0..1000 {
             allowance.add_step(1.0);
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn one_guess_that_took_ages_is_forgiven() {
-        let mut allowance = Allowance::default();
+        let mut allowance = DraftBudget::default();
         allowance.add_step(1.0);
         allowance.spend(1000.0);
         assert_eq!(allowance.left_s(), 0.0);

@@ -3,15 +3,15 @@
 
 use crate::{
     draft::Draft,
-    growth::{Growth, Pacer, grow},
+    growth::{BranchSelector, TreeGrowth, grow},
     threshold::Threshold,
     tree::{NodeId, TokenTree},
-    verdict::Verdict,
+    verdict::VerificationResult,
 };
 
 /// How much is guessed and verified each time.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Rule {
+pub enum BaselineRule {
     /// A tree of so many guesses.
     Nodes(usize),
     /// A chain of so many, whatever their confidence (SP).
@@ -27,7 +27,7 @@ pub enum Rule {
     Learned(Threshold),
 }
 
-impl Rule {
+impl BaselineRule {
     /// Lets `tree`, whose branches `pacer` knows, grow to what is to be verified, of at most `max_nodes`.
     ///
     /// # Errors
@@ -35,7 +35,7 @@ impl Rule {
     pub fn grow<D: Draft + ?Sized>(
         &self,
         tree: &mut TokenTree,
-        (pacer, draft): (&mut Pacer, &mut D),
+        (pacer, draft): (&mut BranchSelector, &mut D),
         max_nodes: usize,
     ) -> Result<(), D::Error> {
         match *self {
@@ -61,7 +61,7 @@ impl Rule {
     }
 
     /// Takes in what came of a tree.
-    pub fn learn(&mut self, verdict: &Verdict) {
+    pub fn learn(&mut self, verdict: &VerificationResult) {
         if let Self::Learned(threshold) = self {
             threshold.learn(verdict);
         }
@@ -75,7 +75,7 @@ struct FixedLength {
     tokens: usize,
 }
 
-impl Growth for FixedLength {
+impl TreeGrowth for FixedLength {
     fn step<D: Draft + ?Sized>(&mut self, tree: &mut TokenTree, draft: &mut D) -> Result<bool, D::Error> {
         let tip = tree.nodes().next_back();
         Ok(tree.len() < self.tokens && lengthen(tree, tip, draft)?)
@@ -91,7 +91,7 @@ struct FixedTree {
     depth: usize,
 }
 
-impl Growth for FixedTree {
+impl TreeGrowth for FixedTree {
     fn step<D: Draft + ?Sized>(&mut self, tree: &mut TokenTree, draft: &mut D) -> Result<bool, D::Error> {
         if self.depth == 0 || tree.is_full() {
             return Ok(false);
@@ -126,20 +126,20 @@ fn lengthen<D: Draft + ?Sized>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draft::tests::Hashed;
+    use crate::draft::tests::HashedDraft;
 
     #[test]
     fn fixed_trees_have_their_shape() {
-        let mut draft = Hashed { width: 4, runs: Vec::new() };
-        let mut grown = |rule: Rule| {
+        let mut draft = HashedDraft { width: 4, runs: Vec::new() };
+        let mut grown = |rule: BaselineRule| {
             let mut tree = TokenTree::new();
-            rule.grow(&mut tree, (&mut Pacer::default(), &mut draft), 64).unwrap();
+            rule.grow(&mut tree, (&mut BranchSelector::default(), &mut draft), 64).unwrap();
             tree
         };
-        let chain = grown(Rule::Chain(5));
+        let chain = grown(BaselineRule::Chain(5));
         assert_eq!((chain.len(), chain.leaves().count()), (5, 1));
-        assert_eq!(grown(Rule::Nodes(9)).len(), 9);
-        let tree = grown(Rule::Branches { width: 3, depth: 4 });
+        assert_eq!(grown(BaselineRule::Nodes(9)).len(), 9);
+        let tree = grown(BaselineRule::Branches { width: 3, depth: 4 });
         assert_eq!((tree.len(), tree.leaves().count()), (12, 3));
         assert!(tree.leaves().all(|leaf| tree.depth(Some(leaf)) == 4));
     }

@@ -4,7 +4,7 @@
 //! a shortlist does not know what is not on it, and a target that samples picks the likeliest less often than one that does not. So
 //! it is counted, as [`ngram`](crate::ngram) does.
 
-use crate::{counted::Counted, draft::Guess};
+use crate::{counted::RateEstimate, draft::DraftToken};
 
 /// Probabilities that are counted together: the first begins at 0, each ends where the next begins.
 const CLASSES: [f64; 8] = [0.0, 0.1, 0.25, 0.4, 0.6, 0.8, 0.9, 0.97];
@@ -13,13 +13,13 @@ const CLASSES: [f64; 8] = [0.0, 0.1, 0.25, 0.4, 0.6, 0.8, 0.9, 0.97];
 const USUAL: f64 = 0.6;
 
 /// How far a model's guesses are to be trusted. It is learned within a sequence, and handed on to the next of the same adapter
-/// and client ([`Recent`](crate::recent::Recent)).
+/// and client ([`LruTable`](crate::recent::Recent)).
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Calibration {
     /// By class, the likeliest guess of a place and the others.
-    counted: [[Counted; 2]; CLASSES.len()],
+    counted: [[RateEstimate; 2]; CLASSES.len()],
     /// The likeliest of all places.
-    usual: Counted,
+    usual: RateEstimate,
 }
 
 impl Calibration {
@@ -39,13 +39,13 @@ impl Calibration {
     pub fn guesses<'a>(
         &'a self,
         said: impl Iterator<Item = (u32, f64)> + 'a,
-    ) -> impl Iterator<Item = Guess> + 'a {
+    ) -> impl Iterator<Item = DraftToken> + 'a {
         let mut left = 1.0_f64;
         said.enumerate().map(move |(rank, (token, probability))| {
             // They exclude each other.
             let probability = self.of(probability, rank).min(left);
             left -= probability;
-            Guess { token, probability }
+            DraftToken { token, probability }
         })
     }
 

@@ -6,23 +6,23 @@
 use std::{collections::HashSet, convert::Infallible};
 
 use crate::{
-    draft::{Draft, Guess, MAX_GUESSES, Timed},
+    draft::{CostedDraft, Draft, DraftToken, MAX_GUESSES},
     ngram::Ngram,
     tree::{NodeId, TokenTree},
-    worth::{Step, is_worth_asking},
+    worth::{StepEstimate, is_worth_asking},
 };
 
 /// What a guess of the model may cost.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Price {
+pub enum DraftCost {
     /// It is made before a step, which waits for it: it is to be worth that.
     Worth {
         /// The step that it is for.
-        step: Step,
+        step: StepEstimate,
         /// Seconds that there are for guesses.
         left_s: f64,
         /// Whether it is to be asked once even where nothing promises that it is worth it, to hear how it does by now.
-        probe: Probe,
+        probe: ProbePolicy,
     },
     /// Nobody waits for it, for so many seconds.
     Free {
@@ -31,7 +31,7 @@ pub enum Price {
     },
 }
 
-impl Price {
+impl DraftCost {
     /// Takes the price of a guess that takes `guess_s` seconds, as far as that is known, and comes true with `gain` more than what there
     /// is without it. False: it is too dear. `at` is where it is asked for.
     pub fn pay(&mut self, guess_s: Option<f64>, (tree, at): (&TokenTree, Option<NodeId>), gain: f64) -> bool {
@@ -39,13 +39,13 @@ impl Price {
             Self::Worth { step, left_s, probe } => {
                 // What nobody has timed yet is tried once to see what it takes.
                 let guess_s = guess_s.unwrap_or(0.0);
-                let is_probe = *probe == Probe::Due && at.is_none();
+                let is_probe = *probe == ProbePolicy::Due && at.is_none();
                 if guess_s > *left_s || !(is_probe || is_worth_asking(step, guess_s, tree, gain)) {
                     return false;
                 }
                 *left_s -= guess_s;
                 step.drafting_s += guess_s;
-                *probe = Probe::No;
+                *probe = ProbePolicy::No;
             }
             Self::Free { left_s } => {
                 // How long what nobody has timed yet would hold somebody up is not known either.
@@ -60,9 +60,9 @@ impl Price {
     }
 }
 
-/// See [`Price::Worth`].
+/// See [`DraftCost::VerifySelection`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Probe {
+pub enum ProbePolicy {
     /// Once.
     Due,
     /// Not now.
@@ -71,24 +71,24 @@ pub enum Probe {
 
 /// See the module.
 #[derive(Debug, Clone)]
-pub struct Combined<M> {
+pub struct HybridDrafter<M> {
     table: Ngram,
     model: M,
-    price: Option<Price>,
+    price: Option<DraftCost>,
     /// The ways to what the model guessed behind the last token that the target said.
     of_model: HashSet<Vec<u32>>,
     /// The way to where it was foreseen to be asked, and whether it will ask the model there.
-    foreseen: Option<(Vec<u32>, Asks)>,
+    foreseen: Option<(Vec<u32>, DraftSource)>,
 }
 
 /// Who is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Asks {
+enum DraftSource {
     Table,
     Model,
 }
 
-impl<M: Timed> Combined<M> {
+impl<M: CostedDraft> HybridDrafter<M> {
     /// Both know the same text; the model is not asked before it has a [price](Self::set_price).
     #[must_use]
     pub fn new(table: Ngram, model: M) -> Self {
@@ -113,7 +113,7 @@ impl<M: Timed> Combined<M> {
     }
 
     /// From now on the model is asked where this allows it.
-    pub fn set_price(&mut self, price: Price) {
+    pub fn set_price(&mut self, price: DraftCost) {
         self.price = Some(price);
     }
 
@@ -136,22 +136,26 @@ impl<M: Timed> Combined<M> {
     {
         let Ok(table) = self.table.guesses(tree, at);
         let asks = self.asks(tree, at, &table);
-        if asks == Asks::Model {
+        if asks == DraftSource::Model {
             self.model.foresee(tree, at);
         }
         self.foreseen = Some((way(tree, at), asks));
     }
 
     /// Whom to ask behind `at`, where the table has these guesses; the model is paid for.
-    fn asks(&mut self, tree: &TokenTree, at: Option<NodeId>, table: &[Guess]) -> Asks {
+    fn asks(&mut self, tree: &TokenTree, at: Option<NodeId>, table: &[DraftToken]) -> DraftSource {
         let (usual, best) = (self.model.usual(), table.first().map_or(0.0, |guess| guess.probability));
-        let Some(price) = self.price.as_mut().filter(|_| usual > best) else { return Asks::Table };
+        let Some(price) = self.price.as_mut().filter(|_| usual > best) else { return DraftSource::Table };
         let gain = tree.confidence(at) * (usual - best);
-        if price.pay(self.model.guess_s(tree, at), (tree, at), gain) { Asks::Model } else { Asks::Table }
+        if price.pay(self.model.guess_s(tree, at), (tree, at), gain) {
+            DraftSource::Model
+        } else {
+            DraftSource::Table
+        }
     }
 }
 
-impl<M: Timed + Draft<Error = Infallible>> Draft for Combined<M> {
+impl<M: CostedDraft + Draft<Error = Infallible>> Draft for HybridDrafter<M> {
     type Error = Infallible;
 
     fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
@@ -163,14 +167,14 @@ impl<M: Timed + Draft<Error = Infallible>> Draft for Combined<M> {
         self.model.accept(tokens)
     }
 
-    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<DraftToken>, Infallible> {
         let table = self.table.guesses(tree, at)?;
         let way = way(tree, at);
         let asks = match self.foreseen.take() {
             Some((foreseen, asks)) if foreseen == way => asks,
             _ => self.asks(tree, at, &table),
         };
-        if asks == Asks::Table {
+        if asks == DraftSource::Table {
             return Ok(table);
         }
         let mut guesses = self.model.guesses(tree, at)?;

@@ -8,12 +8,12 @@ const DECAY: f64 = 0.97;
 
 /// See the module.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Counted {
+pub(crate) struct RateEstimate {
     guesses: f64,
     right: f64,
 }
 
-impl Counted {
+impl RateEstimate {
     /// The chance that the next comes true, where so much was `expected` before any was counted.
     pub(crate) fn chance(self, expected: f64) -> f64 {
         (self.right + expected * WEIGHT) / (self.guesses + WEIGHT)

@@ -7,7 +7,7 @@ pub const MAX_GUESSES: usize = 4;
 
 /// A token that may come.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Guess {
+pub struct DraftToken {
     /// Its id in the vocabulary.
     pub token: u32,
     /// How often such guesses come true, 0 to 1.
@@ -30,7 +30,7 @@ pub trait Draft {
     ///
     /// # Errors
     /// The draft cannot say.
-    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Self::Error>;
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<DraftToken>, Self::Error>;
 
     /// Whether guessing takes time, so that it is done while there is nothing else to do, and what was guessed is kept. A table
     /// is asked when everything is known that there is to know.
@@ -40,7 +40,7 @@ pub trait Draft {
 }
 
 /// A draft that takes time to ask.
-pub trait Timed: Draft {
+pub trait CostedDraft: Draft {
     /// Seconds that asking behind `at` would take; `None` if nobody has timed it yet.
     fn guess_s(&self, tree: &TokenTree, at: Option<NodeId>) -> Option<f64>;
 
@@ -63,21 +63,21 @@ pub(crate) mod tests {
 
     /// A draft that guesses by a hash of the way: the same way, the same guesses.
     #[derive(Debug)]
-    pub(crate) struct Hashed {
+    pub(crate) struct HashedDraft {
         /// Guesses for each place.
         pub(crate) width: usize,
         /// Places that it was asked about.
         pub(crate) runs: Vec<Option<NodeId>>,
     }
 
-    impl Draft for Hashed {
+    impl Draft for HashedDraft {
         type Error = Infallible;
 
         fn accept(&mut self, _: &[u32]) -> Result<(), Infallible> {
             Ok(())
         }
 
-        fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+        fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<DraftToken>, Infallible> {
             self.runs.push(at);
             let way =
                 at.into_iter().flat_map(|at| tree.path(at).iter()).map(|node| u64::from(tree.token(node)));
@@ -87,7 +87,7 @@ pub(crate) mod tests {
                 .map(|rank| {
                     let probability = left * (0.3 + 0.6 * rng.uniform(rank as u64));
                     left -= probability;
-                    Guess { token: rank as u32, probability }
+                    DraftToken { token: rank as u32, probability }
                 })
                 .collect())
         }

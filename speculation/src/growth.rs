@@ -19,14 +19,14 @@ use std::fmt;
 
 use crate::{
     draft::Draft,
-    tree::{MAX_NODES, NodeId, Rerooted, Segments, TokenTree},
+    tree::{MAX_NODES, NodeId, RerootedTree, Segments, TokenTree},
 };
 
 /// Most branches that compete; the paper keeps what it verifies at once below ten.
 pub const MAX_BRANCHES: usize = 10;
 
 /// How a tree grows.
-pub trait Growth: fmt::Debug {
+pub trait TreeGrowth: fmt::Debug {
     /// Gives `tree` one more token. False: it has all it is to have.
     ///
     /// # Errors
@@ -40,7 +40,7 @@ pub trait Growth: fmt::Debug {
 /// The draft's own; the tree has what it got before.
 pub fn grow<D: Draft + ?Sized>(
     tree: &mut TokenTree,
-    (growth, draft): (&mut impl Growth, &mut D),
+    (growth, draft): (&mut impl TreeGrowth, &mut D),
     max_nodes: usize,
     mut is_due: impl FnMut(&TokenTree) -> bool,
 ) -> Result<(), D::Error> {
@@ -50,7 +50,7 @@ pub fn grow<D: Draft + ?Sized>(
 
 /// A branch as the pacer sees it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Branch {
+pub struct BranchState {
     /// Its confidence C, up to its last token.
     pub confidence: f64,
     /// Tokens T behind its fork; 0 before it is opened.
@@ -60,7 +60,7 @@ pub struct Branch {
 }
 
 /// What each branch lacks of its length once the tree has a token more: `M · C_i / ΣC - T_i`.
-fn deficits(branches: &[Branch]) -> impl Iterator<Item = f64> {
+fn deficits(branches: &[BranchState]) -> impl Iterator<Item = f64> {
     let after = 1 + branches.iter().map(|branch| branch.tokens).sum::<usize>();
     let sum: f64 = branches.iter().map(|branch| branch.confidence).sum();
     let per_confidence = if sum > 0.0 { after as f64 / sum } else { 0.0 };
@@ -70,7 +70,7 @@ fn deficits(branches: &[Branch]) -> impl Iterator<Item = f64> {
 /// The branch that gets the next token: the one that lacks most; of equal ones the more confident, then the shallower, then
 /// the first. `None` if there is none.
 #[must_use]
-pub fn next_branch(branches: &[Branch]) -> Option<usize> {
+pub fn next_branch(branches: &[BranchState]) -> Option<usize> {
     let rank = |index: usize, deficit: f64| (deficit, branches[index].confidence, branches[index].depth);
     let before = |a: (f64, f64, usize), b: (f64, f64, usize)| {
         b.0.total_cmp(&a.0).then(b.1.total_cmp(&a.1)).then(a.2.cmp(&b.2))
@@ -84,7 +84,7 @@ pub fn next_branch(branches: &[Branch]) -> Option<usize> {
 
 /// A branch of the tree that grows.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Open {
+enum OpenBranch {
     /// It ends at this node, or at the root.
     At { tip: Option<NodeId>, tokens: usize },
     /// A guess that was not the first behind its parent.
@@ -93,7 +93,7 @@ enum Open {
 
 /// What a pacer does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
+pub enum ExpandAction {
     /// It asks what comes behind this node, or the root.
     Ask(Option<NodeId>),
     /// It opens a branch that was guessed already.
@@ -104,23 +104,23 @@ pub enum Turn {
 
 /// See the module.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Pacer {
-    branches: Vec<Open>,
+pub struct BranchSelector {
+    branches: Vec<OpenBranch>,
 }
 
-impl Default for Pacer {
+impl Default for BranchSelector {
     fn default() -> Self {
         Self::new(&TokenTree::new())
     }
 }
 
-impl Pacer {
+impl BranchSelector {
     /// For a tree that goes on growing: its segments are the branches, and nobody knows of guesses that were not opened.
     pub(crate) fn new(tree: &TokenTree) -> Self {
         let segments = Segments::of(tree);
         let branches = segments.iter().map(|segment| {
             let own = &segments.nodes()[segment.own.rows.clone()];
-            Open::At { tip: own.last().copied().flatten(), tokens: own.iter().flatten().count() }
+            OpenBranch::At { tip: own.last().copied().flatten(), tokens: own.iter().flatten().count() }
         });
         Self { branches: branches.collect() }
     }
@@ -128,19 +128,20 @@ impl Pacer {
     /// Whoever had no more to say behind a branch of `tree` may by now.
     pub(crate) fn reopen(&mut self, tree: &TokenTree) {
         let before = std::mem::replace(self, Self::new(tree));
-        let unopened = before.branches.into_iter().filter(|branch| matches!(branch, Open::Unopened { .. }));
+        let unopened =
+            before.branches.into_iter().filter(|branch| matches!(branch, OpenBranch::Unopened { .. }));
         self.branches.extend(unopened);
     }
 
     /// The same behind another root: of what is left of the tree, and of guesses that nobody opened in it.
     #[must_use]
-    pub fn follow(&self, rerooted: &Rerooted) -> Self {
+    pub fn follow(&self, rerooted: &RerootedTree) -> Self {
         let unopened = self.branches.iter().filter_map(|branch| match *branch {
-            Open::Unopened { parent, token, probability } => {
+            OpenBranch::Unopened { parent, token, probability } => {
                 let parent = rerooted.place(parent)?;
-                Some(Open::Unopened { parent, token, probability })
+                Some(OpenBranch::Unopened { parent, token, probability })
             }
-            Open::At { .. } => None,
+            OpenBranch::At { .. } => None,
         });
         let Self { mut branches } = Self::new(&rerooted.tree);
         branches.extend(unopened);
@@ -149,22 +150,22 @@ impl Pacer {
 
     /// What it does with `tree` next.
     #[must_use]
-    pub fn turn(&self, tree: &TokenTree) -> Turn {
+    pub fn turn(&self, tree: &TokenTree) -> ExpandAction {
         match next_branch(&self.competing(tree)).filter(|_| !tree.is_full()).map(|index| self.branches[index])
         {
-            Some(Open::At { tip, .. }) => Turn::Ask(tip),
-            Some(Open::Unopened { .. }) => Turn::Open,
-            None => Turn::End,
+            Some(OpenBranch::At { tip, .. }) => ExpandAction::Ask(tip),
+            Some(OpenBranch::Unopened { .. }) => ExpandAction::Open,
+            None => ExpandAction::End,
         }
     }
 
     /// The branches that compete, in the order of `self.branches`.
-    fn competing(&self, tree: &TokenTree) -> Vec<Branch> {
-        let see = |branch: &Open| match *branch {
-            Open::At { tip, tokens } => {
-                Branch { confidence: tree.confidence(tip), tokens, depth: tree.depth(tip) }
+    fn competing(&self, tree: &TokenTree) -> Vec<BranchState> {
+        let see = |branch: &OpenBranch| match *branch {
+            OpenBranch::At { tip, tokens } => {
+                BranchState { confidence: tree.confidence(tip), tokens, depth: tree.depth(tip) }
             }
-            Open::Unopened { parent, probability, .. } => Branch {
+            OpenBranch::Unopened { parent, probability, .. } => BranchState {
                 confidence: tree.confidence(parent) * probability,
                 tokens: 0,
                 depth: tree.depth(parent),
@@ -187,24 +188,24 @@ impl Pacer {
     }
 }
 
-impl Growth for Pacer {
+impl TreeGrowth for BranchSelector {
     fn step<D: Draft + ?Sized>(&mut self, tree: &mut TokenTree, draft: &mut D) -> Result<bool, D::Error> {
         while let Some(index) = next_branch(&self.competing(tree)).filter(|_| !tree.is_full()) {
             match self.branches[index] {
-                Open::Unopened { parent, token, probability } => {
+                OpenBranch::Unopened { parent, token, probability } => {
                     let tip = tree.push(parent, token, probability);
-                    self.branches[index] = Open::At { tip, tokens: 1 };
+                    self.branches[index] = OpenBranch::At { tip, tokens: 1 };
                     return Ok(true);
                 }
-                Open::At { tip, tokens } => {
+                OpenBranch::At { tip, tokens } => {
                     let guesses = draft.guesses(tree, tip)?;
                     let Some((first, others)) = guesses.split_first() else {
                         self.branches.remove(index);
                         continue;
                     };
                     let next = tree.push(tip, first.token, first.probability);
-                    self.branches[index] = Open::At { tip: next, tokens: tokens + 1 };
-                    let unopened = others.iter().map(|guess| Open::Unopened {
+                    self.branches[index] = OpenBranch::At { tip: next, tokens: tokens + 1 };
+                    let unopened = others.iter().map(|guess| OpenBranch::Unopened {
                         parent: tip,
                         token: guess.token,
                         probability: guess.probability,

@@ -5,16 +5,16 @@
 //! one to four tokens stood last, as in LZ77; what matched there is followed back to see how much more is equal.
 //!
 //! How sure a guess is says no model, so it is counted: how often what followed a match of this length came again
-//! ([`Survival`]). It is counted for every token that the target says, drafted or not, so it costs no verification to find
+//! ([`AcceptanceTable`]). It is counted for every token that the target says, drafted or not, so it costs no verification to find
 //! out that a text does not repeat, or that it has begun to.
 
 mod survival;
 
 use std::{collections::HashMap, convert::Infallible};
 
-pub use self::survival::Survival;
+pub use self::survival::AcceptanceTable;
 use crate::{
-    draft::{Draft, Guess, MAX_GUESSES},
+    draft::{Draft, DraftToken, MAX_GUESSES},
     tree::{NodeId, TokenTree},
 };
 
@@ -42,12 +42,12 @@ pub struct Ngram {
     /// For each token and length of run (less one): where the token behind the same run stood before; 0, which no run
     /// stands before, if nowhere.
     before: Vec<[u32; MAX_GRAM]>,
-    survival: Survival,
+    survival: AcceptanceTable,
 }
 
 /// What stood behind a match.
 #[derive(Debug, Clone, Copy)]
-struct Found {
+struct NgramMatch {
     token: u32,
     /// Tokens that are equal.
     matched: usize,
@@ -56,7 +56,7 @@ struct Found {
 impl Ngram {
     /// Behind `prompt`, trusted as `survival` says.
     #[must_use]
-    pub fn new(prompt: &[u32], survival: Survival) -> Self {
+    pub fn new(prompt: &[u32], survival: AcceptanceTable) -> Self {
         let mut all = Self { tokens: Vec::new(), latest: HashMap::new(), before: Vec::new(), survival };
         prompt.iter().for_each(|&token| all.push(token));
         all
@@ -64,7 +64,7 @@ impl Ngram {
 
     /// How far it is to be trusted by now.
     #[must_use]
-    pub fn survival(&self) -> &Survival {
+    pub fn survival(&self) -> &AcceptanceTable {
         &self.survival
     }
 
@@ -80,8 +80,8 @@ impl Ngram {
     }
 
     /// What stood behind the longest matches of the end of `text`, the likeliest first.
-    fn lookup(&self, text: &[u32]) -> Vec<Found> {
-        let mut found: Vec<Found> = Vec::new();
+    fn lookup(&self, text: &[u32]) -> Vec<NgramMatch> {
+        let mut found: Vec<NgramMatch> = Vec::new();
         for length in (1..=text.len().min(MAX_GRAM)).rev() {
             let mut place = self.latest.get(&gram(text, length)).copied().unwrap_or(0);
             for _ in 0..MAX_LINKS {
@@ -95,7 +95,7 @@ impl Ngram {
                 let matched = matched(behind, text);
                 match found.iter_mut().find(|known| known.token == token) {
                     Some(known) => known.matched = known.matched.max(matched),
-                    None => found.push(Found { token, matched }),
+                    None => found.push(NgramMatch { token, matched }),
                 }
                 place = self.before[place as usize][length - 1];
             }
@@ -124,15 +124,15 @@ impl Draft for Ngram {
         Ok(())
     }
 
-    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<DraftToken>, Infallible> {
         let mut text = self.tokens[self.tokens.len().saturating_sub(MAX_MATCH)..].to_vec();
         text.extend(at.into_iter().flat_map(|at| tree.path(at).iter()).map(|node| tree.token(node)));
         let mut left = 1.0_f64;
-        let guess = |(rank, found): (usize, Found)| {
+        let guess = |(rank, found): (usize, NgramMatch)| {
             // They exclude each other.
             let probability = self.survival.of(found.matched, rank).min(left);
             left -= probability;
-            Guess { token: found.token, probability }
+            DraftToken { token: found.token, probability }
         };
         Ok(self.lookup(&text).into_iter().enumerate().map(guess).collect())
     }

@@ -12,14 +12,14 @@ const LATEST: f64 = 1.0 / 16.0;
 
 /// See the module.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Overtime {
+pub struct DraftDeadline {
     /// Of the last few guesses the longest.
     longest: Option<Duration>,
     /// How much longer the wait may still become.
     spare: Duration,
 }
 
-impl Overtime {
+impl DraftDeadline {
     /// Something begins that takes about so long.
     pub fn begin(&mut self, takes: Duration) {
         self.spare = takes.mul_f64(MAX_SLOWDOWN);
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn guesses_together_go_no_further_beyond_a_wait_than_was_promised() {
-        let mut time = Overtime::default();
+        let mut time = DraftDeadline::default();
         time.begin(ms(1_000));
         assert!(!time.allows(ms(900)), "nobody knows what one takes");
         time.observe(ms(30));
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn a_long_guess_is_forgotten_little_by_little() {
-        let mut time = Overtime::default();
+        let mut time = DraftDeadline::default();
         time.observe(ms(160));
         time.observe(ms(0));
         assert!(time.allows(ms(150)) && !time.allows(ms(149)));

@@ -7,13 +7,13 @@ use std::{collections::HashMap, hash::Hash};
 
 /// A bounded table. Where it is full, whoever was asked for longest ago is forgotten.
 #[derive(Debug, Clone)]
-pub struct Recent<K, V> {
+pub struct LruTable<K, V> {
     entries: HashMap<K, (u64, V)>,
     max_entries: usize,
     asked: u64,
 }
 
-impl<K: Hash + Eq + Clone, V: Default> Recent<K, V> {
+impl<K: Hash + Eq + Clone, V: Default> LruTable<K, V> {
     /// Room for so many, at least one.
     #[must_use]
     pub fn new(max_entries: usize) -> Self {
@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn who_was_asked_for_longest_ago_is_forgotten_first() {
-        let mut recent = Recent::new(2);
+        let mut recent = LruTable::new(2);
         *recent.of(&'a') = 1;
         *recent.of(&'b') = 2;
         assert_eq!(*recent.of(&'a'), 1);

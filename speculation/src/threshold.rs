@@ -2,9 +2,9 @@
 //!
 //! T_c, the tree's confidence, is the chance that its best branch is right to its end. While it is above alpha the draft goes
 //! on; below, the target is asked (*fallback*). A draft that is right is trusted further: alpha is halved. After an error alpha
-//! rises, by how much is the [`Rule`].
+//! rises, by how much is the [`ThresholdRule`].
 
-use crate::{tree::TokenTree, verdict::Verdict};
+use crate::{tree::TokenTree, verdict::VerificationResult};
 
 /// Where alpha starts; the paper finds that it hardly matters (Fig. 12).
 pub const INITIAL_ALPHA: f64 = 0.01;
@@ -18,7 +18,7 @@ const TRUST: f64 = 0.5;
 /// What alpha becomes after an error, with N_all tokens on the most matching branch, N_correct of them right, and C its
 /// confidence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Rule {
+pub enum ThresholdRule {
     /// `alpha / C^((N_all - N_correct) / N_all)`: as the text says, alpha divided by "the average cumulative confidence of all
     /// tokens subsequent to the incorrectly generated one". C^(1/N_all) is what a token of the branch has on average, and there
     /// are N_all - N_correct of them.
@@ -34,20 +34,20 @@ pub enum Rule {
 /// Alpha of one adapter and client, and how it moves.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Threshold {
-    rule: Rule,
+    rule: ThresholdRule,
     alpha: f64,
 }
 
 impl Default for Threshold {
     fn default() -> Self {
-        Self::new(Rule::default())
+        Self::new(ThresholdRule::default())
     }
 }
 
 impl Threshold {
     /// Before the first verdict.
     #[must_use]
-    pub fn new(rule: Rule) -> Self {
+    pub fn new(rule: ThresholdRule) -> Self {
         Self { rule, alpha: INITIAL_ALPHA }
     }
 
@@ -64,17 +64,17 @@ impl Threshold {
     }
 
     /// Moves alpha as the verdict says. A verdict of no guess says nothing.
-    pub fn learn(&mut self, verdict: &Verdict) {
-        let &Verdict { all, correct, confidence, suffix, .. } = verdict;
+    pub fn learn(&mut self, verdict: &VerificationResult) {
+        let &VerificationResult { all, correct, confidence, suffix, .. } = verdict;
         if all == 0 {
             return;
         }
         let wrong_part = all.saturating_sub(correct) as f64 / all as f64;
         let alpha = match self.rule {
             _ if correct >= all => self.alpha * TRUST,
-            Rule::Exp => self.alpha / confidence.powf(wrong_part),
-            Rule::Printed => wrong_part,
-            Rule::Suffix => self.alpha / suffix,
+            ThresholdRule::Exp => self.alpha / confidence.powf(wrong_part),
+            ThresholdRule::Printed => wrong_part,
+            ThresholdRule::Suffix => self.alpha / suffix,
         };
         // Divided by nothing it is without bound, or no number where alpha is nothing too, which it never is.
         self.alpha = alpha.clamp(ALPHA_RANGE.0, ALPHA_RANGE.1);
@@ -86,8 +86,8 @@ mod tests {
     use super::*;
 
     /// A verdict over a chain of tokens of these probabilities, the first `correct` of which were right.
-    fn verdict(probabilities: &[f64], correct: usize) -> Verdict {
-        Verdict {
+    fn verdict(probabilities: &[f64], correct: usize) -> VerificationResult {
+        VerificationResult {
             accepted: Vec::new(),
             bonus: Some(0),
             all: probabilities.len(),
@@ -114,7 +114,11 @@ mod tests {
             (0, 0.069_444, 0.9, 0.069_444),
         ];
         for (correct, exp, printed, suffix) in golden {
-            for (rule, expected) in [(Rule::Exp, exp), (Rule::Printed, printed), (Rule::Suffix, suffix)] {
+            for (rule, expected) in [
+                (ThresholdRule::Exp, exp),
+                (ThresholdRule::Printed, printed),
+                (ThresholdRule::Suffix, suffix),
+            ] {
                 let mut threshold = Threshold::new(rule);
                 threshold.learn(&verdict(&chain, correct));
                 assert!((threshold.alpha() - expected).abs() < 1e-6, "{rule:?} {correct}: {threshold:?}");
@@ -136,13 +140,13 @@ mod tests {
             }
             tree.len()
         };
-        assert_eq!(tokens_until_due(Rule::Printed), 1, "each token is verified alone");
-        assert!(tokens_until_due(Rule::Exp) > 20, "one error in 132 tokens");
+        assert_eq!(tokens_until_due(ThresholdRule::Printed), 1, "each token is verified alone");
+        assert!(tokens_until_due(ThresholdRule::Exp) > 20, "one error in 132 tokens");
     }
 
     #[test]
     fn alpha_stays_within_its_bounds_whatever_comes() {
-        for rule in [Rule::Exp, Rule::Printed, Rule::Suffix] {
+        for rule in [ThresholdRule::Exp, ThresholdRule::Printed, ThresholdRule::Suffix] {
             let mut threshold = Threshold::new(rule);
             (0..100).for_each(|_| threshold.learn(&verdict(&[0.5; 4], 4)));
             assert_eq!(threshold.alpha(), ALPHA_RANGE.0);

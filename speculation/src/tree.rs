@@ -15,7 +15,7 @@ pub(crate) mod tests;
 
 pub use self::{
     nodes::{NodeId, NodeSet},
-    segments::{Segment, Segments, Stretch},
+    segments::{RowSpan, Segment, Segments},
 };
 
 /// Most nodes of a tree: a set of them is one word.
@@ -185,15 +185,15 @@ impl TokenTree {
     /// and what was guessed behind it survives. Every other guess was made behind a token that did not come. `None` if they lead
     /// out of the tree.
     #[must_use]
-    pub fn rerooted(&self, said: &[u32]) -> Option<Rerooted> {
+    pub fn rerooted(&self, said: &[u32]) -> Option<RerootedTree> {
         let root = said.iter().try_fold(None, |at, &token| self.child(at, token).map(Some))?;
         let behind = |&node: &NodeId| root.is_none_or(|root| node != root && self.path(node).contains(root));
         Some(self.grafted(root, self.nodes().filter(behind).collect()))
     }
 
     /// The `kept` nodes that lead back to `root` by nothing but kept nodes, behind it.
-    fn grafted(&self, root: Option<NodeId>, kept: NodeSet) -> Rerooted {
-        let mut grafted = Rerooted { root, ..Rerooted::default() };
+    fn grafted(&self, root: Option<NodeId>, kept: NodeSet) -> RerootedTree {
+        let mut grafted = RerootedTree { root, ..RerootedTree::default() };
         for node in kept.iter().filter(|node| node.index() < self.len()) {
             let parent = self.parent(node);
             let to = if parent == root {
@@ -212,7 +212,7 @@ impl TokenTree {
 
 /// What is left of a tree behind another root.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Rerooted {
+pub struct RerootedTree {
     /// The nodes, renumbered.
     pub tree: TokenTree,
     /// What each of them was called before: whoever keeps something for a node moves it accordingly.
@@ -221,7 +221,7 @@ pub struct Rerooted {
     pub root: Option<NodeId>,
 }
 
-impl Rerooted {
+impl RerootedTree {
     /// The number that a former node has now; `None` if it is gone.
     #[must_use]
     pub fn new_id(&self, former: NodeId) -> Option<NodeId> {

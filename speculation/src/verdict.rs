@@ -8,13 +8,13 @@ use crate::tree::{NodeId, TokenTree};
 
 /// A walk from the root down to where the target says something that nobody guessed.
 #[derive(Debug, Clone)]
-pub struct Walk<'a> {
+pub struct TreeVerifier<'a> {
     tree: &'a TokenTree,
     accepted: Vec<NodeId>,
     bonus: Option<u32>,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> TreeVerifier<'a> {
     /// Before the root's token was drawn. Where the tree went on growing meanwhile, `tree` is as it was verified.
     #[must_use]
     pub fn new(tree: &'a TokenTree) -> Self {
@@ -39,7 +39,7 @@ impl<'a> Walk<'a> {
 
     /// What came of it.
     #[must_use]
-    pub fn verdict(self) -> Verdict {
+    pub fn verdict(self) -> VerificationResult {
         let leaf = self.most_matching();
         let (all, correct) = match self.bonus {
             Some(_) => (self.tree.depth(leaf), self.accepted.len()),
@@ -48,7 +48,7 @@ impl<'a> Walk<'a> {
         };
         let confidence = self.tree.confidence(if self.bonus.is_some() { leaf } else { self.at() });
         let suffix = confidence / self.tree.confidence(self.at()).max(f64::MIN_POSITIVE);
-        Verdict { accepted: self.accepted, bonus: self.bonus, all, correct, confidence, suffix }
+        VerificationResult { accepted: self.accepted, bonus: self.bonus, all, correct, confidence, suffix }
     }
 
     /// The end of the most matching branch: of those that are right for longest, the one with most confidence.
@@ -65,7 +65,7 @@ impl<'a> Walk<'a> {
 
 /// What came of a tree.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Verdict {
+pub struct VerificationResult {
     /// The guesses that came true, from the root down.
     pub accepted: Vec<NodeId>,
     /// The target's own token behind them; `None` if the answer ended with the last of them.
@@ -88,7 +88,7 @@ mod tests {
     use crate::tree::{Segments, tests::trees};
 
     /// What a target that says `truth` makes of `tree`, one draw for each of the rows it is asked for.
-    fn judged(tree: &TokenTree, segments: &Segments, truth: &[u32]) -> (Verdict, Vec<usize>) {
+    fn judged(tree: &TokenTree, segments: &Segments, truth: &[u32]) -> (VerificationResult, Vec<usize>) {
         // As a pass gives it: a token for each row, out of the row's own prefix.
         let drawn: Vec<u32> = segments
             .nodes()
@@ -102,7 +102,7 @@ mod tests {
                 if truth.starts_with(&prefix) { truth.get(prefix.len()).copied().unwrap_or(0) } else { 99 }
             })
             .collect();
-        let (mut walk, mut asked) = (Walk::new(tree), Vec::new());
+        let (mut walk, mut asked) = (TreeVerifier::new(tree), Vec::new());
         loop {
             asked.push(segments.row(walk.at()).unwrap());
             if !walk.take(drawn[asked[asked.len() - 1]]) {
@@ -142,7 +142,7 @@ mod tests {
         let mut tree = TokenTree::new();
         let a = tree.push(None, 1, 0.5);
         tree.push(a, 2, 0.5);
-        let mut walk = Walk::new(&tree);
+        let mut walk = TreeVerifier::new(&tree);
         assert!(walk.take(1));
         let verdict = walk.verdict();
         assert_eq!((verdict.bonus, verdict.all, verdict.correct), (None, 1, 1));

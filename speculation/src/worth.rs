@@ -13,7 +13,7 @@
 //!
 //! The right side is what the paper's threshold is for, found from costs: the dearer a sweep, the less likely a token may be.
 
-use policy::perf::line::Line;
+use policy::perf::line::LinearFit;
 
 use crate::tree::{NodeId, NodeSet, TokenTree};
 
@@ -23,9 +23,9 @@ pub const MAX_SLOWDOWN: f64 = 0.05;
 
 /// A step as it would be without drafts.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Step {
+pub struct StepEstimate {
     /// Rows of a step to seconds.
-    pub cost: Line,
+    pub cost: LinearFit,
     /// Rows it has anyway.
     pub rows: usize,
     /// Sequences that get their next token from it.
@@ -34,7 +34,7 @@ pub struct Step {
     pub drafting_s: f64,
 }
 
-impl Step {
+impl StepEstimate {
     /// Seconds that it may still take longer for something that the others have nothing from; no bound for who is alone.
     #[must_use]
     pub fn spare_s(&self) -> f64 {
@@ -60,7 +60,7 @@ impl Step {
 /// more tokens come in a second, of all that the step takes with what was guessed so far. That was paid for, by the time that it
 /// took: a second guess of a place took none, nor did one that was made while nobody waited.
 #[must_use]
-pub fn is_worth_asking(step: &Step, guess_s: f64, tree: &TokenTree, confidence: f64) -> bool {
+pub fn is_worth_asking(step: &StepEstimate, guess_s: f64, tree: &TokenTree, confidence: f64) -> bool {
     // Whoever else takes part gains nothing by it.
     let with_it_s = step.drafted_s(tree.len() + 1) + guess_s;
     let is_in_time = step.sequences <= 1 || with_it_s <= step.plain_s() * (1.0 + MAX_SLOWDOWN);
@@ -71,7 +71,7 @@ pub fn is_worth_asking(step: &Step, guess_s: f64, tree: &TokenTree, confidence: 
 
 /// What is to be verified.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Worth {
+pub struct VerifySelection {
     /// The nodes of each tree: with a node, all those before it.
     pub kept: Vec<NodeSet>,
     /// The confidence above which one more token would be worth its row.
@@ -83,7 +83,7 @@ pub struct Worth {
 /// As many as bring most tokens in a second, if everybody in the step gains by that, or loses no more than [`MAX_SLOWDOWN`]; else
 /// as many as take no longer than that.
 #[must_use]
-pub fn worth(step: &Step, trees: &[&TokenTree]) -> Worth {
+pub fn worth(step: &StepEstimate, trees: &[&TokenTree]) -> VerifySelection {
     let nodes =
         |(index, tree): (usize, &&TokenTree)| tree.nodes().map(|node| (index, node)).collect::<Vec<_>>();
     let mut order: Vec<(usize, NodeId)> = trees.iter().enumerate().flat_map(nodes).collect();
@@ -97,8 +97,8 @@ pub fn worth(step: &Step, trees: &[&TokenTree]) -> Worth {
 
 /// Takes nodes in `order`, each with its confidence, as long as they are worth their rows and the step takes no more than `times` as
 /// long.
-fn take(step: &Step, trees: usize, order: &[((usize, NodeId), f64)], times: f64) -> Worth {
-    let mut worth = Worth { kept: vec![NodeSet::EMPTY; trees], least_confidence: 0.0 };
+fn take(step: &StepEstimate, trees: usize, order: &[((usize, NodeId), f64)], times: f64) -> VerifySelection {
+    let mut worth = VerifySelection { kept: vec![NodeSet::EMPTY; trees], least_confidence: 0.0 };
     let mut expected = step.sequences as f64;
     for (taken, next) in order.iter().map(Some).chain([None]).enumerate() {
         worth.least_confidence = least_confidence(step, expected, taken, times);
@@ -113,7 +113,7 @@ fn take(step: &Step, trees: usize, order: &[((usize, NodeId), f64)], times: f64)
 
 /// What one more row must promise behind `taken` drafted ones, of which, with the step's own, `expected` tokens come: 1, which
 /// nothing exceeds, where the step would take more than `times` as long.
-fn least_confidence(step: &Step, expected: f64, taken: usize, times: f64) -> f64 {
+fn least_confidence(step: &StepEstimate, expected: f64, taken: usize, times: f64) -> f64 {
     if step.drafted_s(taken + 1) > step.plain_s() * times {
         return 1.0;
     }
@@ -123,7 +123,7 @@ fn least_confidence(step: &Step, expected: f64, taken: usize, times: f64) -> f64
 }
 
 /// Whether nobody in the step waits longer for a token, by more than [`MAX_SLOWDOWN`], because of what is verified in it.
-fn is_fair(step: &Step, trees: &[&TokenTree], kept: &[NodeSet]) -> bool {
+fn is_fair(step: &StepEstimate, trees: &[&TokenTree], kept: &[NodeSet]) -> bool {
     let expected = |(tree, kept): (&&TokenTree, &NodeSet)| {
         1.0 + kept.iter().map(|node| tree.confidence(Some(node))).sum::<f64>()
     };
@@ -141,7 +141,7 @@ mod tests {
     use crate::tree::tests::trees;
 
     /// Tokens in a second where `kept` of each tree are verified.
-    fn pace(step: &Step, trees: &[&TokenTree], kept: &[NodeSet]) -> f64 {
+    fn pace(step: &StepEstimate, trees: &[&TokenTree], kept: &[NodeSet]) -> f64 {
         let confidences = trees
             .iter()
             .zip(kept)
@@ -160,12 +160,14 @@ mod tests {
         .collect()
     }
 
-    fn steps() -> impl Strategy<Value = Step> {
-        (0.0..1.0_f64, 0.01..10.0_f64, 1_usize..20, 0_usize..3).prop_map(|(alpha, beta, rows, others)| Step {
-            cost: Line { alpha, beta },
-            rows,
-            sequences: (2 + others).min(rows.max(2)),
-            drafting_s: 0.0,
+    fn steps() -> impl Strategy<Value = StepEstimate> {
+        (0.0..1.0_f64, 0.01..10.0_f64, 1_usize..20, 0_usize..3).prop_map(|(alpha, beta, rows, others)| {
+            StepEstimate {
+                cost: LinearFit { alpha, beta },
+                rows,
+                sequences: (2 + others).min(rows.max(2)),
+                drafting_s: 0.0,
+            }
         })
     }
 
@@ -197,7 +199,7 @@ mod tests {
 
         #[test]
         fn the_dearer_a_sweep_the_less_a_token_must_promise(tree in trees(20), alpha in 0.001..1.0_f64, beta in 0.1..10.0_f64) {
-            let at = |base: f64| worth(&Step { cost: Line { alpha, beta: base }, rows: 1, sequences: 1, drafting_s: 0.0 }, &[&tree]);
+            let at = |base: f64| worth(&StepEstimate { cost: LinearFit { alpha, beta: base }, rows: 1, sequences: 1, drafting_s: 0.0 }, &[&tree]);
             let (cheap, dear) = (at(beta), at(beta * 2.0));
             prop_assert!(dear.kept[0].len() >= cheap.kept[0].len());
         }
@@ -211,11 +213,17 @@ mod tests {
             tree
         };
         let (long, other) = (chain(8), chain(8));
-        let step = Step { cost: Line { alpha: 0.1, beta: 1.0 }, rows: 2, sequences: 2, drafting_s: 0.0 };
-        let kept =
-            |step: &Step| worth(step, &[&long, &other]).kept.iter().map(|kept| kept.len()).sum::<usize>();
+        let step = StepEstimate {
+            cost: LinearFit { alpha: 0.1, beta: 1.0 },
+            rows: 2,
+            sequences: 2,
+            drafting_s: 0.0,
+        };
+        let kept = |step: &StepEstimate| {
+            worth(step, &[&long, &other]).kept.iter().map(|kept| kept.len()).sum::<usize>()
+        };
         assert_eq!(kept(&step), 16);
-        assert_eq!(kept(&Step { rows: 3, sequences: 3, ..step }), 0, "a third has nothing from it");
+        assert_eq!(kept(&StepEstimate { rows: 3, sequences: 3, ..step }), 0, "a third has nothing from it");
     }
 
     #[test]
@@ -225,9 +233,10 @@ mod tests {
         for _ in 0..20 {
             chain = tree.push(chain, 1, 0.999);
         }
-        let cost = Line { alpha: 0.01, beta: 1.0 };
-        let kept =
-            |sequences| worth(&Step { cost, rows: 4, sequences, drafting_s: 0.0 }, &[&tree]).kept[0].len();
+        let cost = LinearFit { alpha: 0.01, beta: 1.0 };
+        let kept = |sequences| {
+            worth(&StepEstimate { cost, rows: 4, sequences, drafting_s: 0.0 }, &[&tree]).kept[0].len()
+        };
         assert_eq!((kept(1), kept(4)), (20, 5), "5 % of 1.04 s are 5 rows");
     }
 
@@ -235,9 +244,9 @@ mod tests {
     fn the_time_that_drafting_took_counts_as_waiting() {
         let mut tree = TokenTree::new();
         tree.push(None, 1, 0.9);
-        let cost = Line { alpha: 0.001, beta: 1.0 };
+        let cost = LinearFit { alpha: 0.001, beta: 1.0 };
         let kept = |sequences, drafting_s| {
-            worth(&Step { cost, rows: sequences, sequences, drafting_s }, &[&tree]).kept[0].len()
+            worth(&StepEstimate { cost, rows: sequences, sequences, drafting_s }, &[&tree]).kept[0].len()
         };
         assert_eq!((kept(2, 0.0), kept(2, 0.04)), (1, 1), "within 5 % of a second");
         assert_eq!((kept(2, 0.06), kept(1, 0.06)), (0, 1), "whoever is alone waits for nobody else");
@@ -245,9 +254,9 @@ mod tests {
 
     #[test]
     fn a_guess_is_worth_its_time_where_it_is_shorter_than_what_it_saves() {
-        let cost = Line { alpha: 0.1, beta: 0.9 };
+        let cost = LinearFit { alpha: 0.1, beta: 0.9 };
         let asks = |guess_s, sequences| {
-            let step = Step { cost, rows: sequences, sequences, drafting_s: 0.0 };
+            let step = StepEstimate { cost, rows: sequences, sequences, drafting_s: 0.0 };
             is_worth_asking(&step, guess_s, &TokenTree::new(), 0.8)
         };
         // One token a second, against 1.8 in 1.1 seconds and those of the guess.
@@ -257,11 +266,11 @@ mod tests {
 
     #[test]
     fn guesses_that_took_no_time_do_not_make_the_next_one_dearer() {
-        let cost = Line { alpha: 0.0, beta: 1.0 };
+        let cost = LinearFit { alpha: 0.0, beta: 1.0 };
         let asks = |second: bool| {
             let (mut tree, mut tip, mut drafting_s) = (TokenTree::new(), None, 0.0);
             loop {
-                let step = Step { cost, rows: 1, sequences: 1, drafting_s };
+                let step = StepEstimate { cost, rows: 1, sequences: 1, drafting_s };
                 if !is_worth_asking(&step, 0.1, &tree, tree.confidence(tip) * 0.8) {
                     return tree.len() / if second { 2 } else { 1 };
                 }

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 /// The tokens of a completion. Numbers are kept as JSON wrote them, which names every `f32` uniquely.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Answer {
+pub struct CompletionAnswer {
     /// The text.
     pub text: String,
     /// `[token, logprob, top logprobs]` of every token.
@@ -13,7 +13,7 @@ pub struct Answer {
     pub finish: Option<String>,
 }
 
-impl Answer {
+impl CompletionAnswer {
     /// Adds a choice of a whole answer, or what a chunk adds to it.
     pub(crate) fn add(&mut self, choice: &Value) {
         self.text.push_str(choice["text"].as_str().expect("a choice has text"));
@@ -40,7 +40,7 @@ impl Answer {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Reply {
     /// The answer.
-    pub answer: Answer,
+    pub answer: CompletionAnswer,
     /// Prompt tokens that were not computed anew.
     pub cached_tokens: u64,
     /// Which adapter answered; `None` is the base.
@@ -49,7 +49,7 @@ pub struct Reply {
 
 impl Reply {
     pub(crate) fn read(body: &Value) -> Self {
-        let mut answer = Answer::default();
+        let mut answer = CompletionAnswer::default();
         answer.add(&body["choices"][0]);
         let details = &body["usage"]["prompt_tokens_details"];
         Self {

@@ -10,16 +10,16 @@ pub mod names;
 pub mod places;
 pub mod traffic;
 
-pub use ledger::Ledger;
-pub use names::Names;
-pub use places::Places;
-pub use traffic::{Traffic, Variants};
+pub use ledger::ChaosReport;
+pub use names::PossibleNames;
+pub use places::FailpointDirectory;
+pub use traffic::{AdapterVariants, Traffic};
 
 /// A generator whose every run with a seed is the same (`splitmix64`).
 #[derive(Debug, Clone)]
-pub struct Random(u64);
+pub struct ChaosRng(u64);
 
-impl Random {
+impl ChaosRng {
     /// The generator of `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Self {

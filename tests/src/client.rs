@@ -9,11 +9,11 @@ use ureq::{
     middleware::MiddlewareNext,
 };
 
-use crate::{answer::Reply, stream::Stream, watchdog::WATCHDOG};
+use crate::{answer::Reply, stream::CompletionStream, watchdog::WATCHDOG};
 
 /// Why a request was not done.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Fault {
+pub enum RequestFault {
     /// A typed error: nothing has happened.
     Refused {
         /// HTTP status.
@@ -25,7 +25,7 @@ pub enum Fault {
     Silence(String),
 }
 
-impl std::fmt::Display for Fault {
+impl std::fmt::Display for RequestFault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Refused { status, code } => write!(f, "refused with {status} {code}"),
@@ -39,7 +39,7 @@ pub const TEMPERATURE: f32 = 0.8;
 
 /// A completion to ask for: greedy, unless it has a seed.
 #[derive(Debug, Clone)]
-pub struct Ask {
+pub struct CompletionRequest {
     /// Base or adapter.
     pub model: String,
     /// Token ids.
@@ -54,7 +54,7 @@ pub struct Ask {
     pub provisional: bool,
 }
 
-impl Ask {
+impl CompletionRequest {
     /// Asks `model` to continue `prompt` greedily.
     #[must_use]
     pub fn new(model: &str, prompt: Vec<u32>, max_tokens: u32) -> Self {
@@ -127,7 +127,7 @@ impl Client {
     }
 
     /// The whole answer.
-    pub fn ask(&self, ask: &Ask) -> Reply {
+    pub fn ask(&self, ask: &CompletionRequest) -> Reply {
         let (status, body) = self.post("/v1/completions", &ask.body());
         assert_eq!(status, 200, "{}: {body}", ask.model);
         Reply::read(&body)
@@ -135,7 +135,7 @@ impl Client {
 
     /// Status and error code of a request that is refused.
     #[must_use]
-    pub fn refusal(&self, ask: &Ask) -> (u16, String) {
+    pub fn refusal(&self, ask: &CompletionRequest) -> (u16, String) {
         let (status, body) = self.post("/v1/completions", &ask.body());
         let code = body["error"]["code"].as_str();
         (status, code.unwrap_or_else(|| panic!("no error: {body}")).to_owned())
@@ -143,39 +143,39 @@ impl Client {
 
     /// The answer as it comes.
     #[must_use]
-    pub fn stream(&self, ask: &Ask) -> Stream {
+    pub fn stream(&self, ask: &CompletionRequest) -> CompletionStream {
         let mut response = self.send("/v1/completions", &ask.stream_body());
         if response.status() != 200 {
             panic!("{}: {}", ask.model, response.body_mut().read_to_string().unwrap_or_default());
         }
-        Stream::new(response.into_body().into_reader())
+        CompletionStream::new(response.into_body().into_reader())
     }
 
     /// The whole answer, or why there is none.
-    pub fn try_ask(&self, ask: &Ask) -> Result<Reply, Fault> {
+    pub fn try_ask(&self, ask: &CompletionRequest) -> Result<Reply, RequestFault> {
         self.try_post("/v1/completions", &ask.body()).map(|body| Reply::read(&body))
     }
 
     /// The answer as it comes, or why there is none.
-    pub fn try_stream(&self, ask: &Ask) -> Result<Stream, Fault> {
+    pub fn try_stream(&self, ask: &CompletionRequest) -> Result<CompletionStream, RequestFault> {
         let response = self.try_send("/v1/completions", &ask.stream_body())?;
-        Ok(Stream::new(response.into_body().into_reader()))
+        Ok(CompletionStream::new(response.into_body().into_reader()))
     }
 
     /// Posts `body`; the answer if it is a success.
-    pub fn try_post(&self, route: &str, body: &Value) -> Result<Value, Fault> {
+    pub fn try_post(&self, route: &str, body: &Value) -> Result<Value, RequestFault> {
         let mut response = self.try_send(route, body)?;
-        response.body_mut().read_json().map_err(|error| Fault::Silence(error.to_string()))
+        response.body_mut().read_json().map_err(|error| RequestFault::Silence(error.to_string()))
     }
 
     /// What is at `route`; the answer if it is a success.
-    pub fn try_get(&self, route: &str) -> Result<Value, Fault> {
+    pub fn try_get(&self, route: &str) -> Result<Value, RequestFault> {
         let mut response = Self::success(self.agent.get(format!("{}{route}", self.url)).call())?;
-        response.body_mut().read_json().map_err(|error| Fault::Silence(error.to_string()))
+        response.body_mut().read_json().map_err(|error| RequestFault::Silence(error.to_string()))
     }
 
     /// Takes away what is at `route`.
-    pub fn delete(&self, route: &str) -> Result<(), Fault> {
+    pub fn delete(&self, route: &str) -> Result<(), RequestFault> {
         Self::success(self.agent.delete(format!("{}{route}", self.url)).call()).map(drop)
     }
 
@@ -185,7 +185,7 @@ impl Client {
     }
 
     /// The same, and what it is refused with.
-    pub fn try_upload(&self, name: &str, text: &str) -> Result<String, Fault> {
+    pub fn try_upload(&self, name: &str, text: &str) -> Result<String, RequestFault> {
         let part = |head: String, body: &str| {
             format!("--part\r\nContent-Disposition: form-data; {head}\r\n\r\n{body}\r\n")
         };
@@ -202,34 +202,34 @@ impl Client {
     }
 
     /// Posts `body` with an `Idempotency-Key`; the answer if it is a success.
-    pub fn try_post_keyed(&self, route: &str, key: &str, body: &Value) -> Result<Value, Fault> {
+    pub fn try_post_keyed(&self, route: &str, key: &str, body: &Value) -> Result<Value, RequestFault> {
         let request = self.agent.post(format!("{}{route}", self.url)).header("idempotency-key", key);
         let mut response = Self::success(request.send_json(body))?;
-        response.body_mut().read_json().map_err(|error| Fault::Silence(error.to_string()))
+        response.body_mut().read_json().map_err(|error| RequestFault::Silence(error.to_string()))
     }
 
     /// Posts bytes of another kind; the answer if it is a success.
-    pub fn try_post_bytes(&self, route: &str, kind: &str, bytes: &[u8]) -> Result<Value, Fault> {
+    pub fn try_post_bytes(&self, route: &str, kind: &str, bytes: &[u8]) -> Result<Value, RequestFault> {
         let request = self.agent.post(format!("{}{route}", self.url)).header("content-type", kind);
         let mut response = Self::success(request.send(bytes))?;
-        response.body_mut().read_json().map_err(|error| Fault::Silence(error.to_string()))
+        response.body_mut().read_json().map_err(|error| RequestFault::Silence(error.to_string()))
     }
 
-    fn try_send(&self, route: &str, body: &Value) -> Result<Response<Body>, Fault> {
+    fn try_send(&self, route: &str, body: &Value) -> Result<Response<Body>, RequestFault> {
         Self::success(self.agent.post(format!("{}{route}", self.url)).send_json(body))
     }
 
-    fn success(sent: Result<Response<Body>, ureq::Error>) -> Result<Response<Body>, Fault> {
+    fn success(sent: Result<Response<Body>, ureq::Error>) -> Result<Response<Body>, RequestFault> {
         patience::step();
-        let mut response = sent.map_err(|error| Fault::Silence(error.to_string()))?;
+        let mut response = sent.map_err(|error| RequestFault::Silence(error.to_string()))?;
         let status = response.status().as_u16();
         if status == 200 {
             return Ok(response);
         }
         let body: Value =
-            response.body_mut().read_json().map_err(|error| Fault::Silence(error.to_string()))?;
+            response.body_mut().read_json().map_err(|error| RequestFault::Silence(error.to_string()))?;
         let code = body["error"]["code"].as_str().unwrap_or_else(|| panic!("no error: {body}")).to_owned();
-        Err(Fault::Refused { status, code })
+        Err(RequestFault::Refused { status, code })
     }
 
     /// Loads an adapter under a free name; returns its generation.

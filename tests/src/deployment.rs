@@ -1,4 +1,4 @@
-//! `holobiont up` as a value: started by a [`Plan`](crate::Plan), stopped when it is dropped.
+//! `holobiont up` as a value: started by a [`DeploymentPlan`](crate::Plan), stopped when it is dropped.
 
 use std::{
     collections::BTreeSet,
@@ -16,14 +16,14 @@ use serde_json::Value;
 
 use crate::{
     client::Client,
-    place::Place,
+    place::StateDirectory,
     proc::{self, SharedMemory},
     watchdog::{WATCHDOG, running, signal},
 };
 
 /// One of the processes of a deployment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Process {
+pub enum DeploymentProcess {
     /// Owns the weights.
     Executor,
     /// Owns the text.
@@ -34,7 +34,7 @@ pub enum Process {
     Trainer,
 }
 
-impl Process {
+impl DeploymentProcess {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Executor, Self::Gateway, Self::Worker, Self::Trainer];
 
@@ -55,22 +55,22 @@ impl Process {
 pub struct Deployment {
     child: Child,
     /// What runs as long as it does.
-    needed: Vec<Process>,
+    needed: Vec<DeploymentProcess>,
     /// Talks to it.
     pub client: Client,
-    place: Arc<Place>,
+    place: Arc<StateDirectory>,
     model: PathBuf,
 }
 
 impl Deployment {
     /// Starts `up`, which keeps its state in `place` and serves `model`.
-    pub(crate) fn spawn(mut up: Command, place: Arc<Place>, model: PathBuf) -> Self {
+    pub(crate) fn spawn(mut up: Command, place: Arc<StateDirectory>, model: PathBuf) -> Self {
         let log = File::options().append(true).create(true).open(place.log()).expect("a log file");
         let mut child = up.stdout(Stdio::piped()).stderr(log).spawn().expect("holobiont starts");
         running().insert(child.id());
         let stdout = child.stdout.take().expect("its stdout is a pipe");
         // From here on dropping stops it, also if it never greets.
-        let (needed, client) = (vec![Process::Gateway], Client::new(""));
+        let (needed, client) = (vec![DeploymentProcess::Gateway], Client::new(""));
         let mut deployment = Self { child, needed, client, place, model };
         deployment.read_greeting(stdout);
         deployment
@@ -89,7 +89,7 @@ impl Deployment {
 
     /// Where its state is.
     #[must_use]
-    pub fn place(&self) -> &Arc<Place> {
+    pub fn place(&self) -> &Arc<StateDirectory> {
         &self.place
     }
 
@@ -107,18 +107,18 @@ impl Deployment {
 
     /// Kills the executor, which cannot do anything about it.
     pub fn kill_executor(&self) {
-        self.signal(Process::Executor, Signal::KILL);
+        self.signal(DeploymentProcess::Executor, Signal::KILL);
     }
 
     /// The id of a process as it is now, the first of several; `None` while it is started again.
     #[must_use]
-    pub fn process(&self, process: Process) -> Option<u32> {
+    pub fn process(&self, process: DeploymentProcess) -> Option<u32> {
         self.processes(process).first().copied()
     }
 
     /// The ids of all processes of a kind, in ascending order.
     #[must_use]
-    pub fn processes(&self, process: Process) -> Vec<u32> {
+    pub fn processes(&self, process: DeploymentProcess) -> Vec<u32> {
         let mut ids = proc::children(self.id());
         // The system keeps so many letters of a name.
         let name: String = process.program().chars().take(15).collect();
@@ -130,7 +130,7 @@ impl Deployment {
     /// The trainers that learn now: processes of the one that starts them.
     #[must_use]
     pub fn trainers(&self) -> Vec<u32> {
-        self.processes(Process::Trainer).into_iter().flat_map(proc::children).collect()
+        self.processes(DeploymentProcess::Trainer).into_iter().flat_map(proc::children).collect()
     }
 
     /// Whether one of them learns for the job called so.
@@ -140,7 +140,7 @@ impl Deployment {
     }
 
     /// Sends a signal to a process, if it runs.
-    pub fn signal(&self, process: Process, how: Signal) {
+    pub fn signal(&self, process: DeploymentProcess, how: Signal) {
         if let Some(id) = self.process(process) {
             signal(id, how);
         }
@@ -153,19 +153,19 @@ impl Deployment {
 
     /// Files and sockets a process has open.
     #[must_use]
-    pub fn open_files(&self, process: Process) -> usize {
+    pub fn open_files(&self, process: DeploymentProcess) -> usize {
         proc::open_files(self.process(process).expect("the process runs"))
     }
 
     /// Memory of a process that is in use and not a file's, in bytes.
     #[must_use]
-    pub fn resident_bytes(&self, process: Process) -> u64 {
+    pub fn resident_bytes(&self, process: DeploymentProcess) -> u64 {
         proc::resident_bytes(self.process(process).expect("the process runs"))
     }
 
     /// The shared memory that each process of a kind holds.
     #[must_use]
-    pub fn shared_memory(&self, process: Process) -> Vec<SharedMemory> {
+    pub fn shared_memory(&self, process: DeploymentProcess) -> Vec<SharedMemory> {
         self.processes(process).into_iter().map(SharedMemory::of).collect()
     }
 
@@ -211,10 +211,10 @@ impl Deployment {
         let executors = processes.iter().filter(|(name, _)| name.starts_with("base-executor"));
         let ids = executors.filter_map(|(_, id)| u32::try_from(id.as_u64()?).ok());
         let ids: BTreeSet<u32> = ids.collect();
-        let running = self.processes(Process::Executor).into_iter().collect();
+        let running = self.processes(DeploymentProcess::Executor).into_iter().collect();
         assert_eq!(ids, running, "the greeting names the executors");
         // There is none where all are elsewhere.
-        self.needed.extend((!ids.is_empty()).then_some(Process::Executor));
+        self.needed.extend((!ids.is_empty()).then_some(DeploymentProcess::Executor));
     }
 
     /// What was said so far.

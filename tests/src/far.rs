@@ -1,7 +1,7 @@
 //! Executors of other hosts: processes that nobody's `holobiont up` starts, reached through TLS, over a wire that can be cut.
 //!
-//! - [`FarExecutor`]: such a process, with its certificates
-//! - [`Wire`]: what its bytes go through
+//! - [`RemoteExecutor`]: such a process, with its certificates
+//! - [`HostLink`]: what its bytes go through
 
 use std::{
     fs::{self, File},
@@ -20,14 +20,14 @@ use std::{
 use rustls::{ClientConnection, StreamOwned, pki_types::ServerName};
 use shmproto::{
     codec::Wire as _,
-    far::{ALPN, Answer, Ask, body_bytes, frame},
+    far::{ALPN, RemoteReply, RemoteRequest, body_bytes, frame},
 };
 use tempfile::TempDir;
 
 use crate::{
     fixtures::{self, program},
-    plan::Plan,
-    split::{Doors, GATEWAY},
+    plan::DeploymentPlan,
+    split::{GATEWAY, SplitEndpoints},
     watchdog::WATCHDOG,
 };
 
@@ -35,21 +35,21 @@ use crate::{
 const TICK: Duration = Duration::from_millis(10);
 
 /// A connection to the door, once TLS is agreed on.
-pub type Raw = StreamOwned<ClientConnection, TcpStream>;
+pub type TlsConnection = StreamOwned<ClientConnection, TcpStream>;
 
 /// An executor alone.
 #[derive(Debug)]
-pub struct FarExecutor {
+pub struct RemoteExecutor {
     /// Its certificates.
-    pub doors: Doors,
+    pub doors: SplitEndpoints,
     /// How it is reached.
-    pub wire: Wire,
+    pub wire: HostLink,
     place: TempDir,
     flags: Vec<String>,
     child: Child,
 }
 
-impl FarExecutor {
+impl RemoteExecutor {
     /// An executor that [`GATEWAY`] may drive, with these flags besides.
     #[must_use]
     pub fn start(flags: &[&str]) -> Self {
@@ -64,9 +64,9 @@ impl FarExecutor {
     }
 
     fn plain(flags: &[&str]) -> Self {
-        let doors = Doors::new();
+        let doors = SplitEndpoints::new();
         let place = tempfile::tempdir().expect("a temporary directory");
-        let wire = Wire::to(doors.address());
+        let wire = HostLink::to(doors.address());
         let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
         let child = spawn(&doors, &place, &flags);
         Self { doors, wire, place, flags, child }
@@ -86,13 +86,13 @@ impl FarExecutor {
 
     /// Lets the gateway of a deployment drive it as `name`.
     #[must_use]
-    pub fn of(&self, plan: Plan, name: &str) -> Plan {
+    pub fn of(&self, plan: DeploymentPlan, name: &str) -> DeploymentPlan {
         self.shown(plan, name, GATEWAY)
     }
 
     /// The same with the certificate of `client`.
     #[must_use]
-    pub fn shown(&self, plan: Plan, name: &str, client: &str) -> Plan {
+    pub fn shown(&self, plan: DeploymentPlan, name: &str, client: &str) -> DeploymentPlan {
         let (cert, key) = self.doors.identity_of(client);
         plan.elsewhere(name, self.wire.address)
             .set("EXECUTOR_CA", &self.doors.ca().display().to_string())
@@ -110,7 +110,7 @@ impl FarExecutor {
     ///
     /// # Errors
     /// The executor ends it, once it has looked at the certificate.
-    pub fn raw(&self, client: Option<&str>, ask: &Ask) -> io::Result<(Raw, Answer)> {
+    pub fn raw(&self, client: Option<&str>, ask: &RemoteRequest) -> io::Result<(TlsConnection, RemoteReply)> {
         let mut files = self.doors.tls_files(Some("a key"));
         files.identity = client.map(|client| self.doors.identity_of(client));
         let mut config = client::transport::tls::config(&files).expect("the certificates");
@@ -135,15 +135,15 @@ impl FarExecutor {
 ///
 /// # Errors
 /// The connection ends.
-pub fn answer(stream: &mut Raw) -> io::Result<Answer> {
+pub fn answer(stream: &mut TlsConnection) -> io::Result<RemoteReply> {
     let mut first = [0; 4];
     stream.read_exact(&mut first)?;
     let mut body = vec![0; body_bytes(first).expect("a frame of this protocol")];
     stream.read_exact(&mut body)?;
-    Ok(Answer::from_bytes(&body).expect("an answer"))
+    Ok(RemoteReply::from_bytes(&body).expect("an answer"))
 }
 
-impl Drop for FarExecutor {
+impl Drop for RemoteExecutor {
     fn drop(&mut self) {
         self.kill();
         if thread::panicking() {
@@ -153,7 +153,7 @@ impl Drop for FarExecutor {
 }
 
 /// Starts the process, and waits until it serves.
-fn spawn(doors: &Doors, place: &TempDir, flags: &[String]) -> Child {
+fn spawn(doors: &SplitEndpoints, place: &TempDir, flags: &[String]) -> Child {
     let path = |name: &str| place.path().join(name);
     let log = File::options().append(true).create(true).open(path("log")).expect("a log file");
     let mut command = Command::new(program("base-executor"));
@@ -186,21 +186,21 @@ fn spawn(doors: &Doors, place: &TempDir, flags: &[String]) -> Child {
 
 /// A TCP connection's way between two hosts.
 #[derive(Debug)]
-pub struct Wire {
+pub struct HostLink {
     /// Where it begins.
     pub address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<LinkShared>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct LinkShared {
     /// Nothing arrives, and nobody is told.
     is_stuck: AtomicBool,
     /// Connections of earlier numbers are hung up on.
     hang_ups: AtomicU64,
 }
 
-impl Wire {
+impl HostLink {
     /// A wire to `address`.
     #[must_use]
     pub fn to(address: SocketAddr) -> Self {
@@ -234,7 +234,7 @@ impl Wire {
     }
 }
 
-fn carry(from: &TcpStream, to: &TcpStream, shared: &Arc<Shared>) {
+fn carry(from: &TcpStream, to: &TcpStream, shared: &Arc<LinkShared>) {
     let (from, to) = (from.try_clone().expect("a descriptor"), to.try_clone().expect("a descriptor"));
     from.set_read_timeout(Some(TICK)).expect("a socket takes time limits");
     let shared = Arc::clone(shared);
@@ -246,7 +246,7 @@ fn carry(from: &TcpStream, to: &TcpStream, shared: &Arc<Shared>) {
     });
 }
 
-fn carry_until_the_end(mut from: &TcpStream, mut to: &TcpStream, shared: &Shared) -> io::Result<()> {
+fn carry_until_the_end(mut from: &TcpStream, mut to: &TcpStream, shared: &LinkShared) -> io::Result<()> {
     let (number, mut buffer) = (shared.hang_ups.load(Ordering::SeqCst), [0; 16 << 10]);
     while shared.hang_ups.load(Ordering::SeqCst) == number {
         if shared.is_stuck.load(Ordering::SeqCst) {

@@ -9,25 +9,25 @@ pub mod shared;
 
 use std::ops::Deref;
 
-use self::front::{Front, Setup};
-use crate::{deployment::Deployment, plan::Plan};
+use self::front::{FleetFront, FrontSetup};
+use crate::{deployment::Deployment, plan::DeploymentPlan};
 
 /// Deployments behind Envoy.
 #[derive(Debug)]
-pub struct Fleet {
+pub struct EnvoyFleet {
     /// The hosts; `None` once one is gone.
     pub hosts: Vec<Option<Deployment>>,
-    front: Front,
+    front: FleetFront,
 }
 
-impl Fleet {
+impl EnvoyFleet {
     /// `count` hosts of `plan`, up to three.
     #[must_use]
-    pub fn start(count: usize, plan: impl Fn() -> Plan, setup: Setup<'_>) -> Self {
+    pub fn start(count: usize, plan: impl Fn() -> DeploymentPlan, setup: FrontSetup<'_>) -> Self {
         let hosts: Vec<Deployment> = (0..count).map(|_| plan().start()).collect();
         let addresses: Vec<String> =
             hosts.iter().map(|host| host.client.url().trim_start_matches("http://").to_owned()).collect();
-        let front = Front::start(&addresses, setup);
+        let front = FleetFront::start(&addresses, setup);
         Self { hosts: hosts.into_iter().map(Some).collect(), front }
     }
 
@@ -44,10 +44,10 @@ impl Fleet {
     }
 }
 
-impl Deref for Fleet {
-    type Target = Front;
+impl Deref for EnvoyFleet {
+    type Target = FleetFront;
 
-    fn deref(&self) -> &Front {
+    fn deref(&self) -> &FleetFront {
         &self.front
     }
 }

@@ -21,7 +21,7 @@ use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
 use crate::{
-    Answer, Ask, Plan,
+    CompletionAnswer, CompletionRequest, DeploymentPlan,
     fixtures::{self, program},
 };
 
@@ -190,8 +190,8 @@ pub fn copy_adapter(from: &Path, to: &Path) {
 
 /// A deployment of that model on `device`.
 #[must_use]
-pub fn plan(model: &Path, device: &str) -> Plan {
-    Plan::bare()
+pub fn plan(model: &Path, device: &str) -> DeploymentPlan {
+    DeploymentPlan::bare()
         .model(model)
         .set("DEVICE", device)
         .set("KV_BYTES", "4MiB")
@@ -200,7 +200,7 @@ pub fn plan(model: &Path, device: &str) -> Plan {
 }
 
 /// Compares answers of two devices: the same tokens, until two of them were about as likely.
-pub fn assert_alike(cpu: &Answer, gpu: &Answer) {
+pub fn assert_alike(cpu: &CompletionAnswer, gpu: &CompletionAnswer) {
     let number = |value: &Value| value.as_f64().expect("a number");
     for (index, (expected, found)) in cpu.scored.iter().zip(&gpu.scored).enumerate() {
         let difference = (number(&expected[1]) - number(&found[1])).abs();
@@ -215,7 +215,7 @@ pub fn assert_alike(cpu: &Answer, gpu: &Answer) {
 
 /// Asks `model` greedily for `tokens` tokens after a prompt of `length` that differs with `seed`.
 #[must_use]
-pub fn question(model: &str, seed: u32, length: usize, tokens: u32) -> Ask {
+pub fn question(model: &str, seed: u32, length: usize, tokens: u32) -> CompletionRequest {
     let prompt = fixtures::prompt(seed, length).into_iter().map(|token| token % VOCABULARY as u32);
-    Ask::new(model, prompt.collect(), tokens)
+    CompletionRequest::new(model, prompt.collect(), tokens)
 }

@@ -2,7 +2,7 @@
 //!
 //! # Layout
 //!
-//! - [`plan`], [`deployment`]: `holobiont up` as a value: started by a [`Plan`], stopped when it is dropped
+//! - [`plan`], [`deployment`]: `holobiont up` as a value: started by a [`DeploymentPlan`], stopped when it is dropped
 //! - `cores`: which cores it computes on
 //! - [`client`]: the requests the tests make, each with a time limit
 //! - [`answer`]: what came back, exact to the last bit of every log-probability
@@ -49,12 +49,12 @@ pub mod stream;
 pub mod tinker;
 pub mod watchdog;
 
-pub use answer::Answer;
-pub use client::{Ask, Client, Fault};
-pub use deployment::{Deployment, Process};
+pub use answer::CompletionAnswer;
+pub use client::{Client, CompletionRequest, RequestFault};
+pub use deployment::{Deployment, DeploymentProcess};
 pub use fixtures::{BASE, EXAMPLES, MODELS};
-pub use place::Place;
-pub use plan::Plan;
+pub use place::StateDirectory;
+pub use plan::DeploymentPlan;
 pub use proc::SharedMemory;
-pub use stream::{Ending, Stream};
+pub use stream::{CompletionStream, StreamEnd};
 pub use watchdog::{WATCHDOG, eventually, eventually_some, signal, watched};

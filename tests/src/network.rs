@@ -24,7 +24,7 @@ pub const HOSTS: &str = "hosts.fleet";
 
 /// One of a host's links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Link {
+pub enum NetworkLink {
     /// By which it is asked.
     Front,
     /// By which it reaches the registry.
@@ -33,7 +33,7 @@ pub enum Link {
     Bucket,
 }
 
-impl Link {
+impl NetworkLink {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Front, Self::Registry, Self::Bucket];
 
@@ -48,9 +48,9 @@ impl Link {
 
 /// A process that does nothing but be in a namespace, as long as the test's process is there.
 #[derive(Debug)]
-struct Holder(Child);
+struct NamespaceHolder(Child);
 
-impl Holder {
+impl NamespaceHolder {
     fn start(kinds: &[&str]) -> Result<Self, String> {
         let mut command = Command::new("unshare");
         command.args(kinds).arg("cat").stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -77,7 +77,7 @@ impl Holder {
     }
 }
 
-impl Drop for Holder {
+impl Drop for NamespaceHolder {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -87,7 +87,7 @@ impl Drop for Holder {
 /// See the module's description.
 #[derive(Debug)]
 pub struct Network {
-    holder: Holder,
+    holder: NamespaceHolder,
     names: NamedTempFile,
 }
 
@@ -97,7 +97,7 @@ impl Network {
     /// # Errors
     /// This machine does not allow it.
     pub fn enter() -> Result<Self, String> {
-        let holder = Holder::start(&["--net", "--mount"])?;
+        let holder = NamespaceHolder::start(&["--net", "--mount"])?;
         let file = File::open(holder.path("net")).map_err(|error| error.to_string())?;
         let entered = move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network));
         entered.map_err(|error| format!("a network may not be entered: {error}"))?;
@@ -126,11 +126,11 @@ impl Network {
     /// A place for the processes of one more host, and what leads there. No two have the same `number`.
     #[must_use]
     pub fn host(&self, number: u8) -> Links {
-        let namespace = Namespace(Arc::new(Holder::start(&["--net"]).expect("one more namespace")));
+        let namespace = Namespace(Arc::new(NamespaceHolder::start(&["--net"]).expect("one more namespace")));
         let id = namespace.0.0.id().to_string();
         run(namespace.ip().args(["link", "set", "lo", "up"]));
         let links = Links { number, namespace };
-        for link in Link::ALL {
+        for link in NetworkLink::ALL {
             let (here, there) = (links.name(link), format!("up{}", link.number()));
             run(Command::new("ip")
                 .args(["link", "add", &here, "type", "veth", "peer", "name", &there, "netns", &id]));
@@ -148,7 +148,7 @@ impl Network {
 
 /// Where the processes of a host run.
 #[derive(Debug, Clone)]
-pub struct Namespace(Arc<Holder>);
+pub struct Namespace(Arc<NamespaceHolder>);
 
 impl Namespace {
     /// A program that runs there.
@@ -173,36 +173,36 @@ pub struct Links {
 impl Links {
     /// The address of the test's end of a link.
     #[must_use]
-    pub fn here(&self, link: Link) -> Ipv4Addr {
+    pub fn here(&self, link: NetworkLink) -> Ipv4Addr {
         Ipv4Addr::new(10, link.number(), self.number, 1)
     }
 
     /// The address of the host's end.
     #[must_use]
-    pub fn there(&self, link: Link) -> Ipv4Addr {
+    pub fn there(&self, link: NetworkLink) -> Ipv4Addr {
         Ipv4Addr::new(10, link.number(), self.number, 2)
     }
 
     /// Cuts a link. Nobody is told: whoever begins what goes over it finds nothing there.
-    pub fn cut(&self, link: Link) {
+    pub fn cut(&self, link: NetworkLink) {
         self.set(link, "down");
     }
 
     /// Mends it.
-    pub fn mend(&self, link: Link) {
+    pub fn mend(&self, link: NetworkLink) {
         self.set(link, "up");
     }
 
-    fn set(&self, link: Link, state: &str) {
+    fn set(&self, link: NetworkLink, state: &str) {
         // The other end than the one that is asked from, which would be told at once that there is no way.
         let (mut ip, name) = match link {
-            Link::Front => (self.namespace.ip(), format!("up{}", link.number())),
-            Link::Registry | Link::Bucket => (Command::new("ip"), self.name(link)),
+            NetworkLink::Front => (self.namespace.ip(), format!("up{}", link.number())),
+            NetworkLink::Registry | NetworkLink::Bucket => (Command::new("ip"), self.name(link)),
         };
         run(ip.args(["link", "set", &name, state]));
     }
 
-    fn name(&self, link: Link) -> String {
+    fn name(&self, link: NetworkLink) -> String {
         format!("down{}-{}", link.number(), self.number)
     }
 }

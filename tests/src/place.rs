@@ -9,9 +9,9 @@ use tempfile::TempDir;
 
 /// Where deployments keep their state, one after the other.
 #[derive(Debug)]
-pub struct Place(TempDir);
+pub struct StateDirectory(TempDir);
 
-impl Place {
+impl StateDirectory {
     /// A fresh one, gone when it is dropped.
     #[must_use]
     pub fn new() -> Self {
@@ -44,7 +44,7 @@ impl Place {
     }
 }
 
-impl Default for Place {
+impl Default for StateDirectory {
     fn default() -> Self {
         Self::new()
     }

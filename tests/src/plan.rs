@@ -9,12 +9,12 @@ use std::{
 };
 
 use crate::{
-    chaos::Places,
+    chaos::FailpointDirectory,
     cores,
     deployment::Deployment,
     fixtures::{self, BASE, EXAMPLES, example, program},
     network::Namespace,
-    place::Place,
+    place::StateDirectory,
 };
 
 /// What embedding, head and norms of the tests' model need in memory.
@@ -22,7 +22,7 @@ const EMBEDDING_BYTES: u64 = 30 << 20;
 
 /// A deployment that has not been started.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct DeploymentPlan {
     /// Instead of the model of all tests.
     model: Option<PathBuf>,
     /// One unless told otherwise, whatever machine this is.
@@ -39,7 +39,7 @@ pub struct Plan {
     namespace: Option<Namespace>,
 }
 
-impl Default for Plan {
+impl Default for DeploymentPlan {
     fn default() -> Self {
         Self {
             model: None,
@@ -54,7 +54,7 @@ impl Default for Plan {
     }
 }
 
-impl Plan {
+impl DeploymentPlan {
     /// The base model alone.
     #[must_use]
     pub fn bare() -> Self {
@@ -179,7 +179,7 @@ impl Plan {
 
     /// Lets its processes die at `places`, as often as it takes, and come back soon.
     #[must_use]
-    pub fn mortal(self, places: &Places) -> Self {
+    pub fn mortal(self, places: &FailpointDirectory) -> Self {
         let directory = places.directory().display().to_string();
         self.restless().set("FAILPOINTS", &directory)
     }
@@ -187,12 +187,12 @@ impl Plan {
     /// Starts it with a state directory of its own.
     #[must_use]
     pub fn start(&self) -> Deployment {
-        self.start_in(Arc::new(Place::new()))
+        self.start_in(Arc::new(StateDirectory::new()))
     }
 
     /// Starts it with the state that is in `place`.
     #[must_use]
-    pub fn start_in(&self, place: Arc<Place>) -> Deployment {
+    pub fn start_in(&self, place: Arc<StateDirectory>) -> Deployment {
         Deployment::spawn(self.command(&place), place, self.served())
     }
 
@@ -203,7 +203,7 @@ impl Plan {
 
     /// The command line, for those who want to see it fail.
     #[must_use]
-    pub fn command(&self, place: &Place) -> Command {
+    pub fn command(&self, place: &StateDirectory) -> Command {
         let program = program("holobiont");
         let mut up = match &self.namespace {
             Some(namespace) => namespace.command(&program),

@@ -1,6 +1,6 @@
 //! Split clients of a deployment: they rent its base layers and do the rest of the pass themselves.
 //!
-//! - [`Doors`]: a deployment's ways in for split clients, with certificates and keys
+//! - [`SplitEndpoints`]: a deployment's ways in for split clients, with certificates and keys
 //! - [`tenant`]: a client in the test's own process, whose every logit can be looked at
 //! - [`program`]: `holobiont-client`, which can be killed
 //! - [`exact`]: executors of exact arithmetic that can be killed; [`tap`]: what they were sent
@@ -31,13 +31,13 @@ use client::{
 };
 use tempfile::TempDir;
 
-pub use program::{Ended, Program};
-pub use tenant::{Score, Tenant};
+pub use program::{Program, ProgramEnd};
+pub use tenant::{SplitTenant, TokenScore};
 
 use crate::{
-    deployment::{Deployment, Process},
+    deployment::{Deployment, DeploymentProcess},
     fixtures::program,
-    plan::Plan,
+    plan::DeploymentPlan,
     proc::{self, SharedMemory},
     watchdog::WATCHDOG,
 };
@@ -53,7 +53,7 @@ pub const GATEWAY: &str = "front";
 
 /// How calls travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Route {
+pub enum SplitRoute {
     /// Through shared memory.
     SharedMemory,
     /// ZeroMQ over the private Unix socket.
@@ -62,7 +62,7 @@ pub enum Route {
     Tls,
 }
 
-impl Route {
+impl SplitRoute {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::SharedMemory, Self::Ipc, Self::Tls];
 
@@ -79,12 +79,12 @@ impl Route {
 
 /// The ways in of a deployment that has not been started.
 #[derive(Debug)]
-pub struct Doors {
+pub struct SplitEndpoints {
     directory: TempDir,
     address: SocketAddr,
 }
 
-impl Doors {
+impl SplitEndpoints {
     /// Certificates for 127.0.0.1, made as people make them, and a free port.
     #[must_use]
     pub fn new() -> Self {
@@ -106,7 +106,7 @@ impl Doors {
 
     /// Lets a deployment have them: whoever has a certificate may come in from outside.
     #[must_use]
-    pub fn of(&self, plan: Plan) -> Plan {
+    pub fn of(&self, plan: DeploymentPlan) -> DeploymentPlan {
         let text = |name: &str| self.file(name).display().to_string();
         plan.set("LAYER_LISTEN", &self.address.to_string())
             .set("LAYER_CERT", &text("server.pem"))
@@ -174,18 +174,23 @@ impl Doors {
 
     /// What `--executor` is set to for a client that comes over `route`.
     #[must_use]
-    pub fn executor(&self, deployment: &Deployment, route: Route) -> String {
+    pub fn executor(&self, deployment: &Deployment, route: SplitRoute) -> String {
         let state = deployment.place().state();
         match route {
-            Route::SharedMemory => state.join("layers.sock").display().to_string(),
-            Route::Ipc => format!("ipc://{}", state.join("layers.zmq").display()),
-            Route::Tls => format!("tls://{}", self.address),
+            SplitRoute::SharedMemory => state.join("layers.sock").display().to_string(),
+            SplitRoute::Ipc => format!("ipc://{}", state.join("layers.zmq").display()),
+            SplitRoute::Tls => format!("tls://{}", self.address),
         }
     }
 
     /// Connections over `route`, with the certificate where there is TLS, and with `key` if there is one.
     #[must_use]
-    pub fn connector(&self, deployment: &Deployment, route: Route, key: Option<&str>) -> Box<dyn Connect> {
+    pub fn connector(
+        &self,
+        deployment: &Deployment,
+        route: SplitRoute,
+        key: Option<&str>,
+    ) -> Box<dyn Connect> {
         let address: Address = self.executor(deployment, route).parse().expect("an address");
         if let Address::Local(socket) = address {
             return Box::new(LocalConnector::new(socket, Duration::ZERO, WATCHDOG));
@@ -200,10 +205,10 @@ impl Doors {
     pub fn tenant(
         &self,
         deployment: &Deployment,
-        route: Route,
+        route: SplitRoute,
         masking: Masking,
         key: Option<&str>,
-    ) -> Tenant {
+    ) -> SplitTenant {
         self.try_tenant(deployment, route, masking, key).expect("the executor takes a client in")
     }
 
@@ -214,14 +219,14 @@ impl Doors {
     pub fn try_tenant(
         &self,
         deployment: &Deployment,
-        route: Route,
+        route: SplitRoute,
         masking: Masking,
         key: Option<&str>,
-    ) -> Result<Tenant, CallError> {
+    ) -> Result<SplitTenant, CallError> {
         let connector = self.connector(deployment, route, key);
         // Over ZeroMQ the handshake shows the key.
-        let own_words = key.filter(|_| route == Route::SharedMemory);
-        Tenant::rent(deployment.model(), connector, masking, own_words, WATCHDOG)
+        let own_words = key.filter(|_| route == SplitRoute::SharedMemory);
+        SplitTenant::rent(deployment.model(), connector, masking, own_words, WATCHDOG)
     }
 
     /// Whom a client trusts; and how it proves who it is, unless it has a key for that.
@@ -235,7 +240,7 @@ impl Doors {
     }
 }
 
-impl Default for Doors {
+impl Default for SplitEndpoints {
     fn default() -> Self {
         Self::new()
     }
@@ -258,7 +263,7 @@ fn clean(program: &Path) -> Command {
 
 /// What an executor holds for others: what it would leak if it forgot one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Holdings {
+pub struct HeldResources {
     /// Files and sockets.
     pub files: usize,
     /// Threads, but for the two that read files for clients: they stay a few seconds, whoever comes.
@@ -267,11 +272,11 @@ pub struct Holdings {
     pub shared: SharedMemory,
 }
 
-impl Holdings {
+impl HeldResources {
     /// What the executor of a deployment holds now.
     #[must_use]
     pub fn of(deployment: &Deployment) -> Self {
-        let id = deployment.process(Process::Executor).unwrap_or(0);
+        let id = deployment.process(DeploymentProcess::Executor).unwrap_or(0);
         Self {
             files: proc::open_files(id),
             threads: proc::threads(id, READERS),

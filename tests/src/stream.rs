@@ -8,11 +8,11 @@ use std::{
 use serde_json::Value;
 use ureq::BodyReader;
 
-use crate::answer::Answer;
+use crate::answer::CompletionAnswer;
 
 /// How a stream ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ending {
+pub enum StreamEnd {
     /// A finish reason and `[DONE]`.
     Done,
     /// An error event with this code.
@@ -23,7 +23,7 @@ pub enum Ending {
 
 /// What a stream has told of drafts, as one who follows the rules shows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct ShownDrafts {
     /// Behind the text, and neither said nor taken back.
     pub standing: String,
     /// Characters that have come true.
@@ -32,7 +32,7 @@ pub struct Told {
     pub retracted: usize,
 }
 
-impl Told {
+impl ShownDrafts {
     fn see(&mut self, choice: &Value) {
         if let Some(characters) = choice["retract"]["characters"].as_u64() {
             for _ in 0..characters {
@@ -54,50 +54,50 @@ impl Told {
 }
 
 /// An answer under way. Dropping it disconnects.
-pub struct Stream {
+pub struct CompletionStream {
     lines: BufReader<BodyReader<'static>>,
     /// What has come so far.
-    pub answer: Answer,
+    pub answer: CompletionAnswer,
     /// What has been told of drafts.
-    pub told: Told,
+    pub told: ShownDrafts,
     /// Which adapter answers; `None` is the base, or that nothing has come.
     pub generation: Option<String>,
 }
 
-impl fmt::Debug for Stream {
+impl fmt::Debug for CompletionStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stream").field("answer", &self.answer).finish_non_exhaustive()
     }
 }
 
-impl Stream {
+impl CompletionStream {
     pub(crate) fn new(body: BodyReader<'static>) -> Self {
         Self {
             lines: BufReader::new(body),
-            answer: Answer::default(),
-            told: Told::default(),
+            answer: CompletionAnswer::default(),
+            told: ShownDrafts::default(),
             generation: None,
         }
     }
 
     /// Reads the next chunk; `Some` if that was the end.
-    pub fn step(&mut self) -> Option<Ending> {
+    pub fn step(&mut self) -> Option<StreamEnd> {
         patience::step();
-        let Some(data) = self.event() else { return Some(Ending::Cut) };
+        let Some(data) = self.event() else { return Some(StreamEnd::Cut) };
         let ending = self.take(&data);
         assert!(ending.is_none() || self.told.standing.is_empty(), "{:?} stands at the end", self.told);
         ending
     }
 
-    fn take(&mut self, data: &str) -> Option<Ending> {
+    fn take(&mut self, data: &str) -> Option<StreamEnd> {
         if data == "[DONE]" {
             assert!(self.answer.finish.is_some(), "[DONE] without a finish reason");
-            return Some(Ending::Done);
+            return Some(StreamEnd::Done);
         }
         let chunk: Value = serde_json::from_str(data).expect("an event is JSON");
         if let Some(code) = chunk["error"]["code"].as_str() {
             assert_eq!(self.answer.finish, None, "an error after a finish reason");
-            return Some(Ending::Error(code.to_owned()));
+            return Some(StreamEnd::Error(code.to_owned()));
         }
         self.generation = chunk["adapter_generation"].as_str().map(str::to_owned);
         self.told.see(&chunk["choices"][0]);
@@ -106,7 +106,7 @@ impl Stream {
     }
 
     /// Reads to the end, and makes sure that nothing comes after it.
-    pub fn read_to_end(&mut self) -> Ending {
+    pub fn read_to_end(&mut self) -> StreamEnd {
         let ending = loop {
             if let Some(ending) = self.step() {
                 break ending;
@@ -118,7 +118,7 @@ impl Stream {
 
     /// What [`read_to_end`](Self::read_to_end) has read, and how it ended.
     #[must_use]
-    pub fn finish(mut self) -> (Answer, Ending) {
+    pub fn finish(mut self) -> (CompletionAnswer, StreamEnd) {
         let ending = self.read_to_end();
         (self.answer, ending)
     }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use gateway::runs::wire::{
-    Chunk, ChunkKind, DType, Datum, EncodedText, ForwardBackwardRequest, Tensor, Values,
+    ChunkKind, DType, Datum, EncodedText, ForwardBackwardRequest, ModelInputChunk, TensorData, Values,
 };
 use prost::Message as _;
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ pub struct Example {
 
 /// A model that is trained.
 #[derive(Debug)]
-pub struct Model<'a> {
+pub struct TinkerModel<'a> {
     client: &'a Client,
     session: String,
     id: String,
@@ -29,7 +29,7 @@ pub struct Model<'a> {
     seq: i32,
 }
 
-impl<'a> Model<'a> {
+impl<'a> TinkerModel<'a> {
     /// Begins a session with a model of this `lora_config`.
     #[must_use]
     pub fn begin(client: &'a Client, lora: &Value) -> Self {
@@ -128,7 +128,7 @@ fn datum(example: &Example) -> Datum {
     let targets = example.tokens[1..].iter().flat_map(|&token| i64::from(token).to_le_bytes()).collect();
     let weights = example.weights.iter().flat_map(|weight| weight.to_le_bytes()).collect();
     Datum {
-        model_input: vec![Chunk { kind: Some(ChunkKind::EncodedText(text)) }],
+        model_input: vec![ModelInputChunk { kind: Some(ChunkKind::EncodedText(text)) }],
         loss_fn_inputs: HashMap::from([
             ("target_tokens".to_owned(), tensor(DType::Int64, targets)),
             ("weights".to_owned(), tensor(DType::Float32, weights)),
@@ -136,6 +136,6 @@ fn datum(example: &Example) -> Datum {
     }
 }
 
-fn tensor(dtype: DType, values: Vec<u8>) -> Tensor {
-    Tensor { values: Some(Values::Dense(values)), dtype: dtype.into(), shape: Vec::new() }
+fn tensor(dtype: DType, values: Vec<u8>) -> TensorData {
+    TensorData { values: Some(Values::Dense(values)), dtype: dtype.into(), shape: Vec::new() }
 }

@@ -1,7 +1,7 @@
 //! What trainers are asked to do, and what they say: lines of JSON, on a pipe or a Unix socket.
 //!
-//! The first line of a connection to the trainer service is a [`Request`]; what follows belongs to the trainer that it starts.
-//! A trainer that runs a job says an [`Event`] a line; one that is given orders answers them ([`session`]). Readers leave out what they do not know, so that a later trainer may say more.
+//! The first line of a connection to the trainer service is a [`TrainerRequest`]; what follows belongs to the trainer that it starts.
+//! A trainer that runs a job says an [`TrainingEvent`] a line; one that is given orders answers them ([`session`]). Readers leave out what they do not know, so that a later trainer may say more.
 
 #![forbid(unsafe_code)]
 
@@ -18,7 +18,7 @@ pub const CHECKPOINT_FILE: &str = "checkpoint.safetensors";
 /// What a trainer is to do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Request {
+pub struct TrainerRequest {
     /// Its command line, without what the service adds of its own.
     pub arguments: Vec<String>,
 }
@@ -26,11 +26,11 @@ pub struct Request {
 /// A line of a trainer, or of a command about its run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub enum Event {
+pub enum TrainingEvent {
     /// What will be done.
-    Plan(Plan),
+    Plan(TrainingPlan),
     /// What a model is to be asked.
-    Prompt(Prompt),
+    Prompt(TeacherPrompt),
     /// The data are what a model said: nothing needs to be asked.
     Answered {},
     /// How far a model is that was asked.
@@ -48,7 +48,7 @@ pub enum Event {
         message: String,
     },
     /// The optimizer has moved.
-    Step(Step),
+    Step(StepReport),
     /// The loss of what is held out.
     Evaluation {
         /// After this step.
@@ -69,7 +69,7 @@ pub enum Event {
         step: u64,
     },
     /// The adapter is written.
-    Done(Outcome),
+    Done(RunResult),
     /// The adapter is served.
     Published {
         /// Its content hash, in hexadecimal.
@@ -90,7 +90,7 @@ pub enum Event {
 /// What will be done.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Plan {
+pub struct TrainingPlan {
     /// Examples to train on.
     pub examples: u64,
     /// Examples to judge by.
@@ -129,21 +129,21 @@ pub struct Plan {
     pub resumed_step: Option<u64>,
     /// Of a draft alone.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub draft: Option<Draft>,
+    pub draft: Option<DraftSummary>,
 }
 
 /// A conversation that somebody is to answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Prompt {
+pub struct TeacherPrompt {
     /// The kind of text, as `code`.
     pub kind: String,
     /// As OpenAI has them.
-    pub messages: Vec<Message>,
+    pub messages: Vec<ConversationMessage>,
 }
 
 /// A message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Message {
+pub struct ConversationMessage {
     /// Who said it, as `user`.
     pub role: String,
     /// What was said.
@@ -152,7 +152,7 @@ pub struct Message {
 
 /// How large a draft is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Draft {
+pub struct DraftSummary {
     /// The blocks of the base that it has.
     pub layers: u64,
     /// The tokens that it may guess.
@@ -172,7 +172,7 @@ pub struct Correctness {
 
 /// A step that is done.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct Step {
+pub struct StepReport {
     /// From 1.
     pub step: u64,
     /// Of how many.
@@ -199,7 +199,7 @@ pub struct Step {
 
 /// What came of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct RunResult {
     /// Steps that were made.
     pub steps: u64,
     /// Of the last step; none if the run only had to be ended.
@@ -214,8 +214,8 @@ pub struct Outcome {
 
 /// The event of a line; one that is no event is something else.
 #[must_use]
-pub fn parse(line: &str) -> Event {
-    serde_json::from_str(line).unwrap_or(Event::Other)
+pub fn parse(line: &str) -> TrainingEvent {
+    serde_json::from_str(line).unwrap_or(TrainingEvent::Other)
 }
 
 #[cfg(test)]
@@ -225,24 +225,28 @@ mod tests {
     #[test]
     fn every_event_is_understood_and_what_nobody_knows_is_no_error() {
         let step = r#"{"event":"step","step":1,"steps":9,"loss":2.31,"grad_norm":1.2,"learning_rate":1e-4,"tokens":512,"tokens_per_second":480.0,"seconds_left":120.0}"#;
-        let Event::Step(step) = parse(step) else { panic!() };
+        let TrainingEvent::Step(step) = parse(step) else { panic!() };
         assert_eq!((step.step, step.steps, step.seconds_left), (1, 9, Some(120.0)));
         let plan = r#"{"event":"plan","examples":10,"method":"ia3","rank":null,"later":true}"#;
-        let Event::Plan(plan) = parse(plan) else { panic!() };
+        let TrainingEvent::Plan(plan) = parse(plan) else { panic!() };
         assert_eq!((plan.examples, plan.rank, plan.method.as_str()), (10, None, "ia3"));
         let done = r#"{"event":"done","steps":9,"loss":1.5,"held_out_loss":null,"generation":"ab","output":"d","seconds":3.0}"#;
-        assert!(matches!(parse(done), Event::Done(Outcome { held_out_loss: None, .. })));
+        assert!(matches!(parse(done), TrainingEvent::Done(RunResult { held_out_loss: None, .. })));
         for line in [r#"{"event":"coffee"}"#, r#"{"event":"step"}"#, "text", ""] {
-            assert_eq!(parse(line), Event::Other, "{line:?}");
+            assert_eq!(parse(line), TrainingEvent::Other, "{line:?}");
         }
     }
 
     #[test]
     fn what_is_said_is_understood() {
         let said = [
-            Event::Plan(Plan { rank: Some(8), targets: vec!["q_proj".to_owned()], ..Plan::default() }),
-            Event::Failed { message: "no".to_owned(), exit: "usage".to_owned() },
-            Event::Checkpoint { step: 3 },
+            TrainingEvent::Plan(TrainingPlan {
+                rank: Some(8),
+                targets: vec!["q_proj".to_owned()],
+                ..TrainingPlan::default()
+            }),
+            TrainingEvent::Failed { message: "no".to_owned(), exit: "usage".to_owned() },
+            TrainingEvent::Checkpoint { step: 3 },
         ];
         for event in said {
             assert_eq!(parse(&serde_json::to_string(&event).unwrap()), event);

@@ -1,6 +1,6 @@
 //! Training order by order: what a trainer that was started as `session` is told, and what it answers.
 //!
-//! It says [`Answer::Ready`] first. Then each order is a line, with the numbers that belong to it right behind, 32 bits each and
+//! It says [`CommandReply::Ready`] first. Then each order is a line, with the numbers that belong to it right behind, 32 bits each and
 //! little-endian; so is each answer.
 
 use std::{collections::BTreeMap, path::PathBuf};
@@ -17,7 +17,7 @@ pub const MAX_NUMBERS: usize = 16 << 20;
 /// What is to be done.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "order", rename_all = "snake_case")]
-pub enum Order {
+pub enum TrainingCommand {
     /// Begin with a new adapter.
     Create {
         /// How large it is.
@@ -25,7 +25,7 @@ pub enum Order {
         /// Decides its first numbers.
         seed: u64,
     },
-    /// Begin, or go on, with one that [`Order::SaveState`] or [`Order::Suspend`] kept; of the latter with the gradients that were
+    /// Begin, or go on, with one that [`TrainingCommand::SaveState`] or [`TrainingCommand::Suspend`] kept; of the latter with the gradients that were
     /// gathered, too.
     Load {
         /// Where it is.
@@ -65,7 +65,7 @@ pub enum Order {
     },
 }
 
-impl Order {
+impl TrainingCommand {
     /// How many numbers follow the line; `None` if more than are taken.
     #[must_use]
     pub fn numbers(&self) -> Option<usize> {
@@ -78,14 +78,15 @@ impl Order {
     ///
     /// # Errors
     /// The line is longer than [`MAX_LINE_BYTES`]: a trainer that reads it would end.
-    pub fn line(&self) -> Result<Vec<u8>, Refusal> {
-        let mut line = serde_json::to_vec(self)
-            .map_err(|error| Refusal::server(format!("the order cannot be written as JSON: {error}")))?;
+    pub fn line(&self) -> Result<Vec<u8>, CommandRefusal> {
+        let mut line = serde_json::to_vec(self).map_err(|error| {
+            CommandRefusal::server(format!("the order cannot be written as JSON: {error}"))
+        })?;
         line.push(b'\n');
         if line.len() <= MAX_LINE_BYTES {
             return Ok(line);
         }
-        Err(Refusal::user(format!(
+        Err(CommandRefusal::user(format!(
             "the request makes an order of {} bytes for the trainer, which takes {MAX_LINE_BYTES}: send fewer sequences at once",
             line.len()
         )))
@@ -124,13 +125,13 @@ pub struct Adam {
 /// What came of an order, or how things are before the first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub enum Answer {
+pub enum CommandReply {
     /// Orders can come.
     Ready {},
     /// It is done.
-    Done(Done),
+    Done(CommandDone),
     /// It is not, and nothing has changed.
-    Refused(Refusal),
+    Refused(CommandRefusal),
     /// There will be no more answers.
     Failed {
         /// Why, for a person.
@@ -143,7 +144,7 @@ pub enum Answer {
 
 /// What came of an order that was carried out.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct Done {
+pub struct CommandDone {
     /// How many numbers follow: the log-probabilities of all targets, one sequence after the other.
     pub numbers: usize,
     /// By name.
@@ -154,7 +155,7 @@ pub struct Done {
 
 /// Why an order was not carried out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Refusal {
+pub struct CommandRefusal {
     /// Why, and what to do, for a person.
     pub message: String,
     /// Whose fault it is.
@@ -171,7 +172,7 @@ pub enum Category {
     Server,
 }
 
-impl Refusal {
+impl CommandRefusal {
     /// By a fault of whoever gave the order.
     pub fn user(message: impl Into<String>) -> Self {
         Self { message: message.into(), category: Category::User }
@@ -203,34 +204,34 @@ mod tests {
         };
         let lora = Lora { rank: 8, alpha: 32.0, targets: vec!["q_proj".to_owned()] };
         let orders = [
-            Order::Create { lora: lora.clone(), seed: u64::MAX },
-            Order::OptimStep(adam),
-            Order::Load { directory: "d".into(), optimizer: true },
+            TrainingCommand::Create { lora: lora.clone(), seed: u64::MAX },
+            TrainingCommand::OptimStep(adam),
+            TrainingCommand::Load { directory: "d".into(), optimizer: true },
         ];
         for order in orders {
             assert_eq!(through(&order), order);
         }
         let answers = [
-            Answer::Ready {},
-            Answer::Done(Done {
+            CommandReply::Ready {},
+            CommandReply::Done(CommandDone {
                 numbers: 3,
                 metrics: [("loss:sum".to_owned(), 1.5)].into(),
                 lora: Some(lora),
             }),
-            Answer::Refused(Refusal::user("no")),
+            CommandReply::Refused(CommandRefusal::user("no")),
         ];
         for answer in answers {
             assert_eq!(through(&answer), answer);
         }
         // The trainer service, and a trainer that ends, say more than is of interest here.
-        let failed: Answer =
+        let failed: CommandReply =
             serde_json::from_str(r#"{"event":"failed","message":"busy","exit":"unavailable"}"#).unwrap();
-        assert_eq!(failed, Answer::Failed { message: "busy".to_owned(), exit: BUSY.to_owned() });
+        assert_eq!(failed, CommandReply::Failed { message: "busy".to_owned(), exit: BUSY.to_owned() });
     }
 
     #[test]
     fn an_order_whose_line_a_trainer_would_not_take_has_none() {
-        let order = |sequences: usize| Order::ForwardBackward {
+        let order = |sequences: usize| TrainingCommand::ForwardBackward {
             loss: "ppo".to_owned(),
             options: BTreeMap::new(),
             forward_only: false,
@@ -238,7 +239,7 @@ mod tests {
             inputs: Vec::new(),
         };
         let line = order(1000).line().unwrap();
-        assert_eq!(serde_json::from_slice::<Order>(&line).unwrap(), order(1000));
+        assert_eq!(serde_json::from_slice::<TrainingCommand>(&line).unwrap(), order(1000));
         assert_eq!(line.iter().position(|byte| *byte == b'\n'), Some(line.len() - 1));
         let refused = order(MAX_LINE_BYTES).line().unwrap_err();
         assert_eq!(refused.category, Category::User);
@@ -247,7 +248,7 @@ mod tests {
 
     #[test]
     fn an_orders_numbers_are_bounded() {
-        let order = |lengths: Vec<usize>| Order::ForwardBackward {
+        let order = |lengths: Vec<usize>| TrainingCommand::ForwardBackward {
             loss: String::new(),
             options: BTreeMap::new(),
             forward_only: false,

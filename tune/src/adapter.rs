@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, f64::consts::TAU, fmt, str::FromStr, sync::Arc};
 
 use model::{
-    adapter::{LoraModule, Method, Prefix, ScaleVector, Scales, Side},
+    adapter::{LoraModule, MethodWeights, Prefix, ScaleVector, ScaledSide, Scales},
     shape::{
         config::ModelConfig,
         layout::{layer_targets, linear_shape},
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 /// A linear layer by the name that PEFT's `target_modules` has for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Module(pub Target);
+pub struct TargetModule(pub Target);
 
 /// All modules by name, in the order of a pass.
 const MODULES: [(&str, Target); 8] = [
@@ -29,7 +29,7 @@ const MODULES: [(&str, Target); 8] = [
     ("lm_head", Target::LmHead),
 ];
 
-impl fmt::Display for Module {
+impl fmt::Display for TargetModule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(MODULES.iter().find(|(_, target)| *target == self.0).map_or("", |(name, _)| name))
     }
@@ -42,7 +42,7 @@ impl fmt::Display for Module {
 )]
 pub struct NoModule(String);
 
-impl FromStr for Module {
+impl FromStr for TargetModule {
     type Err = NoModule;
 
     fn from_str(name: &str) -> Result<Self, NoModule> {
@@ -51,13 +51,13 @@ impl FromStr for Module {
     }
 }
 
-impl Serialize for Module {
+impl Serialize for TargetModule {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
-impl<'de> Deserialize<'de> for Module {
+impl<'de> Deserialize<'de> for TargetModule {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
@@ -66,7 +66,7 @@ impl<'de> Deserialize<'de> for Module {
 /// What kind of adapter learns, and how large it is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "method", rename_all = "snake_case")]
-pub enum Shape {
+pub enum AdapterSpec {
     /// Low-rank deltas.
     Lora {
         /// Of every delta.
@@ -76,12 +76,12 @@ pub enum Shape {
         /// Whether alpha is divided by the root of the rank.
         rslora: bool,
         /// The layers that get one, in every block.
-        targets: BTreeSet<Module>,
+        targets: BTreeSet<TargetModule>,
     },
     /// Vectors that scale: outputs, or where inputs are one layer's alone, these.
     Ia3 {
         /// The layers that get one, in every block.
-        targets: BTreeSet<Module>,
+        targets: BTreeSet<TargetModule>,
     },
     /// Keys and values before the first token.
     Prefix {
@@ -93,7 +93,7 @@ pub enum Shape {
 /// The deviation of a prefix' first numbers.
 const PREFIX_DEVIATION: f64 = 0.02;
 
-impl Shape {
+impl AdapterSpec {
     /// The kind of adapter, in a word.
     #[must_use]
     pub fn method(&self) -> &'static str {
@@ -107,11 +107,11 @@ impl Shape {
     /// An adapter of this shape that changes nothing yet (a prefix cannot but change something): A as torch's
     /// `kaiming_uniform_(a=√5)` draws it, B zero; vectors of ones; a prefix of small normal numbers.
     #[must_use]
-    pub fn start(&self, config: &ModelConfig, seed: u64) -> Method {
+    pub fn start(&self, config: &ModelConfig, seed: u64) -> MethodWeights {
         match self {
             &Self::Lora { rank, ref targets, .. } => {
                 let places = places(config, targets).enumerate();
-                Method::Lora(
+                MethodWeights::Lora(
                     places
                         .map(|(number, place)| self.module(config, place, rank, draw(seed, number)))
                         .collect(),
@@ -120,16 +120,16 @@ impl Shape {
             Self::Ia3 { targets } => {
                 let vector = |(layer, target)| {
                     let ([outputs, inputs], side) = (linear_shape(config, target), scaled_side(target));
-                    let width = if side == Side::Input { inputs } else { outputs };
+                    let width = if side == ScaledSide::Input { inputs } else { outputs };
                     ScaleVector { layer, target, side, values: vec![1.0; width] }
                 };
-                Method::Ia3(Arc::new(Scales::new(places(config, targets).map(vector).collect())))
+                MethodWeights::Ia3(Arc::new(Scales::new(places(config, targets).map(vector).collect())))
             }
             &Self::Prefix { virtual_tokens: tokens } => {
                 let (layers, width) = (config.layers, config.kv_heads * config.head_dim);
                 let draw = draw(seed, 0);
                 let values = (0..tokens * layers * 2 * width).map(|at| normal(draw, at as u64)).collect();
-                Method::Prefix(Arc::new(Prefix { tokens, layers, width, values }))
+                MethodWeights::Prefix(Arc::new(Prefix { tokens, layers, width, values }))
             }
         }
     }
@@ -145,7 +145,7 @@ impl Shape {
 
     /// The first of its modules that such a model has nowhere.
     #[must_use]
-    pub fn missing_on(&self, config: &ModelConfig) -> Option<Module> {
+    pub fn missing_on(&self, config: &ModelConfig) -> Option<TargetModule> {
         match self {
             Self::Lora { targets, .. } | Self::Ia3 { targets } => {
                 targets.iter().copied().find(|&module| !is_there(config, module))
@@ -169,19 +169,19 @@ impl Shape {
 
     /// The shape of an adapter that was trained, as far as one can be said: one with several ranks has the largest.
     #[must_use]
-    pub fn like(method: &Method) -> Self {
-        let targets = |of: &mut dyn Iterator<Item = Target>| of.map(Module).collect();
+    pub fn like(method: &MethodWeights) -> Self {
+        let targets = |of: &mut dyn Iterator<Item = Target>| of.map(TargetModule).collect();
         match method {
-            Method::Lora(modules) | Method::Activated(modules, _) => {
+            MethodWeights::Lora(modules) | MethodWeights::Activated(modules, _) => {
                 let rank = method.rank();
                 let alpha = f64::from(modules.first().map_or(1.0, |module| module.scale)) * rank as f64;
                 let targets = targets(&mut modules.iter().map(|module| module.target));
                 Self::Lora { rank, alpha, rslora: false, targets }
             }
-            Method::Ia3(scales) => {
+            MethodWeights::Ia3(scales) => {
                 Self::Ia3 { targets: targets(&mut scales.vectors().iter().map(|vector| vector.target)) }
             }
-            Method::Prefix(prefix) => Self::Prefix { virtual_tokens: prefix.tokens },
+            MethodWeights::Prefix(prefix) => Self::Prefix { virtual_tokens: prefix.tokens },
         }
     }
 
@@ -199,21 +199,21 @@ impl Shape {
 
 /// Which side of a layer IA3 scales: PEFT's `feedforward_modules` are those whose inputs it does.
 #[must_use]
-pub fn scaled_side(target: Target) -> Side {
-    if target == Target::Down { Side::Input } else { Side::Output }
+pub fn scaled_side(target: Target) -> ScaledSide {
+    if target == Target::Down { ScaledSide::Input } else { ScaledSide::Output }
 }
 
 /// Whether a model has a module in any block, or as its head.
-fn is_there(config: &ModelConfig, module: Module) -> bool {
+fn is_there(config: &ModelConfig, module: TargetModule) -> bool {
     let mut blocks = 0..config.layers;
     module.0 == Target::LmHead || blocks.any(|layer| layer_targets(config, layer).contains(&module.0))
 }
 
 /// The linear layers of all blocks, then the head. Experts are none of them: a block that has some has those of its attention alone.
-fn places(config: &ModelConfig, targets: &BTreeSet<Module>) -> impl Iterator<Item = (usize, Target)> {
+fn places(config: &ModelConfig, targets: &BTreeSet<TargetModule>) -> impl Iterator<Item = (usize, Target)> {
     let in_blocks = targets.iter().filter(|module| module.0 != Target::LmHead).map(|module| module.0);
     let in_blocks: Vec<Target> = in_blocks.collect();
-    let head = targets.contains(&Module(Target::LmHead)).then_some((0, Target::LmHead));
+    let head = targets.contains(&TargetModule(Target::LmHead)).then_some((0, Target::LmHead));
     let mut places: Vec<_> = (0..config.layers)
         .flat_map(|layer| in_blocks.iter().map(move |&target| (layer, target)))
         .filter(|&(layer, target)| layer_targets(config, layer).contains(&target))

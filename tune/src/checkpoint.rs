@@ -9,13 +9,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use model::adapter::Method;
+use model::adapter::MethodWeights;
 use safetensors::SafeTensors;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    optimizer::State,
-    peft::{Dtype, METADATA, Named, serialize, sync, write_file},
+    optimizer::OptimizerState,
+    peft::{Dtype, METADATA, NamedTensor, serialize, sync, write_file},
 };
 
 /// The file's name.
@@ -26,8 +26,8 @@ const MAX_BYTES: u64 = 16 << 30;
 
 /// What must be the same for a job to go on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Origin {
-    /// What the job does, as [`Plan`](crate::plan::Plan) has it in JSON.
+pub struct CheckpointOrigin {
+    /// What the job does, as [`JobPlan`](crate::plan::Plan) has it in JSON.
     pub plan: String,
     /// Hash of the data.
     pub data: String,
@@ -39,11 +39,11 @@ pub struct Origin {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checkpoint {
     /// What the job is.
-    pub origin: Origin,
+    pub origin: CheckpointOrigin,
     /// The adapter's numbers.
-    pub method: Method,
+    pub method: MethodWeights,
     /// The optimizer's.
-    pub state: State,
+    pub state: OptimizerState,
     /// Gradients that were gathered for the next step, as many as the adapter has numbers; a job has none between its steps.
     pub gradients: Option<Vec<Vec<f32>>>,
 }
@@ -84,9 +84,9 @@ pub enum CheckpointError {
 
 /// Keeps other jobs out of a directory of checkpoints.
 #[derive(Debug)]
-pub struct Claim(#[expect(dead_code, reason = "held, not read")] File);
+pub struct CheckpointLock(#[expect(dead_code, reason = "held, not read")] File);
 
-impl Claim {
+impl CheckpointLock {
     /// Takes the directory `path`, which is made if it is not there.
     ///
     /// # Errors
@@ -105,10 +105,10 @@ impl Claim {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Words {
+struct CheckpointHeader {
     version: u32,
     step: u64,
-    origin: Origin,
+    origin: CheckpointOrigin,
 }
 
 const VERSION: u32 = 1;
@@ -124,7 +124,7 @@ impl Checkpoint {
         let mut tensors = Vec::new();
         let mut push = |name: &str, number: usize, values| {
             let shape = vec![<[f32]>::len(values)];
-            tensors.push(Named { name: format!("{name}.{number}"), shape, values });
+            tensors.push(NamedTensor { name: format!("{name}.{number}"), shape, values });
         };
         for (number, values) in self.method.tensors().into_iter().enumerate() {
             push("parameter", number, values);
@@ -136,7 +136,7 @@ impl Checkpoint {
         for (number, values) in self.gradients.iter().flatten().enumerate() {
             push("gradient", number, values);
         }
-        let words = Words { version: VERSION, step: self.state.step, origin: self.origin.clone() };
+        let words = CheckpointHeader { version: VERSION, step: self.state.step, origin: self.origin.clone() };
         let words = serde_json::to_string(&words).map_err(|error| failed(error.into()))?;
         let bytes = serialize(&tensors, Dtype::F32, &[], Some(words))
             .map_err(|error| failed(io::Error::other(error)))?;
@@ -156,7 +156,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// It is broken.
-    pub fn origin(path: &Path) -> Result<Option<Origin>, CheckpointError> {
+    pub fn origin(path: &Path) -> Result<Option<CheckpointOrigin>, CheckpointError> {
         let from = path.join(FILE);
         let broken = |why: String| CheckpointError::Broken { path: from.clone(), why };
         bytes(&from)?.map(|bytes| words(&bytes).map(|words| words.origin).map_err(broken)).transpose()
@@ -166,7 +166,11 @@ impl Checkpoint {
     ///
     /// # Errors
     /// It is of another job, or broken.
-    pub fn read(path: &Path, origin: &Origin, start: &Method) -> Result<Option<Self>, CheckpointError> {
+    pub fn read(
+        path: &Path,
+        origin: &CheckpointOrigin,
+        start: &MethodWeights,
+    ) -> Result<Option<Self>, CheckpointError> {
         let from = path.join(FILE);
         let broken = |why: String| CheckpointError::Broken { path: from.clone(), why };
         let Some(bytes) = bytes(&from)? else { return Ok(None) };
@@ -177,7 +181,7 @@ impl Checkpoint {
         let file = SafeTensors::deserialize(&bytes).map_err(|error| broken(error.to_string()))?;
         let mut method = start.clone();
         let lengths: Vec<usize> = method.tensors().into_iter().map(<[f32]>::len).collect();
-        let mut state = State::new(&lengths);
+        let mut state = OptimizerState::new(&lengths);
         state.step = words.step;
         let read = |name: &str, number: usize, to: &mut [f32]| fill(&file, &format!("{name}.{number}"), to);
         for (number, (values, moments)) in
@@ -198,7 +202,7 @@ impl Checkpoint {
     }
 }
 
-impl Origin {
+impl CheckpointOrigin {
     fn differs(&self, other: &Self) -> Option<&'static str> {
         let parts = [
             ("base model", &self.base, &other.base),
@@ -222,14 +226,14 @@ fn bytes(from: &Path) -> Result<Option<Vec<u8>>, CheckpointError> {
     }
 }
 
-fn words(bytes: &[u8]) -> Result<Words, String> {
+fn words(bytes: &[u8]) -> Result<CheckpointHeader, String> {
     let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|error| error.to_string())?;
     let words = metadata
         .metadata()
         .as_ref()
         .and_then(|words| words.get(METADATA))
         .ok_or("it says nothing of a job")?;
-    let words: Words = serde_json::from_str(words).map_err(|error| error.to_string())?;
+    let words: CheckpointHeader = serde_json::from_str(words).map_err(|error| error.to_string())?;
     if words.version == VERSION { Ok(words) } else { Err(format!("its version is {}", words.version)) }
 }
 

@@ -14,20 +14,20 @@ use std::io::{self, Write as _};
 
 use clap::{Parser, Subcommand};
 use client::cli::exit::Exit;
-use training_protocol::Event;
+use training_protocol::TrainingEvent;
 
 use self::error::TunerError;
 
 /// Trains adapters of a base model whose linear layers are rented from an executor.
 #[derive(Debug, Parser)]
 #[command(name = "holobiont-trainer", version, about, max_term_width = 100)]
-pub struct Cli {
+pub struct TrainerCli {
     #[command(subcommand)]
-    command: Command,
+    command: TrainerCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum TrainerCommand {
     /// Runs one job to its end, or until SIGINT or SIGTERM; what happens is printed as lines of JSON
     Run(Box<arguments::RunArguments>),
     /// Tells the prompts of the training data on stdin, a line each, so that a model can be asked them, for a draft
@@ -40,44 +40,45 @@ enum Command {
 
 /// How the program ends: as others do, or as a shell says that a signal ended it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum ProgramExit {
     /// By itself.
     Exit(Exit),
     /// A signal of this number wanted it.
     Signal(u8),
 }
 
-impl From<End> for std::process::ExitCode {
-    fn from(end: End) -> Self {
+impl From<ProgramExit> for std::process::ExitCode {
+    fn from(end: ProgramExit) -> Self {
         match end {
-            End::Exit(exit) => exit.into(),
-            End::Signal(signal) => Self::from(128 + signal),
+            ProgramExit::Exit(exit) => exit.into(),
+            ProgramExit::Signal(signal) => Self::from(128 + signal),
         }
     }
 }
 
 /// Does what the command line says.
 #[must_use]
-pub fn run(cli: Cli) -> End {
+pub fn run(cli: TrainerCli) -> ProgramExit {
     // Whoever reads the lines need not also listen to stderr.
     let tell = |error: &TunerError| {
         let _ = writeln!(io::stdout().lock(), "{}", failure(error.to_string(), error.exit()));
     };
     let done = match cli.command {
-        Command::Run(arguments) => run::run(&arguments).inspect_err(tell),
-        Command::Prompts => prompts::prompts().inspect_err(tell),
-        Command::Session(arguments) => session::session(&arguments).inspect_err(tell),
-        Command::Serve(arguments) => serve::serve(arguments),
+        TrainerCommand::Run(arguments) => run::run(&arguments).inspect_err(tell),
+        TrainerCommand::Prompts => prompts::prompts().inspect_err(tell),
+        TrainerCommand::Session(arguments) => session::session(&arguments).inspect_err(tell),
+        TrainerCommand::Serve(arguments) => serve::serve(arguments),
     };
     done.unwrap_or_else(|error: TunerError| {
         let _ = writeln!(io::stderr().lock(), "error: {error}");
-        End::Exit(error.exit())
+        ProgramExit::Exit(error.exit())
     })
 }
 
 /// The line of a trainer that failed.
 fn failure(message: String, exit: Exit) -> String {
-    serde_json::to_string(&Event::Failed { message, exit: exit.word().to_owned() }).unwrap_or_default()
+    serde_json::to_string(&TrainingEvent::Failed { message, exit: exit.word().to_owned() })
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -88,6 +89,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        TrainerCli::command().debug_assert();
     }
 }

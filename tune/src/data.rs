@@ -1,6 +1,6 @@
 //! Training data as people have it: JSON, one example a line.
 //!
-//! Several kinds of lines are known ([`Kind`]). The first line says which kind a file has, and every line must be of it. All
+//! Several kinds of lines are known ([`DataKind`]). The first line says which kind a file has, and every line must be of it. All
 //! lines are read and turned into tokens before anything runs, so that a fault in the last one costs no training; faults are
 //! collected, each with its line and with what to do.
 //!
@@ -32,18 +32,18 @@ use files::strict_json;
 use serde_json::{Map, Value};
 
 pub use encode::Encoder;
-pub use fault::{DataError, Fault, MAX_FAULTS_SHOWN, Problem};
-pub use kind::Kind;
-pub use prompts::{Asked, Prompt, prompts};
-pub use said::Said;
+pub use fault::{DataError, LineFault, MAX_FAULTS_SHOWN, Problem};
+pub use kind::DataKind;
+pub use prompts::{DataPrompt, FilePrompts, prompts};
+pub use said::DistillationSample;
 
 use encode::Encoded;
-use fields::Fields;
-use lines::Lines;
+use fields::LineFields;
+use lines::DataLines;
 
 /// Bounds on a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct DataLimits {
     /// Bytes of a line.
     pub line_bytes: usize,
     /// Lines of a file.
@@ -54,7 +54,7 @@ pub struct Limits {
     pub total_tokens: usize,
 }
 
-impl Default for Limits {
+impl Default for DataLimits {
     fn default() -> Self {
         Self { line_bytes: 1 << 20, lines: 1 << 20, max_tokens: 4096, total_tokens: 1 << 28 }
     }
@@ -73,7 +73,7 @@ pub struct Example {
 
 /// Two answers to one prompt. The weights are 1 where the answers are.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Pair {
+pub struct PreferencePair {
     /// The better one.
     pub chosen: Example,
     /// The worse one.
@@ -82,16 +82,16 @@ pub struct Pair {
 
 /// What a file holds.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Items {
+pub enum DataItems {
     /// Rows to learn from, in the order of their lines.
     Examples(Vec<Example>),
     /// Answers to compare, in the order of their lines.
-    Pairs(Vec<Pair>),
+    Pairs(Vec<PreferencePair>),
     /// What a model said, in the order of its lines.
-    Said(Vec<Said>),
+    Said(Vec<DistillationSample>),
 }
 
-impl Items {
+impl DataItems {
     /// Examples, or pairs.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -132,7 +132,8 @@ impl Items {
                 all.chunk_by(|a, b| a.line == b.line).map(|line| of_line(line.len())).collect()
             }
             Self::Said(all) => {
-                let is_one = |a: &Said, b: &Said| a.example.line == b.example.line;
+                let is_one =
+                    |a: &DistillationSample, b: &DistillationSample| a.example.line == b.example.line;
                 all.chunk_by(is_one).map(|line| of_line(line.len())).collect()
             }
             Self::Pairs(all) => all.iter().map(|_| of_line(1)).collect(),
@@ -174,9 +175,9 @@ impl Items {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Dataset {
     /// What its lines are.
-    pub kind: Kind,
+    pub kind: DataKind,
     /// What they hold.
-    pub items: Items,
+    pub items: DataItems,
     /// The hash of the file's bytes.
     pub hash: blake3::Hash,
 }
@@ -185,7 +186,7 @@ pub struct Dataset {
 ///
 /// # Errors
 /// If it cannot be read or holds too much, and if anything is wrong with any line: then all of that.
-pub fn read_file(path: &Path, encoder: &Encoder<'_>, limits: &Limits) -> Result<Dataset, DataError> {
+pub fn read_file(path: &Path, encoder: &Encoder<'_>, limits: &DataLimits) -> Result<Dataset, DataError> {
     let open = |source| DataError::Read { path: path.to_owned(), source };
     read(File::open(path).map_err(open)?, encoder, limits).map_err(|error| match error {
         DataError::Stream(source) => open(source),
@@ -197,10 +198,10 @@ pub fn read_file(path: &Path, encoder: &Encoder<'_>, limits: &Limits) -> Result<
 ///
 /// # Errors
 /// As [`read_file`].
-pub fn read(file: impl io::Read, encoder: &Encoder<'_>, limits: &Limits) -> Result<Dataset, DataError> {
+pub fn read(file: impl io::Read, encoder: &Encoder<'_>, limits: &DataLimits) -> Result<Dataset, DataError> {
     let mut encoded = Vec::new();
     let (kind, hash) = each_line(file, limits, |number, kind, map| {
-        let sample = sample::read(kind, &mut Fields::of(map))?;
+        let sample = sample::read(kind, &mut LineFields::of(map))?;
         let item = encoder.encode(number, &sample, limits.max_tokens)?;
         let tokens = item.tokens();
         encoded.push(item);
@@ -213,10 +214,10 @@ pub fn read(file: impl io::Read, encoder: &Encoder<'_>, limits: &Limits) -> Resu
 /// Gives the lines' kind and the file's hash.
 fn each_line(
     file: impl io::Read,
-    limits: &Limits,
-    mut take: impl FnMut(usize, Kind, Map<String, Value>) -> Result<usize, Fault>,
-) -> Result<(Kind, blake3::Hash), DataError> {
-    let mut lines = Lines::new(file, limits.line_bytes);
+    limits: &DataLimits,
+    mut take: impl FnMut(usize, DataKind, Map<String, Value>) -> Result<usize, LineFault>,
+) -> Result<(DataKind, blake3::Hash), DataError> {
+    let mut lines = DataLines::new(file, limits.line_bytes);
     let (mut kind, mut tokens) = (None, 0);
     let (mut problems, mut count) = (Vec::new(), 0);
     while let Some((number, line)) = lines.next_line().map_err(DataError::Stream)? {
@@ -244,16 +245,16 @@ fn each_line(
 }
 
 /// The fields of a line, which must be of the kind of those before it.
-fn fields(kind: &mut Option<Kind>, line: &str) -> Result<(Kind, Map<String, Value>), Fault> {
-    let value = strict_json::parse(line.as_bytes()).map_err(|error| Fault::Json(error.to_string()))?;
-    let Value::Object(map) = value else { return Err(Fault::NoObject) };
-    let found = Kind::of(&map).ok_or_else(|| Fault::unknown_kind(&map))?;
+fn fields(kind: &mut Option<DataKind>, line: &str) -> Result<(DataKind, Map<String, Value>), LineFault> {
+    let value = strict_json::parse(line.as_bytes()).map_err(|error| LineFault::Json(error.to_string()))?;
+    let Value::Object(map) = value else { return Err(LineFault::NoObject) };
+    let found = DataKind::of(&map).ok_or_else(|| LineFault::unknown_kind(&map))?;
     let kind = *kind.get_or_insert(found);
-    if kind.fits(&map) { Ok((kind, map)) } else { Err(Fault::OtherKind { expected: kind, found }) }
+    if kind.fits(&map) { Ok((kind, map)) } else { Err(LineFault::OtherKind { expected: kind, found }) }
 }
 
 /// The lines' items in one row; all are of one kind.
-fn items(encoded: Vec<Encoded>) -> Items {
+fn items(encoded: Vec<Encoded>) -> DataItems {
     let (mut examples, mut pairs, mut said) = (Vec::new(), Vec::new(), Vec::new());
     for one in encoded {
         match one {
@@ -263,8 +264,8 @@ fn items(encoded: Vec<Encoded>) -> Items {
         }
     }
     match (pairs.is_empty(), said.is_empty()) {
-        (true, true) => Items::Examples(examples),
-        (false, _) => Items::Pairs(pairs),
-        (true, false) => Items::Said(said),
+        (true, true) => DataItems::Examples(examples),
+        (false, _) => DataItems::Pairs(pairs),
+        (true, false) => DataItems::Said(said),
     }
 }

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 use text::tokenizer::Tokenizer;
 
-use crate::data::{Items, Said};
+use crate::data::{DataItems, DistillationSample};
 
 /// How large a draft is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,7 +19,7 @@ pub struct DraftSize {
 
 /// A draft that is trained.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Draft {
+pub struct DraftTraining {
     /// The blocks that it has.
     pub layers: usize,
     /// The tokens that it may guess, ascending; all, if it is empty.
@@ -30,7 +30,12 @@ pub struct Draft {
 /// not be said (special tokens, and those of one byte), then those that were expected most often in `said`, and of tokens that
 /// never were the first, which byte-pair encodings made of the commonest pairs. All tokens, if that is not more: an empty list.
 #[must_use]
-pub fn shortlist(said: &[Said], tokenizer: &Tokenizer, vocabulary: usize, size: usize) -> Vec<u32> {
+pub fn shortlist(
+    said: &[DistillationSample],
+    tokenizer: &Tokenizer,
+    vocabulary: usize,
+    size: usize,
+) -> Vec<u32> {
     if size == 0 || size >= vocabulary {
         return Vec::new();
     }
@@ -50,9 +55,9 @@ pub fn shortlist(said: &[Said], tokenizer: &Tokenizer, vocabulary: usize, size: 
 
 /// How often each token was to be expected, where answers are: as often as it was said, and where more is known, as often as
 /// it was likely.
-fn expected(said: &[Said], vocabulary: usize) -> Vec<f64> {
+fn expected(said: &[DistillationSample], vocabulary: usize) -> Vec<f64> {
     let mut expected = vec![0.0; vocabulary];
-    for Said { example, likely, .. } in said {
+    for DistillationSample { example, likely, .. } in said {
         let answer = example.tokens[1..].iter().zip(&example.weights).filter(|(_, weight)| **weight > 0.0);
         for (&token, _) in answer {
             expected[token as usize] += 1.0;
@@ -66,9 +71,9 @@ fn expected(said: &[Said], vocabulary: usize) -> Vec<f64> {
 
 /// What a draft learns from, of data that are what a model said.
 #[must_use]
-pub fn said(items: &Items) -> Option<&[Said]> {
+pub fn said(items: &DataItems) -> Option<&[DistillationSample]> {
     match items {
-        Items::Said(said) => Some(said),
-        Items::Examples(_) | Items::Pairs(_) => None,
+        DataItems::Said(said) => Some(said),
+        DataItems::Examples(_) | DataItems::Pairs(_) => None,
     }
 }

@@ -2,21 +2,21 @@
 
 use std::{error::Error, time::Instant};
 
-use training_protocol::{Correctness, Event, Step};
+use training_protocol::{Correctness, StepReport, TrainingEvent};
 
 use crate::{
-    checkpoint::{Checkpoint, CheckpointError, Origin},
-    data::{Example, Items, Pair, Said},
-    draft::Draft,
-    learn::{LearnError, Learning, Outcome, lanes::Base},
+    checkpoint::{Checkpoint, CheckpointError, CheckpointOrigin},
+    data::{DataItems, DistillationSample, Example, PreferencePair},
+    draft::DraftTraining,
+    learn::{StepResult, TrainState, TrainStepError, lanes::BorrowedBase},
     order::{Batches, split},
-    plan::Plan,
+    plan::JobPlan,
     schedule::Schedule,
 };
 
 /// How a job ended.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Ended {
+pub enum JobEnd {
     /// All steps were made.
     Done {
         /// Of the last step's batch.
@@ -36,7 +36,7 @@ pub enum Ended {
 pub enum JobError<E: Error + 'static> {
     /// A step was not made.
     #[error(transparent)]
-    Learn(#[from] LearnError<E>),
+    Learn(#[from] TrainStepError<E>),
     /// Its place cannot be kept.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -46,12 +46,12 @@ pub enum JobError<E: Error + 'static> {
 }
 
 /// Who hears of a job, and may end it.
-pub trait Listener {
+pub trait JobListener {
     /// Hears of what has happened.
     ///
     /// # Errors
     /// It cannot; the job ends.
-    fn hear(&mut self, event: &Event) -> std::io::Result<()>;
+    fn hear(&mut self, event: &TrainingEvent) -> std::io::Result<()>;
 
     /// True once the job is to stop.
     fn wants_stop(&self) -> bool;
@@ -59,16 +59,16 @@ pub trait Listener {
 
 /// Examples or pairs, those to learn from and those to judge by.
 #[derive(Debug)]
-pub struct Course {
-    learned: Items,
-    held_out: Items,
+pub struct DatasetSplit {
+    learned: DataItems,
+    held_out: DataItems,
 }
 
-impl Course {
+impl DatasetSplit {
     /// Holds out as many lines of `items` as the plan says, or judges by `validation`. Of a conversation that became several
     /// examples all are learned from or none: each shows what the earlier ones teach.
     #[must_use]
-    pub fn new(items: Items, validation: Option<Items>, plan: &Plan) -> Self {
+    pub fn new(items: DataItems, validation: Option<DataItems>, plan: &JobPlan) -> Self {
         if let Some(held_out) = validation {
             return Self { learned: items, held_out };
         }
@@ -82,19 +82,19 @@ impl Course {
 
     /// Examples or pairs to learn from.
     #[must_use]
-    pub fn learned(&self) -> &Items {
+    pub fn learned(&self) -> &DataItems {
         &self.learned
     }
 
     /// Those to judge by.
     #[must_use]
-    pub fn held_out(&self) -> &Items {
+    pub fn held_out(&self) -> &DataItems {
         &self.held_out
     }
 
     /// The batches, and how many steps there are.
     #[must_use]
-    pub fn batches(&self, plan: &Plan) -> (Batches, u64) {
+    pub fn batches(&self, plan: &JobPlan) -> (Batches, u64) {
         let batches = Batches::new(self.learned.len(), plan.batch_size, plan.epochs, plan.seed);
         let steps = batches.steps().min(plan.max_steps.unwrap_or(u64::MAX));
         (batches, steps)
@@ -103,33 +103,33 @@ impl Course {
 
 /// A job that is ready to run.
 #[derive(Debug)]
-pub struct Job {
+pub struct TrainingJob {
     /// What it does.
-    pub plan: Plan,
+    pub plan: JobPlan,
     /// What it learns from.
-    pub course: Course,
+    pub course: DatasetSplit,
     /// What is trained, if that is a draft: then `course` is what a model said.
-    pub draft: Option<Draft>,
+    pub draft: Option<DraftTraining>,
     /// What must be the same to go on.
-    pub origin: Origin,
+    pub origin: CheckpointOrigin,
     /// Where its checkpoint is kept.
     pub checkpoints: Option<std::path::PathBuf>,
     /// Steps between two of them.
     pub checkpoint_steps: u64,
 }
 
-impl Job {
+impl TrainingJob {
     /// Learns from where `learning` is to the last step.
     ///
     /// # Errors
     /// The executor is gone, a loss is no number, or a checkpoint cannot be kept. The last checkpoint stands.
-    pub fn run<B: Base>(
+    pub fn run<B: BorrowedBase>(
         &self,
-        learning: &mut Learning<B>,
-        listener: &mut dyn Listener,
-    ) -> Result<Ended, JobError<B::Error>> {
+        learning: &mut TrainState<B>,
+        listener: &mut dyn JobListener,
+    ) -> Result<JobEnd, JobError<B::Error>> {
         let (batches, steps) = self.course.batches(&self.plan);
-        let Plan { decay, warmup_steps, .. } = self.plan;
+        let JobPlan { decay, warmup_steps, .. } = self.plan;
         let schedule = Schedule { decay, warmup_steps, total_steps: steps };
         let begun = Instant::now();
         let (first, mut tokens, mut last) = (learning.state.step, 0, None);
@@ -140,14 +140,14 @@ impl Job {
             }
             if listener.wants_stop() {
                 self.keep(learning, listener)?;
-                return Ok(Ended::Stopped { step });
+                return Ok(JobEnd::Stopped { step });
             }
             let learning_rate = self.plan.learning_rate * schedule.multiplier(step);
             let outcome = self.step(learning, &batch, learning_rate)?;
             tokens += outcome.rows;
             last = Some(outcome.loss);
             let (step, seconds) = (step + 1, begun.elapsed().as_secs_f64());
-            listener.hear(&Event::Step(Step {
+            listener.hear(&TrainingEvent::Step(StepReport {
                 step,
                 steps,
                 loss: outcome.loss,
@@ -165,65 +165,67 @@ impl Job {
         }
         self.keep(learning, listener)?;
         let held_out_loss = self.judge(learning, listener)?;
-        Ok(Ended::Done { loss: last, held_out_loss })
+        Ok(JobEnd::Done { loss: last, held_out_loss })
     }
 
-    fn step<B: Base>(
+    fn step<B: BorrowedBase>(
         &self,
-        learning: &mut Learning<B>,
+        learning: &mut TrainState<B>,
         batch: &[usize],
         rate: f64,
-    ) -> Result<Outcome, LearnError<B::Error>> {
+    ) -> Result<StepResult, TrainStepError<B::Error>> {
         let (hyper, norm) = (self.plan.hyperparameters(rate), self.plan.max_grad_norm);
         match &self.course.learned {
-            Items::Examples(all) => {
+            DataItems::Examples(all) => {
                 let examples: Vec<&Example> = batch.iter().map(|&number| &all[number]).collect();
                 learning.learn(&examples, &hyper, norm)
             }
-            Items::Pairs(all) => {
-                let pairs: Vec<&Pair> = batch.iter().map(|&number| &all[number]).collect();
+            DataItems::Pairs(all) => {
+                let pairs: Vec<&PreferencePair> = batch.iter().map(|&number| &all[number]).collect();
                 learning.prefer(&pairs, self.plan.beta, &hyper, norm)
             }
-            Items::Said(all) => {
-                let said: Vec<&Said> = batch.iter().map(|&number| &all[number]).collect();
+            DataItems::Said(all) => {
+                let said: Vec<&DistillationSample> = batch.iter().map(|&number| &all[number]).collect();
                 learning.distil(&said, &hyper, norm)
             }
         }
     }
 
-    fn keep<B: Base>(
+    fn keep<B: BorrowedBase>(
         &self,
-        learning: &Learning<B>,
-        listener: &mut dyn Listener,
+        learning: &TrainState<B>,
+        listener: &mut dyn JobListener,
     ) -> Result<(), JobError<B::Error>> {
         let Some(directory) = &self.checkpoints else { return Ok(()) };
         let (origin, method, state) = (self.origin.clone(), learning.method.clone(), learning.state.clone());
         Checkpoint { origin, method, state, gradients: None }.write(directory)?;
-        Ok(listener.hear(&Event::Checkpoint { step: learning.state.step })?)
+        Ok(listener.hear(&TrainingEvent::Checkpoint { step: learning.state.step })?)
     }
 
-    fn judge<B: Base>(
+    fn judge<B: BorrowedBase>(
         &self,
-        learning: &mut Learning<B>,
-        listener: &mut dyn Listener,
+        learning: &mut TrainState<B>,
+        listener: &mut dyn JobListener,
     ) -> Result<Option<f64>, JobError<B::Error>> {
         let loss = match &self.course.held_out {
-            Items::Examples(all) => learning.evaluate(&all.iter().collect::<Vec<_>>())?,
-            Items::Pairs(all) => learning.evaluate_pairs(&all.iter().collect::<Vec<_>>(), self.plan.beta)?,
-            Items::Said(all) => self.judge_draft(all, learning, listener)?,
+            DataItems::Examples(all) => learning.evaluate(&all.iter().collect::<Vec<_>>())?,
+            DataItems::Pairs(all) => {
+                learning.evaluate_pairs(&all.iter().collect::<Vec<_>>(), self.plan.beta)?
+            }
+            DataItems::Said(all) => self.judge_draft(all, learning, listener)?,
         };
         if let Some(loss) = loss {
-            listener.hear(&Event::Evaluation { step: learning.state.step, loss })?;
+            listener.hear(&TrainingEvent::Evaluation { step: learning.state.step, loss })?;
         }
         Ok(loss)
     }
 
     /// Tells how often a draft is right, and gives its mean loss.
-    fn judge_draft<B: Base>(
+    fn judge_draft<B: BorrowedBase>(
         &self,
-        held_out: &[Said],
-        learning: &mut Learning<B>,
-        listener: &mut dyn Listener,
+        held_out: &[DistillationSample],
+        learning: &mut TrainState<B>,
+        listener: &mut dyn JobListener,
     ) -> Result<Option<f64>, JobError<B::Error>> {
         let shortlist = self.draft.as_ref().map_or(&[][..], |draft| &draft.shortlist);
         let met = learning.meet(&held_out.iter().collect::<Vec<_>>(), shortlist)?;
@@ -238,7 +240,7 @@ impl Job {
         }
         kinds.sort_by(|a, b| a.kind.cmp(&b.kind));
         if !kinds.is_empty() {
-            listener.hear(&Event::Drafted { step: learning.state.step, kinds })?;
+            listener.hear(&TrainingEvent::Drafted { step: learning.state.step, kinds })?;
         }
         let (loss, tokens) =
             met.iter().fold((0.0, 0), |(loss, tokens), met| (loss + met.loss, tokens + met.tokens));

@@ -16,26 +16,26 @@ use std::{error::Error, ops::Range};
 
 use kernels::lora::{LayoutError, LoraPrecision};
 use model::{
-    adapter::Method,
-    backward::{self, Dropout, Gradients, Keep, Learner, Tape, TrainError, Trainer},
-    forward::Frame,
+    adapter::MethodWeights,
+    backward::{self, Dropout, Gradients, SavedScope, Tape, TrainError, TrainableAdapter, Trainer},
+    forward::ModelContext,
 };
 
 use policy::random::Rng;
 
 use crate::{
-    data::{Example, Pair},
-    loss::{self, Answer},
-    optimizer::{Hyperparameters, State, clip_global_norm},
+    data::{Example, PreferencePair},
+    loss::{self, PairAnswer},
+    optimizer::{Hyperparameters, OptimizerState, clip_global_norm},
 };
 
 pub use self::{
-    distil::Met,
-    gather::{Datum, Direction, Gathered},
+    distil::DistillScore,
+    gather::{BatchOutput, Direction, SequenceSample},
 };
 
 use self::{
-    lanes::{Base, Lanes, Rows as _},
+    lanes::{BorrowedBase, MicrobatchPool, RowCount as _},
     part::{Inputs, parts, rows},
 };
 
@@ -51,7 +51,7 @@ const DROPOUT: u64 = 0x6472_6f70_6f75_7421;
 
 /// Why a step was not made.
 #[derive(Debug, thiserror::Error)]
-pub enum LearnError<E: Error + 'static> {
+pub enum TrainStepError<E: Error + 'static> {
     /// The base layers were not evaluated.
     #[error(transparent)]
     Train(#[from] TrainError<E>),
@@ -72,7 +72,7 @@ pub enum LearnError<E: Error + 'static> {
 
 /// What a step came to.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Outcome {
+pub struct StepResult {
     /// The mean over weights, or over pairs, before the step.
     pub loss: f64,
     /// Length of the gradient, before it was shortened.
@@ -83,34 +83,34 @@ pub struct Outcome {
 
 /// An adapter that learns over base layers of somebody else.
 #[derive(Debug)]
-pub struct Learning<B> {
-    lanes: Lanes<B>,
+pub struct TrainState<B> {
+    lanes: MicrobatchPool<B>,
     /// How the adapter is kept where it will be served.
     precision: LoraPrecision,
     /// What it is now.
-    pub method: Method,
+    pub method: MethodWeights,
     /// What it began as, which DPO compares with.
-    start: Learner,
+    start: TrainableAdapter,
     /// The optimizer.
-    pub state: State,
+    pub state: OptimizerState,
     /// What the adapter's matrices are not given while it learns from examples, if anything.
     dropout: Option<Dropout>,
     gradients: Gradients,
 }
 
-impl<B: Base> Learning<B> {
+impl<B: BorrowedBase> TrainState<B> {
     /// An adapter that begins as `start`.
     ///
     /// # Errors
     /// Its matrices have shapes that the kernels do not take.
     pub fn new(
-        lanes: Lanes<B>,
+        lanes: MicrobatchPool<B>,
         precision: LoraPrecision,
-        start: Method,
-    ) -> Result<Self, LearnError<B::Error>> {
+        start: MethodWeights,
+    ) -> Result<Self, TrainStepError<B::Error>> {
         let lengths: Vec<usize> = start.tensors().into_iter().map(<[f32]>::len).collect();
-        let learner = Learner::new(&start, &lanes.model().config, precision)?;
-        let (state, gradients) = (State::new(&lengths), Gradients::zero(&start));
+        let learner = TrainableAdapter::new(&start, &lanes.model().config, precision)?;
+        let (state, gradients) = (OptimizerState::new(&lengths), Gradients::zero(&start));
         Ok(Self { lanes, precision, method: start, start: learner, state, dropout: None, gradients })
     }
 
@@ -130,7 +130,7 @@ impl<B: Base> Learning<B> {
 
     /// The model that it learns on.
     #[must_use]
-    pub fn model(&self) -> &Frame {
+    pub fn model(&self) -> &ModelContext {
         self.lanes.model()
     }
 
@@ -143,13 +143,13 @@ impl<B: Base> Learning<B> {
         examples: &[&Example],
         hyper: &Hyperparameters,
         max_norm: f64,
-    ) -> Result<Outcome, LearnError<B::Error>> {
+    ) -> Result<StepResult, TrainStepError<B::Error>> {
         let total = weight(examples);
         let mut numbers = 0..;
         let inputs = |part: &[&Example]| {
             let dropouts = part.iter().zip(&mut numbers).filter_map(|(_, number)| self.dropped(number));
             let inputs = Inputs::of(part).dropping(dropouts);
-            let loss = Weighted { weights: inputs.weights.clone(), total, sum: 0.0 };
+            let loss = WeightedMean { weights: inputs.weights.clone(), total, sum: 0.0 };
             (inputs, loss)
         };
         let inputs: Vec<_> = parts(examples, rows).map(inputs).collect();
@@ -157,13 +157,13 @@ impl<B: Base> Learning<B> {
     }
 
     /// A step against the losses of parts, whose sum over `total` is what became of them before it.
-    fn teach<L: Lost + Send>(
+    fn teach<L: TokenLoss + Send>(
         &mut self,
         inputs: Vec<(Inputs, L)>,
         total: f64,
         hyper: &Hyperparameters,
         max_norm: f64,
-    ) -> Result<Outcome, LearnError<B::Error>> {
+    ) -> Result<StepResult, TrainStepError<B::Error>> {
         let learner = self.learner()?;
         self.gradients.clear();
         let parts = inputs.into_iter().zip(self.gradients.turns());
@@ -183,11 +183,11 @@ impl<B: Base> Learning<B> {
     /// As [`learn`](Self::learn).
     pub fn prefer(
         &mut self,
-        pairs: &[&Pair],
+        pairs: &[&PreferencePair],
         beta: f64,
         hyper: &Hyperparameters,
         max_norm: f64,
-    ) -> Result<Outcome, LearnError<B::Error>> {
+    ) -> Result<StepResult, TrainStepError<B::Error>> {
         let learner = self.learner()?;
         let (start, scale) = (&self.start, 1.0 / pairs.len() as f64);
         self.gradients.clear();
@@ -199,7 +199,7 @@ impl<B: Base> Learning<B> {
             let values = trainer.log_probabilities(&learner, &tape)?;
             let compared = compared(&inputs, &values, &reference, beta);
             let gradients = [compared.chosen_gradients, compared.rejected_gradients].concat();
-            trainer.reverse(&learner, tape, &mut Given { gradients, scale }, turn)?;
+            trainer.reverse(&learner, tape, &mut FixedGradients { gradients, scale }, turn)?;
             Ok((compared.loss, rows))
         })?;
         let (sum, rows) = summed(learned);
@@ -210,7 +210,7 @@ impl<B: Base> Learning<B> {
     ///
     /// # Errors
     /// The executor is gone.
-    pub fn evaluate(&mut self, examples: &[&Example]) -> Result<Option<f64>, LearnError<B::Error>> {
+    pub fn evaluate(&mut self, examples: &[&Example]) -> Result<Option<f64>, TrainStepError<B::Error>> {
         let learner = self.learner()?;
         let losses = self.lanes.each(parts(examples, rows).map(Inputs::of), |trainer, inputs| {
             let values = log_probabilities(trainer, &learner, &inputs)?;
@@ -226,9 +226,9 @@ impl<B: Base> Learning<B> {
     /// The executor is gone.
     pub fn evaluate_pairs(
         &mut self,
-        pairs: &[&Pair],
+        pairs: &[&PreferencePair],
         beta: f64,
-    ) -> Result<Option<f64>, LearnError<B::Error>> {
+    ) -> Result<Option<f64>, TrainStepError<B::Error>> {
         let learner = self.learner()?;
         let start = &self.start;
         let losses = self.lanes.each(pairs.iter().map(|pair| of_pair(pair)), |trainer, inputs| {
@@ -245,8 +245,8 @@ impl<B: Base> Learning<B> {
         self.gradients.clear();
     }
 
-    fn learner(&self) -> Result<Learner, LearnError<B::Error>> {
-        Ok(Learner::new(&self.method, &self.model().config, self.precision)?)
+    fn learner(&self) -> Result<TrainableAdapter, TrainStepError<B::Error>> {
+        Ok(TrainableAdapter::new(&self.method, &self.model().config, self.precision)?)
     }
 
     /// What is dropped of an example of this step.
@@ -262,8 +262,8 @@ impl<B: Base> Learning<B> {
         rows: usize,
         hyper: &Hyperparameters,
         max_norm: f64,
-    ) -> Result<Outcome, LearnError<B::Error>> {
-        let not_a_number = |what| LearnError::NotANumber { what, step: self.state.step + 1 };
+    ) -> Result<StepResult, TrainStepError<B::Error>> {
+        let not_a_number = |what| TrainStepError::NotANumber { what, step: self.state.step + 1 };
         if !loss.is_finite() {
             return Err(not_a_number("loss"));
         }
@@ -272,25 +272,25 @@ impl<B: Base> Learning<B> {
             return Err(not_a_number("gradient"));
         }
         self.state.step(hyper, &mut self.method.tensors_mut(), &self.gradients.tensors());
-        Ok(Outcome { loss, grad_norm, rows })
+        Ok(StepResult { loss, grad_norm, rows })
     }
 }
 
-fn forward<B: Base>(
+fn forward<B: BorrowedBase>(
     trainer: &mut Trainer<B>,
-    learner: &Learner,
+    learner: &TrainableAdapter,
     inputs: &Inputs,
 ) -> Result<Tape, TrainError<B::Error>> {
-    trainer.set_keep(if inputs.rows() > KEPT_ROWS { Keep::Inputs } else { Keep::All });
+    trainer.set_keep(if inputs.rows() > KEPT_ROWS { SavedScope::Inputs } else { SavedScope::All });
     trainer.forward(learner, &inputs.examples())
 }
 
-fn log_probabilities<B: Base>(
+fn log_probabilities<B: BorrowedBase>(
     trainer: &mut Trainer<B>,
-    learner: &Learner,
+    learner: &TrainableAdapter,
     inputs: &Inputs,
 ) -> Result<Vec<f32>, TrainError<B::Error>> {
-    trainer.set_keep(Keep::Inputs);
+    trainer.set_keep(SavedScope::Inputs);
     let tape = trainer.forward(learner, &inputs.examples())?;
     trainer.log_probabilities(learner, &tape)
 }
@@ -300,7 +300,7 @@ fn summed(parts: Vec<(f64, usize)>) -> (f64, usize) {
     parts.into_iter().fold((0.0, 0), |(sum, rows), (loss, own)| (sum + loss, rows + own))
 }
 
-fn of_pair(pair: &Pair) -> Inputs {
+fn of_pair(pair: &PreferencePair) -> Inputs {
     Inputs::of(&[&pair.chosen, &pair.rejected])
 }
 
@@ -308,9 +308,9 @@ fn weight(examples: &[&Example]) -> f64 {
     examples.iter().flat_map(|example| &example.weights).copied().map(f64::from).sum()
 }
 
-fn compared(inputs: &Inputs, values: &[f32], reference: &[f32], beta: f64) -> loss::Compared {
+fn compared(inputs: &Inputs, values: &[f32], reference: &[f32], beta: f64) -> loss::DpoResult {
     let (first, second) = (0..inputs.counts[0], inputs.counts[0]..values.len());
-    let answer = |range: Range<usize>| Answer {
+    let answer = |range: Range<usize>| PairAnswer {
         logprobs: &values[range.clone()],
         reference_logprobs: &reference[range.clone()],
         weights: &inputs.weights[range],
@@ -319,25 +319,25 @@ fn compared(inputs: &Inputs, values: &[f32], reference: &[f32], beta: f64) -> lo
 }
 
 /// A loss that is summed over tokens.
-trait Lost: backward::Loss {
+trait TokenLoss: backward::Loss {
     /// Of those so far.
     fn sum(&self) -> f64;
 }
 
 /// The mean of weighted tokens, of which this is a part.
-struct Weighted {
+struct WeightedMean {
     weights: Vec<f32>,
     total: f64,
     sum: f64,
 }
 
-impl Lost for Weighted {
+impl TokenLoss for WeightedMean {
     fn sum(&self) -> f64 {
         self.sum
     }
 }
 
-impl backward::Loss for Weighted {
+impl backward::Loss for WeightedMean {
     #[expect(clippy::cast_possible_truncation, reason = "gradients are numbers of 32 bits")]
     fn gradients(&mut self, targets: Range<usize>, log_probabilities: &[f32], gradients: &mut [f32]) {
         let evaluated = loss::cross_entropy(log_probabilities, &self.weights[targets]);
@@ -349,12 +349,12 @@ impl backward::Loss for Weighted {
 }
 
 /// Gradients that are known, and how much of them counts.
-struct Given {
+struct FixedGradients {
     gradients: Vec<f32>,
     scale: f64,
 }
 
-impl backward::Loss for Given {
+impl backward::Loss for FixedGradients {
     #[expect(clippy::cast_possible_truncation, reason = "gradients are numbers of 32 bits")]
     fn gradients(&mut self, targets: Range<usize>, _log_probabilities: &[f32], gradients: &mut [f32]) {
         for (to, &gradient) in gradients.iter_mut().zip(&self.gradients[targets]) {

@@ -20,10 +20,10 @@ use std::collections::BTreeMap;
 
 /// Sums of a batch by their names, as Tinker has them: a name and how values of parts become one. Here all are sums, which
 /// [`add`] joins.
-pub type Metrics = BTreeMap<&'static str, f64>;
+pub type LossMetrics = BTreeMap<&'static str, f64>;
 
 /// Adds the metrics of a part to those of the whole.
-pub fn add(whole: &mut Metrics, part: &Metrics) {
+pub fn add(whole: &mut LossMetrics, part: &LossMetrics) {
     for (&name, value) in part {
         *whole.entry(name).or_default() += value;
     }
@@ -115,7 +115,7 @@ impl Loss {
     /// # Errors
     /// If there is none, or none with these options.
     pub fn named(name: &str, config: &BTreeMap<String, f64>) -> Result<Self, LossError> {
-        let mut options = Options { loss: name, config: config.clone() };
+        let mut options = LossOptions { loss: name, config: config.clone() };
         let loss = match name {
             "cross_entropy" => Self::CrossEntropy,
             "importance_sampling" => Self::Policy(PolicyLoss::ImportanceSampling),
@@ -130,12 +130,12 @@ impl Loss {
 }
 
 /// Options that have not been read yet.
-struct Options<'a> {
+struct LossOptions<'a> {
     loss: &'a str,
     config: BTreeMap<String, f64>,
 }
 
-impl Options<'_> {
+impl LossOptions<'_> {
     fn clip(&mut self) -> Result<Clip, LossError> {
         let defaults = Clip::default();
         let low = self.config.remove("clip_low_threshold").unwrap_or(defaults.low);
@@ -173,7 +173,7 @@ pub struct Evaluated {
     /// Its derivative by the log-probability of each token.
     pub gradients: Vec<f32>,
     /// The value and others, to be summed over rows.
-    pub metrics: Metrics,
+    pub metrics: LossMetrics,
 }
 
 /// `cross_entropy` of one row.
@@ -188,7 +188,7 @@ pub fn cross_entropy(logprobs: &[f32], weights: &[f32]) -> Evaluated {
     Evaluated {
         loss,
         gradients: weights.iter().map(|weight| -weight).collect(),
-        metrics: Metrics::from([("loss:sum", loss), ("weight:sum", weight)]),
+        metrics: LossMetrics::from([("loss:sum", loss), ("weight:sum", weight)]),
     }
 }
 
@@ -262,7 +262,7 @@ struct Token {
 
 /// An answer of a pair: one number for each token.
 #[derive(Debug, Clone, Copy)]
-pub struct Answer<'a> {
+pub struct PairAnswer<'a> {
     /// By the policy that learns.
     pub logprobs: &'a [f32],
     /// By the reference.
@@ -271,7 +271,7 @@ pub struct Answer<'a> {
     pub weights: &'a [f32],
 }
 
-impl Answer<'_> {
+impl PairAnswer<'_> {
     /// By how much the policy is likelier than the reference to say this, as a logarithm.
     fn gain(&self) -> f64 {
         assert_eq!(self.logprobs.len(), self.weights.len(), "a weight for each token");
@@ -287,7 +287,7 @@ impl Answer<'_> {
 
 /// What DPO says of one pair.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Compared {
+pub struct DpoResult {
     /// Its value.
     pub loss: f64,
     /// Its derivative by the log-probability of each token of the chosen answer.
@@ -295,7 +295,7 @@ pub struct Compared {
     /// And of the rejected one.
     pub rejected_gradients: Vec<f32>,
     /// The value and others, to be summed over pairs.
-    pub metrics: Metrics,
+    pub metrics: LossMetrics,
 }
 
 /// DPO of one pair. Larger `beta` keeps the policy nearer to the reference.
@@ -303,7 +303,7 @@ pub struct Compared {
 /// # Panics
 /// If an answer has not one number of each kind for every token.
 #[must_use]
-pub fn dpo(beta: f64, chosen: Answer<'_>, rejected: Answer<'_>) -> Compared {
+pub fn dpo(beta: f64, chosen: PairAnswer<'_>, rejected: PairAnswer<'_>) -> DpoResult {
     let rewards = [chosen, rejected].map(|answer| beta * answer.gain());
     let margin = rewards[0] - rewards[1];
     // -log σ(x) = log(1 + e^-x), and its derivative -σ(-x), without an overflow on either side.
@@ -316,7 +316,7 @@ pub fn dpo(beta: f64, chosen: Answer<'_>, rejected: Answer<'_>) -> Compared {
         ("margin:sum", margin),
         ("rejected_reward:sum", rewards[1]),
     ];
-    Compared {
+    DpoResult {
         loss,
         chosen_gradients: chosen.gradients(beta * by_margin),
         rejected_gradients: rejected.gradients(-beta * by_margin),

@@ -5,12 +5,12 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use settings::completions;
-use tune::cli::{self, Cli};
+use tune::cli::{self, TrainerCli};
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();
-    if completions::are_asked_for::<Cli>(&arguments) {
+    if completions::are_asked_for::<TrainerCli>(&arguments) {
         return ExitCode::SUCCESS;
     }
-    cli::run(Cli::parse_from(arguments)).into()
+    cli::run(TrainerCli::parse_from(arguments)).into()
 }

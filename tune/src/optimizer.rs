@@ -37,14 +37,14 @@ pub struct Moments {
 
 /// All there is to know of the steps so far.
 #[derive(Debug, Clone, PartialEq)]
-pub struct State {
+pub struct OptimizerState {
     /// How many there were.
     pub step: u64,
     /// In the order of the tensors.
     pub moments: Vec<Moments>,
 }
 
-impl State {
+impl OptimizerState {
     /// Before the first step, of tensors with these numbers of elements.
     #[must_use]
     pub fn new(elements: &[usize]) -> Self {

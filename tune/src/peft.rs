@@ -4,7 +4,7 @@ use std::path::Path;
 
 use kernels::TensorType;
 use model::{
-    adapter::{Method, Side, writing},
+    adapter::{MethodWeights, ScaledSide, writing},
     shape::{config::ModelConfig, layout::linear_shape, source::Target},
     sources::hf_names::module_name,
 };
@@ -12,9 +12,9 @@ use safetensors::SafeTensorError;
 use serde_json::{Value, json};
 
 pub use model::adapter::writing::{CONFIG_FILE, WriteError};
-pub(crate) use model::adapter::writing::{METADATA, Named, sync, write_file};
+pub(crate) use model::adapter::writing::{METADATA, NamedTensor, sync, write_file};
 
-use crate::adapter::{Module, Shape, scaled_side};
+use crate::adapter::{AdapterSpec, TargetModule, scaled_side};
 
 /// With what numbers an adapter is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -46,7 +46,7 @@ impl Dtype {
 pub fn write(
     path: &Path,
     options: &[u8],
-    method: &Method,
+    method: &MethodWeights,
     config: &ModelConfig,
     dtype: Dtype,
     shortlist: &[u32],
@@ -56,7 +56,7 @@ pub fn write(
 
 /// The tensors in one file, with the shortlist of a draft, if there is one, and words about them.
 pub(crate) fn serialize(
-    tensors: &[Named<'_>],
+    tensors: &[NamedTensor<'_>],
     dtype: Dtype,
     shortlist: &[u32],
     words: Option<String>,
@@ -64,14 +64,14 @@ pub(crate) fn serialize(
     writing::serialize(tensors, dtype.kind(), shortlist, words)
 }
 
-fn tensors<'a>(method: &'a Method, config: &ModelConfig) -> Vec<Named<'a>> {
+fn tensors<'a>(method: &'a MethodWeights, config: &ModelConfig) -> Vec<NamedTensor<'a>> {
     match method {
-        Method::Lora(modules) | Method::Activated(modules, _) => modules
+        MethodWeights::Lora(modules) | MethodWeights::Activated(modules, _) => modules
             .iter()
             .flat_map(|module| {
                 let ([outputs, inputs], rank) = (linear_shape(config, module.target), module.rank);
                 let name = peft_name(module.layer, module.target);
-                let of = |part: &str, shape: [usize; 2], values| Named {
+                let of = |part: &str, shape: [usize; 2], values| NamedTensor {
                     name: format!("{name}.lora_{part}.weight"),
                     shape: shape.to_vec(),
                     values,
@@ -79,20 +79,20 @@ fn tensors<'a>(method: &'a Method, config: &ModelConfig) -> Vec<Named<'a>> {
                 [of("A", [rank, inputs], &module.a[..]), of("B", [outputs, rank], &module.b[..])]
             })
             .collect(),
-        Method::Ia3(scales) => scales
+        MethodWeights::Ia3(scales) => scales
             .vectors()
             .iter()
             .map(|vector| {
                 let name = format!("{}.ia3_l", peft_name(vector.layer, vector.target));
                 let count = vector.values.len();
                 let shape = match vector.side {
-                    Side::Input => vec![1, count],
-                    Side::Output => vec![count, 1],
+                    ScaledSide::Input => vec![1, count],
+                    ScaledSide::Output => vec![count, 1],
                 };
-                Named { name, shape, values: &vector.values }
+                NamedTensor { name, shape, values: &vector.values }
             })
             .collect(),
-        Method::Prefix(prefix) => vec![Named {
+        MethodWeights::Prefix(prefix) => vec![NamedTensor {
             name: "prompt_embeddings".to_owned(),
             shape: vec![prefix.tokens, prefix.layers * 2 * prefix.width],
             values: &prefix.values,
@@ -106,11 +106,12 @@ fn peft_name(layer: usize, target: Target) -> String {
 
 /// `adapter_config.json` of a new adapter.
 #[must_use]
-pub fn options(shape: &Shape, dropout: f64, config: &ModelConfig) -> Vec<u8> {
-    let names = |targets: Vec<&Module>| targets.into_iter().map(ToString::to_string).collect::<Vec<_>>();
+pub fn options(shape: &AdapterSpec, dropout: f64, config: &ModelConfig) -> Vec<u8> {
+    let names =
+        |targets: Vec<&TargetModule>| targets.into_iter().map(ToString::to_string).collect::<Vec<_>>();
     let mut options = json!({ "task_type": "CAUSAL_LM", "inference_mode": true });
     let own = match shape {
-        Shape::Lora { rank, alpha, rslora, targets } => json!({
+        AdapterSpec::Lora { rank, alpha, rslora, targets } => json!({
             "peft_type": "LORA",
             "r": rank,
             "lora_alpha": alpha,
@@ -119,13 +120,13 @@ pub fn options(shape: &Shape, dropout: f64, config: &ModelConfig) -> Vec<u8> {
             "bias": "none",
             "target_modules": names(targets.iter().collect()),
         }),
-        Shape::Ia3 { targets } => json!({
+        AdapterSpec::Ia3 { targets } => json!({
             "peft_type": "IA3",
             "target_modules": names(targets.iter().collect()),
             "feedforward_modules":
-                names(targets.iter().filter(|module| scaled_side(module.0) == Side::Input).collect()),
+                names(targets.iter().filter(|module| scaled_side(module.0) == ScaledSide::Input).collect()),
         }),
-        Shape::Prefix { virtual_tokens } => json!({
+        AdapterSpec::Prefix { virtual_tokens } => json!({
             "peft_type": "PREFIX_TUNING",
             "num_virtual_tokens": virtual_tokens,
             "num_layers": config.layers,
@@ -143,9 +144,9 @@ pub fn options(shape: &Shape, dropout: f64, config: &ModelConfig) -> Vec<u8> {
 /// `adapter_config.json` of a new draft adapter of the blocks that `config` has: what else PEFT says of a LoRA, its modules by an
 /// expression that names the blocks, since PEFT's own list of blocks leaves out a head.
 #[must_use]
-pub fn draft_options(shape: &Shape, dropout: f64, config: &ModelConfig) -> Vec<u8> {
+pub fn draft_options(shape: &AdapterSpec, dropout: f64, config: &ModelConfig) -> Vec<u8> {
     let mut own: Value = serde_json::from_slice(&options(shape, dropout, config)).unwrap_or_default();
-    if let Shape::Lora { targets, .. } = shape {
+    if let AdapterSpec::Lora { targets, .. } = shape {
         let in_blocks: Vec<String> =
             targets.iter().filter(|module| module.0 != Target::LmHead).map(ToString::to_string).collect();
         let blocks: Vec<String> = (0..config.layers).map(|layer| layer.to_string()).collect();

@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{adapter::Shape, draft::DraftSize, optimizer::Hyperparameters, schedule::Decay};
+use crate::{adapter::AdapterSpec, draft::DraftSize, optimizer::Hyperparameters, schedule::Decay};
 
 /// How the way forward computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
-pub enum Precision {
+pub enum JobPrecision {
     /// As the engine that will serve the adapter: its log-probabilities are these, bit for bit
     #[default]
     Serving,
@@ -18,18 +18,18 @@ pub enum Precision {
 /// What an adapter begins as.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Start {
+pub enum InitialAdapter {
     /// A new one.
-    New(Shape),
+    New(AdapterSpec),
     /// One that has been trained, in PEFT's format, by the hash of its content.
     From(String),
 }
 
 /// Everything that decides what a job gives, but the data and the base.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Plan {
+pub struct JobPlan {
     /// What the adapter begins as.
-    pub start: Start,
+    pub start: InitialAdapter,
     /// Length of the longest step.
     pub learning_rate: f64,
     /// How it becomes shorter.
@@ -56,7 +56,7 @@ pub struct Plan {
     /// Decides order and first numbers.
     pub seed: u64,
     /// How the way forward computes.
-    pub precision: Precision,
+    pub precision: JobPrecision,
     /// Tokens of the longest example.
     pub max_tokens: usize,
     /// What becomes a draft is of this size.
@@ -64,7 +64,7 @@ pub struct Plan {
     pub draft: Option<DraftSize>,
 }
 
-impl Plan {
+impl JobPlan {
     /// AdamW's numbers for a step of `learning_rate`.
     #[must_use]
     pub fn hyperparameters(&self, learning_rate: f64) -> Hyperparameters {
@@ -76,16 +76,16 @@ impl Plan {
 /// (Thinking Machines, "LoRA Without Regret", 2025), and less for high ranks whose scale is not divided by them, where more
 /// ranks make longer steps.
 #[must_use]
-pub fn usual_learning_rate(hidden: usize, shape: &Shape) -> f64 {
+pub fn usual_learning_rate(hidden: usize, shape: &AdapterSpec) -> f64 {
     const FULL: f64 = 5e-5;
     const USUAL_RANK: f64 = 16.0;
     const MOST: f64 = 2e-3;
     let by_width = (2000.0 / hidden as f64).powf(0.781);
     match shape {
-        Shape::Lora { rank, .. } => {
+        AdapterSpec::Lora { rank, .. } => {
             (10.0 * FULL * by_width * (USUAL_RANK / *rank as f64).sqrt().min(1.0)).min(MOST)
         }
         // Vectors near one, and a prefix of small numbers, have farther to go: PEFT's own examples take as much.
-        Shape::Ia3 { .. } | Shape::Prefix { .. } => 5e-3,
+        AdapterSpec::Ia3 { .. } | AdapterSpec::Prefix { .. } => 5e-3,
     }
 }

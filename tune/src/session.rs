@@ -6,19 +6,19 @@ pub mod order;
 use std::{error::Error, path::Path};
 
 use kernels::lora::LoraPrecision;
-use model::{adapter::Method, backward::TrainError, shape::config::ModelConfig};
+use model::{adapter::MethodWeights, backward::TrainError, shape::config::ModelConfig};
 
-use training_protocol::session::{Adam, Answer, Done, Lora, Order, Refusal};
+use training_protocol::session::{Adam, CommandDone, CommandRefusal, CommandReply, Lora, TrainingCommand};
 
 use crate::{
-    adapter::{NoModule, Shape},
-    checkpoint::{Checkpoint, Origin},
+    adapter::{AdapterSpec, NoModule},
+    checkpoint::{Checkpoint, CheckpointOrigin},
     learn::{
-        Datum, Direction, LearnError, Learning,
-        lanes::{Base, Lanes},
+        Direction, SequenceSample, TrainState, TrainStepError,
+        lanes::{BorrowedBase, MicrobatchPool},
     },
-    loss::{Loss, Metrics},
-    optimizer::{Hyperparameters, State},
+    loss::{Loss, LossMetrics},
+    optimizer::{Hyperparameters, OptimizerState},
     peft::{self, Dtype},
 };
 
@@ -26,74 +26,75 @@ use crate::{
 const MAX_RANK: usize = 256;
 
 /// What an order comes to: names with numbers, what the adapter is if it has just begun, log-probabilities.
-type Carried = Result<(Metrics, Option<Shape>, Vec<f32>), Refusal>;
+type CommandResult = Result<(LossMetrics, Option<AdapterSpec>, Vec<f32>), CommandRefusal>;
 
 /// Whose fault a step is that was not made.
-fn refusal<E: Error + 'static>(error: &LearnError<E>) -> Refusal {
+fn refusal<E: Error + 'static>(error: &TrainStepError<E>) -> CommandRefusal {
     match error {
-        LearnError::Train(TrainError::Base(_)) => Refusal::server(error.to_string()),
-        _ => Refusal::user(error.to_string()),
+        TrainStepError::Train(TrainError::Base(_)) => CommandRefusal::server(error.to_string()),
+        _ => CommandRefusal::user(error.to_string()),
     }
 }
 
 /// What becomes of gathered gradients in what is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Gathered {
+enum GradientRetention {
     Keep,
     Forget,
 }
 
 /// What there is to train.
 #[derive(Debug)]
-enum Stage<B> {
+enum SessionStage<B> {
     /// Nothing yet.
-    Waiting(Box<Lanes<B>>),
+    Waiting(Box<MicrobatchPool<B>>),
     /// An adapter.
-    Learning(Box<Learning<B>>, Shape),
+    Learning(Box<TrainState<B>>, AdapterSpec),
     /// Nothing any more: what was to begin could not.
     Broken,
 }
 
 /// See the module's description.
 #[derive(Debug)]
-pub struct Session<B> {
-    stage: Stage<B>,
+pub struct TrainerSession<B> {
+    stage: SessionStage<B>,
     precision: LoraPrecision,
     base: String,
 }
 
-impl<B: Base> Session<B> {
+impl<B: BorrowedBase> TrainerSession<B> {
     /// A session on the base of this identity.
-    pub fn new(lanes: Lanes<B>, precision: LoraPrecision, base: String) -> Self {
-        Self { stage: Stage::Waiting(Box::new(lanes)), precision, base }
+    pub fn new(lanes: MicrobatchPool<B>, precision: LoraPrecision, base: String) -> Self {
+        Self { stage: SessionStage::Waiting(Box::new(lanes)), precision, base }
     }
 
     /// Carries an order out. `numbers` are those behind its line; those behind the answer's come with it.
-    pub fn carry_out(&mut self, order: &Order, numbers: &[[u8; 4]]) -> (Answer, Vec<f32>) {
+    pub fn carry_out(&mut self, order: &TrainingCommand, numbers: &[[u8; 4]]) -> (CommandReply, Vec<f32>) {
         match self.try_to(order, numbers) {
             Ok((metrics, shape, logprobs)) => {
                 let metrics = metrics.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
                 let lora = shape.as_ref().and_then(lora);
-                (Answer::Done(Done { numbers: logprobs.len(), metrics, lora }), logprobs)
+                (CommandReply::Done(CommandDone { numbers: logprobs.len(), metrics, lora }), logprobs)
             }
-            Err(refusal) => (Answer::Refused(refusal), Vec::new()),
+            Err(refusal) => (CommandReply::Refused(refusal), Vec::new()),
         }
     }
 
-    fn try_to(&mut self, order: &Order, numbers: &[[u8; 4]]) -> Carried {
-        let nothing = |()| (Metrics::new(), None, Vec::new());
+    fn try_to(&mut self, order: &TrainingCommand, numbers: &[[u8; 4]]) -> CommandResult {
+        let nothing = |()| (LossMetrics::new(), None, Vec::new());
         match order {
-            Order::Create { lora, seed } => {
+            TrainingCommand::Create { lora, seed } => {
                 let shape = shape(lora)?;
                 self.create(&shape, *seed)?;
-                Ok((Metrics::new(), Some(shape), Vec::new()))
+                Ok((LossMetrics::new(), Some(shape), Vec::new()))
             }
-            Order::Load { directory, optimizer } => {
+            TrainingCommand::Load { directory, optimizer } => {
                 let shape = self.load(directory, *optimizer)?;
-                Ok((Metrics::new(), Some(shape), Vec::new()))
+                Ok((LossMetrics::new(), Some(shape), Vec::new()))
             }
-            Order::ForwardBackward { loss, options, forward_only, lengths, inputs } => {
-                let loss = Loss::named(loss, options).map_err(|error| Refusal::user(error.to_string()))?;
+            TrainingCommand::ForwardBackward { loss, options, forward_only, lengths, inputs } => {
+                let loss =
+                    Loss::named(loss, options).map_err(|error| CommandRefusal::user(error.to_string()))?;
                 let direction = if *forward_only { Direction::Forward } else { Direction::Backward };
                 let learning = self.learning()?;
                 let data = data(loss, lengths, inputs, numbers)?;
@@ -101,33 +102,37 @@ impl<B: Base> Session<B> {
                 let gathered = learning.gather(&data, loss, direction).map_err(|error| refusal(&error))?;
                 Ok((gathered.metrics, None, gathered.logprobs))
             }
-            Order::OptimStep(adam) => {
+            TrainingCommand::OptimStep(adam) => {
                 check_step(adam)?;
                 let &Adam { learning_rate, beta1, beta2, eps, weight_decay, grad_clip_norm } = adam;
                 let hyper = Hyperparameters { learning_rate, beta1, beta2, eps, weight_decay };
                 let max_norm = (grad_clip_norm > 0.0).then_some(grad_clip_norm);
                 let norm =
                     self.learning()?.step_gathered(&hyper, max_norm).map_err(|error| refusal(&error))?;
-                Ok((Metrics::from([("grad_norm:mean", norm)]), None, Vec::new()))
+                Ok((LossMetrics::from([("grad_norm:mean", norm)]), None, Vec::new()))
             }
-            Order::SaveState { directory } => self.save_state(directory, Gathered::Forget).map(nothing),
-            Order::Suspend { directory } => self.save_state(directory, Gathered::Keep).map(nothing),
-            Order::SaveWeights { directory } => self.save_weights(directory).map(nothing),
+            TrainingCommand::SaveState { directory } => {
+                self.save_state(directory, GradientRetention::Forget).map(nothing)
+            }
+            TrainingCommand::Suspend { directory } => {
+                self.save_state(directory, GradientRetention::Keep).map(nothing)
+            }
+            TrainingCommand::SaveWeights { directory } => self.save_weights(directory).map(nothing),
         }
     }
 
-    fn learning(&mut self) -> Result<&mut Learning<B>, Refusal> {
+    fn learning(&mut self) -> Result<&mut TrainState<B>, CommandRefusal> {
         match &mut self.stage {
-            Stage::Learning(learning, _) => Ok(learning),
-            Stage::Waiting(_) | Stage::Broken => {
-                Err(Refusal::user("there is no adapter yet: create one, or load one"))
+            SessionStage::Learning(learning, _) => Ok(learning),
+            SessionStage::Waiting(_) | SessionStage::Broken => {
+                Err(CommandRefusal::user("there is no adapter yet: create one, or load one"))
             }
         }
     }
 
-    fn create(&mut self, shape: &Shape, seed: u64) -> Result<(), Refusal> {
-        let Stage::Waiting(lanes) = &self.stage else {
-            return Err(Refusal::user("there is an adapter already: a session has one"));
+    fn create(&mut self, shape: &AdapterSpec, seed: u64) -> Result<(), CommandRefusal> {
+        let SessionStage::Waiting(lanes) = &self.stage else {
+            return Err(CommandRefusal::user("there is an adapter already: a session has one"));
         };
         let config = &lanes.model().config;
         let shape = shape.clone().on(config);
@@ -136,31 +141,31 @@ impl<B: Base> Session<B> {
         self.begin(method, shape)
     }
 
-    fn begin(&mut self, method: Method, shape: Shape) -> Result<(), Refusal> {
-        match std::mem::replace(&mut self.stage, Stage::Broken) {
-            Stage::Waiting(lanes) => {
+    fn begin(&mut self, method: MethodWeights, shape: AdapterSpec) -> Result<(), CommandRefusal> {
+        match std::mem::replace(&mut self.stage, SessionStage::Broken) {
+            SessionStage::Waiting(lanes) => {
                 let learning =
-                    Learning::new(*lanes, self.precision, method).map_err(|error| refusal(&error))?;
-                self.stage = Stage::Learning(Box::new(learning), shape);
+                    TrainState::new(*lanes, self.precision, method).map_err(|error| refusal(&error))?;
+                self.stage = SessionStage::Learning(Box::new(learning), shape);
                 Ok(())
             }
             other => {
                 self.stage = other;
-                Err(Refusal::user("there is an adapter already: a session has one"))
+                Err(CommandRefusal::user("there is an adapter already: a session has one"))
             }
         }
     }
 
-    fn load(&mut self, directory: &Path, optimizer: bool) -> Result<Shape, Refusal> {
-        let refused = |why: String| Refusal::user(format!("this state cannot be loaded: {why}"));
+    fn load(&mut self, directory: &Path, optimizer: bool) -> Result<AdapterSpec, CommandRefusal> {
+        let refused = |why: String| CommandRefusal::user(format!("this state cannot be loaded: {why}"));
         let (found, checkpoint) = self.read(directory).map_err(refused)?;
         let Checkpoint { method, state, gradients, .. } = checkpoint;
         match &self.stage {
-            Stage::Learning(_, shape) if *shape != found => {
+            SessionStage::Learning(_, shape) if *shape != found => {
                 return Err(refused("it is of another rank, or of other layers".to_owned()));
             }
-            Stage::Learning(..) => {}
-            Stage::Waiting(_) | Stage::Broken => self.begin(method.clone(), found.clone())?,
+            SessionStage::Learning(..) => {}
+            SessionStage::Waiting(_) | SessionStage::Broken => self.begin(method.clone(), found.clone())?,
         }
         let learning = self.learning()?;
         learning.restore(method, if optimizer { Some(state) } else { None });
@@ -170,73 +175,75 @@ impl<B: Base> Session<B> {
         Ok(found)
     }
 
-    fn read(&self, directory: &Path) -> Result<(Shape, Checkpoint), String> {
+    fn read(&self, directory: &Path) -> Result<(AdapterSpec, Checkpoint), String> {
         let config = match &self.stage {
-            Stage::Waiting(lanes) => &lanes.model().config,
-            Stage::Learning(learning, _) => &learning.model().config,
-            Stage::Broken => return Err("this session has ended".to_owned()),
+            SessionStage::Waiting(lanes) => &lanes.model().config,
+            SessionStage::Learning(learning, _) => &learning.model().config,
+            SessionStage::Broken => return Err("this session has ended".to_owned()),
         };
         let gone = || "it is not there any more".to_owned();
         let origin = Checkpoint::origin(directory).map_err(|error| error.to_string())?.ok_or_else(gone)?;
         if origin.base != self.base {
             return Err("it was learned on another base model".to_owned());
         }
-        let shape: Shape = serde_json::from_str(&origin.plan).map_err(|error| error.to_string())?;
+        let shape: AdapterSpec = serde_json::from_str(&origin.plan).map_err(|error| error.to_string())?;
         check_shape(&shape).map_err(|refusal| refusal.message)?;
         let start = shape.start(config, 0);
         let read = Checkpoint::read(directory, &origin, &start).map_err(|error| error.to_string())?;
         Ok((shape, read.ok_or_else(gone)?))
     }
 
-    fn save_state(&mut self, directory: &Path, gathered: Gathered) -> Result<(), Refusal> {
-        let Stage::Learning(learning, shape) = &self.stage else {
-            return Err(Refusal::user("there is no adapter yet: create one, or load one"));
+    fn save_state(&mut self, directory: &Path, gathered: GradientRetention) -> Result<(), CommandRefusal> {
+        let SessionStage::Learning(learning, shape) = &self.stage else {
+            return Err(CommandRefusal::user("there is no adapter yet: create one, or load one"));
         };
-        let plan = serde_json::to_string(shape).map_err(|error| Refusal::server(error.to_string()))?;
-        let origin = Origin { plan, data: String::new(), base: self.base.clone() };
+        let plan = serde_json::to_string(shape).map_err(|error| CommandRefusal::server(error.to_string()))?;
+        let origin = CheckpointOrigin { plan, data: String::new(), base: self.base.clone() };
         let (method, state) = (learning.method.clone(), learning.state.clone());
         let sums = || learning.gathered().into_iter().map(<[f32]>::to_vec).collect();
-        let gradients = (gathered == Gathered::Keep).then(sums);
+        let gradients = (gathered == GradientRetention::Keep).then(sums);
         Checkpoint { origin, method, state, gradients }
             .write(directory)
-            .map_err(|error| Refusal::server(format!("the state cannot be kept: {error}")))
+            .map_err(|error| CommandRefusal::server(format!("the state cannot be kept: {error}")))
     }
 
-    fn save_weights(&mut self, directory: &Path) -> Result<(), Refusal> {
-        let Stage::Learning(learning, shape) = &self.stage else {
-            return Err(Refusal::user("there is no adapter yet: create one, or load one"));
+    fn save_weights(&mut self, directory: &Path) -> Result<(), CommandRefusal> {
+        let SessionStage::Learning(learning, shape) = &self.stage else {
+            return Err(CommandRefusal::user("there is no adapter yet: create one, or load one"));
         };
         let config = &learning.model().config;
         peft::write(directory, &peft::options(shape, 0.0, config), &learning.method, config, Dtype::F32, &[])
-            .map_err(|error| Refusal::server(error.to_string()))
+            .map_err(|error| CommandRefusal::server(error.to_string()))
     }
 }
 
-impl<B: Base> Learning<B> {
+impl<B: BorrowedBase> TrainState<B> {
     /// Goes on from what was kept; without the optimizer's numbers, from its beginning. What was gathered is gone.
-    fn restore(&mut self, method: Method, state: Option<State>) {
+    fn restore(&mut self, method: MethodWeights, state: Option<OptimizerState>) {
         let lengths: Vec<usize> = method.tensors().into_iter().map(<[f32]>::len).collect();
         self.method = method;
-        self.state = state.unwrap_or_else(|| State::new(&lengths));
+        self.state = state.unwrap_or_else(|| OptimizerState::new(&lengths));
         self.forget();
     }
 }
 
-fn check_shape(shape: &Shape) -> Result<(), Refusal> {
+fn check_shape(shape: &AdapterSpec) -> Result<(), CommandRefusal> {
     match shape {
-        Shape::Lora { rank, .. } if !(1..=MAX_RANK).contains(rank) => {
-            Err(Refusal::user(format!("the rank is {rank}; it must be 1 to {MAX_RANK}")))
+        AdapterSpec::Lora { rank, .. } if !(1..=MAX_RANK).contains(rank) => {
+            Err(CommandRefusal::user(format!("the rank is {rank}; it must be 1 to {MAX_RANK}")))
         }
-        Shape::Lora { targets, .. } if targets.is_empty() => Err(Refusal::user(
+        AdapterSpec::Lora { targets, .. } if targets.is_empty() => Err(CommandRefusal::user(
             "nothing is to learn: train at least one of attention, MLP (in a mixture of experts it does not learn) and unembedding",
         )),
-        Shape::Lora { .. } => Ok(()),
-        Shape::Ia3 { .. } | Shape::Prefix { .. } => Err(Refusal::user("only LoRA is trained here")),
+        AdapterSpec::Lora { .. } => Ok(()),
+        AdapterSpec::Ia3 { .. } | AdapterSpec::Prefix { .. } => {
+            Err(CommandRefusal::user("only LoRA is trained here"))
+        }
     }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the optimizer rounds these too")]
-fn check_step(adam: &Adam) -> Result<(), Refusal> {
+fn check_step(adam: &Adam) -> Result<(), CommandRefusal> {
     let &Adam { learning_rate, beta1, beta2, eps, weight_decay, grad_clip_norm } = adam;
     let rules = [
         ("learning_rate", learning_rate.is_finite() && learning_rate >= 0.0, "a number >= 0"),
@@ -251,7 +258,7 @@ fn check_step(adam: &Adam) -> Result<(), Refusal> {
         ),
     ];
     match rules.into_iter().find(|(_, holds, _)| !holds) {
-        Some((name, _, rule)) => Err(Refusal::user(format!("{name} must be {rule}"))),
+        Some((name, _, rule)) => Err(CommandRefusal::user(format!("{name} must be {rule}"))),
         None => Ok(()),
     }
 }
@@ -270,16 +277,16 @@ fn data(
     lengths: &[usize],
     inputs: &[String],
     numbers: &[[u8; 4]],
-) -> Result<Vec<Datum>, Refusal> {
+) -> Result<Vec<SequenceSample>, CommandRefusal> {
     let needed = needed(loss);
     if let Some(unknown) = inputs.iter().find(|name| !needed.contains(&name.as_str())) {
-        return Err(Refusal::user(format!(
+        return Err(CommandRefusal::user(format!(
             "this loss has no use for '{unknown}' in loss_fn_inputs: leave it out; it takes target_tokens, {}",
             needed.join(", ")
         )));
     }
     if let Some(missing) = needed.iter().find(|name| !inputs.iter().any(|input| input == *name)) {
-        return Err(Refusal::user(format!("this loss needs '{missing}' in loss_fn_inputs")));
+        return Err(CommandRefusal::user(format!("this loss needs '{missing}' in loss_fn_inputs")));
     }
     let mut rest = numbers;
     let mut take = |count: usize| {
@@ -291,8 +298,11 @@ fn data(
     let floats = |bytes: &[[u8; 4]]| bytes.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
     let mut data = Vec::with_capacity(lengths.len());
     for &length in lengths {
-        let mut datum =
-            Datum { tokens: integers(take(length)), targets: integers(take(length)), ..Datum::default() };
+        let mut datum = SequenceSample {
+            tokens: integers(take(length)),
+            targets: integers(take(length)),
+            ..SequenceSample::default()
+        };
         for input in inputs {
             let values = floats(take(length));
             match input.as_str() {
@@ -305,18 +315,18 @@ fn data(
     Ok(data)
 }
 
-fn check(data: &[Datum], config: &ModelConfig) -> Result<(), Refusal> {
+fn check(data: &[SequenceSample], config: &ModelConfig) -> Result<(), CommandRefusal> {
     for (number, datum) in data.iter().enumerate() {
         let (length, limit) = (datum.tokens.len(), config.context_length);
         if length == 0 || length > limit {
-            return Err(Refusal::user(format!(
+            return Err(CommandRefusal::user(format!(
                 "datum {number} has {length} tokens; the model takes 1 to {limit}"
             )));
         }
         let mut tokens = datum.tokens.iter().chain(&datum.targets);
         if let Some(token) = tokens.find(|&&token| token as usize >= config.vocab_size) {
             let size = config.vocab_size;
-            return Err(Refusal::user(format!(
+            return Err(CommandRefusal::user(format!(
                 "datum {number} has the token {token}; the vocabulary has {size}"
             )));
         }
@@ -325,18 +335,18 @@ fn check(data: &[Datum], config: &ModelConfig) -> Result<(), Refusal> {
 }
 
 /// A LoRA of this size.
-fn shape(lora: &Lora) -> Result<Shape, Refusal> {
+fn shape(lora: &Lora) -> Result<AdapterSpec, CommandRefusal> {
     let targets = lora.targets.iter().map(|name| name.parse());
     let targets =
-        targets.collect::<Result<_, NoModule>>().map_err(|error| Refusal::user(error.to_string()))?;
-    Ok(Shape::Lora { rank: lora.rank, alpha: lora.alpha, rslora: false, targets })
+        targets.collect::<Result<_, NoModule>>().map_err(|error| CommandRefusal::user(error.to_string()))?;
+    Ok(AdapterSpec::Lora { rank: lora.rank, alpha: lora.alpha, rslora: false, targets })
 }
 
-fn lora(shape: &Shape) -> Option<Lora> {
+fn lora(shape: &AdapterSpec) -> Option<Lora> {
     match shape {
-        &Shape::Lora { rank, alpha, ref targets, .. } => {
+        &AdapterSpec::Lora { rank, alpha, ref targets, .. } => {
             Some(Lora { rank, alpha, targets: targets.iter().map(ToString::to_string).collect() })
         }
-        Shape::Ia3 { .. } | Shape::Prefix { .. } => None,
+        AdapterSpec::Ia3 { .. } | AdapterSpec::Prefix { .. } => None,
     }
 }

@@ -4,14 +4,14 @@ use std::{net::SocketAddr, path::PathBuf, str::FromStr};
 
 use clap::Args;
 use layer_service::{
-    remote::GatewayDoor,
-    settings::{Batching, LayerSettings, Policy, Quotas},
-    start::Places,
+    remote::GatewayAccess,
+    settings::{Batching, BatchingPolicy, LayerSettings, Quotas},
+    start::ListenAddresses,
     tls::TlsFiles,
 };
-use settings::{ByteCount, Share, WaitFactor};
+use settings::{ByteCount, Fraction, WaitFactor};
 
-use super::ConfigError;
+use super::ExecutorConfigError;
 
 /// What split clients are served, and how much of it.
 #[derive(Debug, Clone, PartialEq, Args)]
@@ -20,7 +20,7 @@ pub struct LayerFlags {
     ///
     /// ZeroMQ clients of this host find layers.zmq beside it.
     #[arg(long = "layers", value_name = "PATH|off", env = "HOLOBIONT_LAYERS")]
-    pub place: Option<LayerPlace>,
+    pub place: Option<LayerSocket>,
     /// Where split clients of other hosts connect, over TLS 1.3 [default: nowhere].
     #[arg(long = "layer-listen", value_name = "ADDR:PORT")]
     pub listen: Option<SocketAddr>,
@@ -50,7 +50,7 @@ pub struct LayerFlags {
     pub wait_factor: WaitFactor,
     /// Beside requests that are answered, training gets this share of the time that they take; with 0 a call every 5 s.
     #[arg(long = "layer-training-share", value_name = "SHARE")]
-    pub training_share: Share,
+    pub training_share: Fraction,
     /// Sessions of split clients.
     #[arg(long = "layer-max-sessions", value_name = "COUNT")]
     pub max_sessions: usize,
@@ -73,14 +73,14 @@ pub struct LayerFlags {
 
 /// Where split clients of this host connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum LayerPlace {
+pub enum LayerSocket {
     /// Nowhere, nor do those of other hosts.
     Off,
     /// At a socket in a directory that only this user may enter.
     At(PathBuf),
 }
 
-impl FromStr for LayerPlace {
+impl FromStr for LayerSocket {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -97,7 +97,7 @@ impl LayerFlags {
     ///
     /// # Errors
     /// If a value cannot work; the setting is named.
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
+    pub(super) fn check(&self) -> Result<(), ExecutorConfigError> {
         let counts = [
             ("--layer-max-sessions", self.max_sessions),
             ("--layer-tenant-sessions", self.tenant_sessions),
@@ -105,22 +105,22 @@ impl LayerFlags {
             ("--layer-rows-per-s", self.rows_per_s.unwrap_or(1) as usize),
         ];
         if let Some((flag, value)) = counts.into_iter().find(|(_, value)| *value == 0) {
-            return Err(ConfigError::TooSmall { flag, value, least: 1 });
+            return Err(ExecutorConfigError::TooSmall { flag, value, least: 1 });
         }
         if !self.gateways.is_empty() && (self.listen.is_none() || self.client_ca.is_none()) {
-            return Err(ConfigError::LayerGateways);
+            return Err(ExecutorConfigError::LayerGateways);
         }
         match (self.listen, &self.cert, &self.cert_key, &self.client_ca) {
             (Some(_), Some(_), Some(_), _) | (None, None, None, None) => Ok(()),
-            (Some(_), ..) => Err(ConfigError::LayerCertificate),
-            (None, ..) => Err(ConfigError::LayerListen),
+            (Some(_), ..) => Err(ExecutorConfigError::LayerCertificate),
+            (None, ..) => Err(ExecutorConfigError::LayerListen),
         }
     }
 
     /// Where the doors are: `socket` is that for clients of this host. Gateways of other hosts are joined to `own`, and what
     /// they bring lies in `lent`.
     #[must_use]
-    pub fn places(&self, socket: PathBuf, own: Option<PathBuf>, lent: PathBuf) -> Places {
+    pub fn places(&self, socket: PathBuf, own: Option<PathBuf>, lent: PathBuf) -> ListenAddresses {
         let tls = match (self.listen, &self.cert, &self.cert_key) {
             (Some(address), Some(certificate), Some(key)) => {
                 let (certificate, key) = (certificate.clone(), key.clone());
@@ -129,22 +129,22 @@ impl LayerFlags {
             _ => None,
         };
         let is_open = tls.is_some() && !self.gateways.is_empty();
-        let gateways = own.filter(|_| is_open).map(|socket| GatewayDoor {
+        let gateways = own.filter(|_| is_open).map(|socket| GatewayAccess {
             names: self.gateways.clone(),
             socket,
             lent,
             max_file_bytes: self.max_adapter_file_bytes.0,
         });
-        Places { socket, tls, gateways, key_file: self.key_file.clone() }
+        ListenAddresses { socket, tls, gateways, key_file: self.key_file.clone() }
     }
 
     /// What the service holds itself to.
     #[must_use]
     pub fn settings(&self) -> LayerSettings {
         let policy = match self.batching {
-            settings::Batching::Opportunistic => Policy::Opportunistic,
-            settings::Batching::Alone => Policy::None,
-            settings::Batching::Lockstep => Policy::Lockstep,
+            settings::Batching::Opportunistic => BatchingPolicy::Opportunistic,
+            settings::Batching::Alone => BatchingPolicy::None,
+            settings::Batching::Lockstep => BatchingPolicy::Lockstep,
         };
         let batching = Batching { policy, wait_factor: self.wait_factor.0, ..Batching::default() };
         let quotas = Quotas {

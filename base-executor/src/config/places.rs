@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use layer_service::start::Places;
+use layer_service::start::ListenAddresses;
 
-use super::{Config, EngineKind, LayerPlace};
+use super::{EngineKind, ExecutorConfig, LayerSocket};
 
-impl Config {
+impl ExecutorConfig {
     /// The private directory of the file of packed weights.
     #[must_use]
     pub fn weight_directory(&self) -> PathBuf {
@@ -34,15 +34,15 @@ impl Config {
         match &self.layers.place {
             // There are no files to give them.
             _ if self.random_weights.is_some() => None,
-            Some(LayerPlace::Off) => None,
-            Some(LayerPlace::At(path)) => Some(path.clone()),
+            Some(LayerSocket::Off) => None,
+            Some(LayerSocket::At(path)) => Some(path.clone()),
             None => Some(self.beside("layers.sock")),
         }
     }
 
     /// Where the doors of the layer service are, if it has any.
     #[must_use]
-    pub fn layer_places(&self) -> Option<Places> {
+    pub fn layer_places(&self) -> Option<ListenAddresses> {
         let own = self.socket.clone().filter(|_| self.engine == EngineKind::Resident);
         let name = own.as_deref().and_then(Path::file_stem).unwrap_or_default();
         let lent = match &self.disk_directory {

@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use model::weights::streamed::Readahead;
 use settings::{ByteCount, DeviceChoice, Gbps};
 
-use super::ConfigError;
+use super::ExecutorConfigError;
 
 /// Memory for weights, and how the rest of them is read.
 #[derive(Debug, Clone, PartialEq, Args)]
@@ -45,9 +45,9 @@ impl From<WeightReads> for Readahead {
 
 impl WeightFlags {
     /// Checks them beside the `device`.
-    pub(super) fn check(&self, device: DeviceChoice) -> Result<(), ConfigError> {
+    pub(super) fn check(&self, device: DeviceChoice) -> Result<(), ExecutorConfigError> {
         match (self.bytes, device) {
-            (Some(_), DeviceChoice::Cuda { .. }) => Err(ConfigError::StreamedToGpu),
+            (Some(_), DeviceChoice::Cuda { .. }) => Err(ExecutorConfigError::StreamedToGpu),
             _ => Ok(()),
         }
     }

@@ -1,6 +1,6 @@
 use ids::Generation;
 use model::{
-    adapter::{Adapter, LoraModule, Method},
+    adapter::{Adapter, LoraModule, MethodWeights},
     shape::source::Target,
 };
 
@@ -26,14 +26,18 @@ fn adapter(layers: usize) -> PreparedAdapter {
         b: vec![0.5; WIDTH * RANK],
     };
     let (modules, generation) = ((0..layers).map(module).collect(), Generation([0; 32]));
-    let adapter =
-        Adapter { generation, method: Method::Lora(modules), base_model: None, stored_in_16_bits: false };
+    let adapter = Adapter {
+        generation,
+        method: MethodWeights::Lora(modules),
+        base_model: None,
+        stored_in_16_bits: false,
+    };
     PreparedAdapter::new(&adapter, &config(layers), LoraPrecision::Exact).unwrap()
 }
 
 /// Costs as planted: nanoseconds of a core for each of the adapter's tokens in a layer, nanoseconds of the base for each
 /// token in a layer, bytes of the link for each microsecond.
-fn costs(core_ns: u64, base_ns: u64, link: u64, cores: &[usize]) -> Costs {
+fn costs(core_ns: u64, base_ns: u64, link: u64, cores: &[usize]) -> ColdStartModel {
     let mut perf = PerfModel::new();
     for rows in [1, 16, 64, 256] {
         let multiply_adds = rows * (RANK * 2 * WIDTH) as u64;
@@ -42,7 +46,7 @@ fn costs(core_ns: u64, base_ns: u64, link: u64, cores: &[usize]) -> Costs {
         perf.observe_link(rows * link * 1000, Duration::from_millis(rows));
     }
     let copied = CopyStats::default();
-    Costs { perf, config: config(LAYERS), cores: cores.to_vec(), whole_pass: None, copied }
+    ColdStartModel { perf, config: config(LAYERS), cores: cores.to_vec(), whole_pass: None, copied }
 }
 
 #[test]
@@ -52,14 +56,14 @@ fn a_short_prompt_starts_and_a_long_one_behind_a_fast_link_waits() {
     let adapter = adapter(LAYERS);
     let missing = adapter.bytes() as u64;
     let help = |tokens| costs.help(&adapter, tokens, [missing, 0], &[1]);
-    assert!(matches!(help(1), Help::Start { .. }));
-    assert_eq!(help(10_000), Help::Wait);
+    assert!(matches!(help(1), ColdStartDecision::Start { .. }));
+    assert_eq!(help(10_000), ColdStartDecision::Wait);
     // Between them is one crossover.
-    let waits: Vec<bool> = (1..2000).map(|tokens| help(tokens) == Help::Wait).collect();
+    let waits: Vec<bool> = (1..2000).map(|tokens| help(tokens) == ColdStartDecision::Wait).collect();
     assert!(waits.is_sorted(), "who is longer than one who waits, waits too");
     // The same prompt starts where much travels ahead of its adapter.
     let first = waits.iter().position(|waits| *waits).unwrap() + 1;
-    assert!(matches!(costs.help(&adapter, first, [missing, 1 << 30], &[1]), Help::Start { .. }));
+    assert!(matches!(costs.help(&adapter, first, [missing, 1 << 30], &[1]), ColdStartDecision::Start { .. }));
 }
 
 #[test]
@@ -67,8 +71,8 @@ fn a_device_that_plans_whole_passes_waits_earlier_and_looks_at_one_pass() {
     let adapter = adapter(LAYERS);
     let missing = adapter.bytes() as u64;
     let crossover = |whole_pass, link| {
-        let costs = Costs { whole_pass, ..costs(2_000, 1_000, link, &[0]) };
-        (1..2000).find(|tokens| costs.help(&adapter, *tokens, [missing, 0], &[1]) == Help::Wait)
+        let costs = ColdStartModel { whole_pass, ..costs(2_000, 1_000, link, &[0]) };
+        (1..2000).find(|tokens| costs.help(&adapter, *tokens, [missing, 0], &[1]) == ColdStartDecision::Wait)
     };
     let by_layer = crossover(None, 100).expect("a long prompt waits");
     let whole = crossover(Some(512), 100).expect("the worker would compute all layers");
@@ -81,7 +85,10 @@ fn a_device_that_plans_whole_passes_waits_earlier_and_looks_at_one_pass() {
 #[test]
 fn nothing_that_is_missing_is_never_waited_for() {
     let costs = costs(10_000, 1_000, 100, &[0]);
-    assert!(matches!(costs.help(&adapter(LAYERS), 10_000, [0, 1 << 40], &[1]), Help::Start { .. }));
+    assert!(matches!(
+        costs.help(&adapter(LAYERS), 10_000, [0, 1 << 40], &[1]),
+        ColdStartDecision::Start { .. }
+    ));
 }
 
 #[test]
@@ -89,7 +96,9 @@ fn as_many_workers_are_wanted_as_keep_up_with_the_base() {
     // A slow link, so that nobody waits; a core does a token in a quarter of the base's time, or in four times that.
     for (core_ns, tokens, expected) in [(250, 100, 1), (4_000, 64, 4), (4_000, 100, 4), (1_000, 128, 1)] {
         let costs = costs(core_ns, 1_000, 1, &[0]);
-        let Help::Start { workers } = costs.help(&adapter(LAYERS), tokens, [1 << 30, 0], &[1, 2]) else {
+        let ColdStartDecision::Start { workers } =
+            costs.help(&adapter(LAYERS), tokens, [1 << 30, 0], &[1, 2])
+        else {
             panic!("a link of a byte a microsecond is not worth waiting for")
         };
         assert_eq!(workers, expected, "{core_ns} ns, {tokens} tokens");
@@ -102,7 +111,8 @@ fn workers_that_share_the_executors_cores_make_waiting_more_likely() {
     let adapter = adapter(LAYERS);
     let missing = adapter.bytes() as u64;
     let crossover = |cores: &[u32]| {
-        (1..20_000).find(|tokens| costs.help(&adapter, *tokens, [missing, 0], cores) == Help::Wait)
+        (1..20_000)
+            .find(|tokens| costs.help(&adapter, *tokens, [missing, 0], cores) == ColdStartDecision::Wait)
     };
     let (apart, shared) = (crossover(&[4, 5]), crossover(&[0, 1]));
     assert!(shared.is_some(), "each of them slows the base down");
@@ -111,14 +121,14 @@ fn workers_that_share_the_executors_cores_make_waiting_more_likely() {
 
 #[test]
 fn whoever_knows_nothing_starts_and_says_nothing_of_workers() {
-    let costs = Costs {
+    let costs = ColdStartModel {
         perf: PerfModel::new(),
         config: config(LAYERS),
         cores: Vec::new(),
         whole_pass: None,
         copied: CopyStats::default(),
     };
-    assert_eq!(costs.help(&adapter(LAYERS), 100, [1 << 20, 0], &[]), Help::Start { workers: 0 });
+    assert_eq!(costs.help(&adapter(LAYERS), 100, [1 << 20, 0], &[]), ColdStartDecision::Start { workers: 0 });
 }
 
 #[test]
@@ -127,7 +137,7 @@ fn no_figures_are_too_large_or_too_small() {
     for (core_ns, base_ns, link) in [(0, 0, 1), (1, 1, u64::MAX >> 20), (1 << 40, 1, 1), (1, 1 << 40, 1)] {
         for cores in [&[][..], &[0]] {
             for layers in [0, LAYERS] {
-                let costs = Costs { config: config(layers), ..costs(core_ns, base_ns, link, cores) };
+                let costs = ColdStartModel { config: config(layers), ..costs(core_ns, base_ns, link, cores) };
                 for tokens in [0, 1, 1 << 20, usize::MAX] {
                     for bytes in [[0, 0], [1, u64::MAX], [u64::MAX, u64::MAX]] {
                         for workers in [&[][..], &[0], &[u32::MAX; 16]] {
@@ -162,7 +172,7 @@ fn the_link_is_learnt_from_what_was_copied_since() {
 fn the_crossover_comes_later_for_faster_cores_and_may_never_come() {
     let long = ModelConfig { context_length: 8192, ..config(LAYERS) };
     let crossover =
-        |core_ns| Costs { config: long.clone(), ..costs(core_ns, 1_000, 100, &[0]) }.crossover(RANK);
+        |core_ns| ColdStartModel { config: long.clone(), ..costs(core_ns, 1_000, 100, &[0]) }.crossover(RANK);
     let (slow, faster) = (crossover(50_000).unwrap(), crossover(20_000).unwrap());
     assert!(slow < faster, "{slow} {faster}");
     assert_eq!(crossover(1), None, "whoever keeps up with the base is never waited for");

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cache::copy::Load;
+use cache::copy::CopySource;
 use model::deltas::{
     device_copy::{DeviceCopy, DeviceMemory},
     prepared::PreparedAdapter,
@@ -15,7 +15,7 @@ pub(super) struct Blocks {
     pub(super) memory: Arc<dyn DeviceMemory>,
 }
 
-impl Load for Blocks {
+impl CopySource for Blocks {
     fn next_bytes(&self) -> Option<usize> {
         // The last block may have arrived since.
         self.memory.settle();

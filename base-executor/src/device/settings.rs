@@ -8,16 +8,16 @@ use shmproto::message::ColdStart;
 
 /// Tells the engine that an adapter has arrived, or never will.
 #[derive(Clone)]
-pub struct Arrivals(pub(super) Arc<dyn Fn(AdapterId) + Send + Sync>);
+pub struct ArrivalNotifier(pub(super) Arc<dyn Fn(AdapterId) + Send + Sync>);
 
-impl Arrivals {
+impl ArrivalNotifier {
     /// Tells it by calling `told`, on a thread that may wait.
     pub fn new(told: impl Fn(AdapterId) + Send + Sync + 'static) -> Self {
         Self(Arc::new(told))
     }
 }
 
-impl std::fmt::Debug for Arrivals {
+impl std::fmt::Debug for ArrivalNotifier {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Arrivals")
     }

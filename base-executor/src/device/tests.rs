@@ -3,11 +3,11 @@ use std::{
     time::Instant,
 };
 
-use cache::copy::Load;
+use cache::copy::CopySource;
 use ids::Generation;
 use kernels::{blocks::BlockMemory, lora::LoraPrecision};
 use model::{
-    adapter::{Adapter, LoraModule, Method, ScaleVector, Scales, Side},
+    adapter::{Adapter, LoraModule, MethodWeights, ScaleVector, ScaledSide, Scales},
     deltas::cpu_copy::CpuMemory,
     shape::{config::ModelConfig, source::Target},
 };
@@ -37,8 +37,12 @@ fn adapter(size: usize) -> Arc<PreparedAdapter> {
     };
     let modules = targets[..size].iter().map(module).collect();
     let generation = Generation([0; 32]);
-    let adapter =
-        Adapter { generation, method: Method::Lora(modules), base_model: None, stored_in_16_bits: false };
+    let adapter = Adapter {
+        generation,
+        method: MethodWeights::Lora(modules),
+        base_model: None,
+        stored_in_16_bits: false,
+    };
     let prepared = PreparedAdapter::new(&adapter, &config(), LoraPrecision::Exact).unwrap();
     assert_eq!(prepared.bytes() as u64, BYTES * size as u64);
     Arc::new(prepared)
@@ -46,8 +50,9 @@ fn adapter(size: usize) -> Arc<PreparedAdapter> {
 
 /// An adapter of a vector of so many numbers, and no matrix.
 fn scaling_adapter(size: usize) -> Arc<PreparedAdapter> {
-    let vector = ScaleVector { layer: 0, target: Target::Q, side: Side::Output, values: vec![2.0; size] };
-    let method = Method::Ia3(Arc::new(Scales::new(vec![vector])));
+    let vector =
+        ScaleVector { layer: 0, target: Target::Q, side: ScaledSide::Output, values: vec![2.0; size] };
+    let method = MethodWeights::Ia3(Arc::new(Scales::new(vec![vector])));
     let adapter =
         Adapter { generation: Generation([1; 32]), method, base_model: None, stored_in_16_bits: false };
     let prepared = PreparedAdapter::new(&adapter, &config(), LoraPrecision::Exact).unwrap();
@@ -56,22 +61,23 @@ fn scaling_adapter(size: usize) -> Arc<PreparedAdapter> {
 }
 
 /// A device with room for so many adapters, each as large as a block, and what it tells the engine.
-struct Bench {
-    device: Device,
+struct DeviceTierHarness {
+    device: AdapterDeviceTier,
     pool: Cache,
     told: Receiver<AdapterId>,
     clock: Duration,
 }
 
-impl Bench {
+impl DeviceTierHarness {
     fn new(room: u32, cold_start: ColdStart, link: Option<u64>) -> Self {
         let (tell, told) = channel();
         let link = link.map(|bytes| BytesPerSecond(bytes.try_into().unwrap()));
         let settings = DeviceSettings { block_bytes: BYTES, cold_start, link };
-        let arrivals = Arrivals::new(move |id| tell.send(id).unwrap_or_default());
+        let arrivals = ArrivalNotifier::new(move |id| tell.send(id).unwrap_or_default());
         let memory = CpuMemory(BlockMemory::new(BYTES as usize, room as usize).unwrap());
-        let device = Device::new(settings, Arc::new(memory), arrivals, Workers::default(), None).unwrap();
-        let pool = Cache::new(cache::Settings::device_alone(room, 16));
+        let device =
+            AdapterDeviceTier::new(settings, Arc::new(memory), arrivals, Workers::default(), None).unwrap();
+        let pool = Cache::new(cache::CacheSettings::device_alone(room, 16));
         Self { device, pool, told, clock: Duration::ZERO }
     }
 
@@ -96,7 +102,7 @@ impl Bench {
         resident.is_some_and(|resident| resident.copy.is_complete() && resident.way.is_done())
     }
 
-    fn enter(&mut self, tag: u8, adapter: &Arc<PreparedAdapter>) -> Found {
+    fn enter(&mut self, tag: u8, adapter: &Arc<PreparedAdapter>) -> AdapterAvailability {
         self.clock += Duration::from_secs(1);
         self.pool.advance(self.clock, 1);
         let found = self.device.enter(&mut self.pool, id(tag), adapter, 10);
@@ -104,7 +110,7 @@ impl Bench {
         found
     }
 
-    fn loaded(&mut self, tag: u8, adapter: &Arc<PreparedAdapter>) -> Result<Arrival, PlacementError> {
+    fn loaded(&mut self, tag: u8, adapter: &Arc<PreparedAdapter>) -> Result<LoadCompletion, PlacementError> {
         let loaded = self.device.loaded(&mut self.pool, id(tag), adapter);
         self.device.depart(&self.pool);
         loaded
@@ -141,10 +147,10 @@ impl Bench {
 
 #[test]
 fn an_adapter_joins_the_device_while_there_is_room_and_pushes_nobody_out_unasked() {
-    let mut bench = Bench::new(2, ColdStart::CpuAssist, None);
+    let mut bench = DeviceTierHarness::new(2, ColdStart::CpuAssist, None);
     let adapters: Vec<_> = (0..3).map(|_| adapter(1)).collect();
     for (tag, adapter) in (1..).zip(&adapters) {
-        assert_eq!(bench.loaded(tag, adapter), Ok(Arrival::Now));
+        assert_eq!(bench.loaded(tag, adapter), Ok(LoadCompletion::Now));
     }
     assert_eq!(bench.residents(), [1, 2]);
     bench.until_arrived(1);
@@ -157,40 +163,44 @@ fn an_adapter_joins_the_device_while_there_is_room_and_pushes_nobody_out_unasked
 
 #[test]
 fn the_least_recently_used_of_those_nobody_uses_gives_way() {
-    let mut bench = Bench::new(3, ColdStart::CpuAssist, None);
+    let mut bench = DeviceTierHarness::new(3, ColdStart::CpuAssist, None);
     let adapters: Vec<_> = (0..5).map(|_| adapter(1)).collect();
     for tag in [1, 2, 3] {
-        assert_ne!(bench.enter(tag, &adapters[usize::from(tag)]), Found::MustWait);
+        assert_ne!(bench.enter(tag, &adapters[usize::from(tag)]), AdapterAvailability::MustWait);
         bench.until_arrived(tag);
     }
     [1, 2, 3].into_iter().for_each(|tag| bench.leave(tag));
-    assert_eq!(bench.enter(1, &adapters[1]), Found::OnDevice, "of those two the second is older now");
-    assert_ne!(bench.enter(4, &adapters[4]), Found::MustWait);
+    assert_eq!(
+        bench.enter(1, &adapters[1]),
+        AdapterAvailability::OnDevice,
+        "of those two the second is older now"
+    );
+    assert_ne!(bench.enter(4, &adapters[4]), AdapterAvailability::MustWait);
     assert_eq!(bench.residents(), [1, 3, 4]);
     assert!(adapters[2].device().is_none(), "who gave way is computed from the host tier");
     // Twice used and once left is still used.
-    assert_eq!(bench.enter(1, &adapters[1]), Found::OnDevice);
+    assert_eq!(bench.enter(1, &adapters[1]), AdapterAvailability::OnDevice);
     bench.leave(1);
-    assert_ne!(bench.enter(2, &adapters[2]), Found::MustWait);
+    assert_ne!(bench.enter(2, &adapters[2]), AdapterAvailability::MustWait);
     assert_eq!(bench.residents(), [1, 2, 4], "the third alone had no user");
-    assert_eq!(bench.enter(3, &adapters[3]), Found::Missing, "it starts from the host tier");
+    assert_eq!(bench.enter(3, &adapters[3]), AdapterAvailability::Missing, "it starts from the host tier");
     assert_eq!(bench.residents(), [1, 2, 4], "and nobody who is used gives way");
 }
 
 #[test]
 fn an_adapter_that_found_no_room_gets_it_when_others_leave() {
-    let mut bench = Bench::new(2, ColdStart::CpuAssist, None);
+    let mut bench = DeviceTierHarness::new(2, ColdStart::CpuAssist, None);
     let (small, large, late) = (adapter(1), adapter(2), adapter(1));
     bench.enter(1, &small);
     bench.until_arrived(1);
-    assert_eq!(bench.enter(2, &large), Found::Missing);
+    assert_eq!(bench.enter(2, &large), AdapterAvailability::Missing);
     assert_eq!((bench.residents(), bench.device.residency.left_out().len()), (vec![1], 1));
     bench.leave(1);
     assert_eq!((bench.residents(), bench.device.residency.left_out().len()), (vec![2], 0));
     bench.until_arrived(2);
-    assert_eq!(bench.enter(2, &large), Found::OnDevice);
+    assert_eq!(bench.enter(2, &large), AdapterAvailability::OnDevice);
     // It is used: what came to the device late was pinned there.
-    assert_eq!(bench.enter(3, &late), Found::Missing);
+    assert_eq!(bench.enter(3, &late), AdapterAvailability::Missing);
     assert_eq!(bench.residents(), [2]);
     bench.leave(2);
     assert_eq!(bench.residents(), [2], "one of its two users is left");
@@ -216,30 +226,33 @@ fn what_does_not_fit_is_refused_or_computed_from_the_host_tier_as_the_mode_says(
     let cases = [
         (ColdStart::Cached, refusal(0, 1)),
         (ColdStart::OnDemand, refusal(0, 1)),
-        (ColdStart::CpuAssist, Ok(Arrival::Now)),
+        (ColdStart::CpuAssist, Ok(LoadCompletion::Now)),
     ];
     for (mode, expected) in cases {
-        let mut bench = Bench::new(1, mode, None);
+        let mut bench = DeviceTierHarness::new(1, mode, None);
         assert_eq!(bench.loaded(1, &large), expected, "{mode:?}");
         assert!(bench.residents().is_empty());
     }
     // Too large beside another that nobody uses.
     for (mode, expected) in [
         (ColdStart::Cached, refusal(1, 2)),
-        (ColdStart::OnDemand, Ok(Arrival::Now)),
-        (ColdStart::CpuAssist, Ok(Arrival::Now)),
+        (ColdStart::OnDemand, Ok(LoadCompletion::Now)),
+        (ColdStart::CpuAssist, Ok(LoadCompletion::Now)),
     ] {
-        let mut bench = Bench::new(2, mode, None);
+        let mut bench = DeviceTierHarness::new(2, mode, None);
         bench.loaded(1, &small).unwrap();
         assert_eq!(bench.loaded(2, &large), expected, "{mode:?}");
         assert_eq!(bench.residents(), [1], "{mode:?}");
     }
     // Beside one that is used, in the moment of need.
-    for (mode, expected) in [(ColdStart::OnDemand, Found::MustWait), (ColdStart::CpuAssist, Found::Missing)] {
-        let mut bench = Bench::new(2, mode, None);
+    for (mode, expected) in [
+        (ColdStart::OnDemand, AdapterAvailability::MustWait),
+        (ColdStart::CpuAssist, AdapterAvailability::Missing),
+    ] {
+        let mut bench = DeviceTierHarness::new(2, mode, None);
         bench.loaded(1, &small).unwrap();
         bench.until_arrived(1);
-        assert_eq!(bench.enter(1, &small), Found::OnDevice);
+        assert_eq!(bench.enter(1, &small), AdapterAvailability::OnDevice);
         assert_eq!(bench.enter(2, &large), expected, "{mode:?}");
         bench.leave(1);
         bench.enter(2, &large);
@@ -251,74 +264,74 @@ fn what_does_not_fit_is_refused_or_computed_from_the_host_tier_as_the_mode_says(
 
 #[test]
 fn where_all_must_be_there_a_load_is_answered_after_the_arrival() {
-    let mut bench = Bench::new(2, ColdStart::Cached, Some(BYTES * 20));
+    let mut bench = DeviceTierHarness::new(2, ColdStart::Cached, Some(BYTES * 20));
     let adapter = adapter(1);
-    assert_eq!(bench.loaded(1, &adapter), Ok(Arrival::Later));
+    assert_eq!(bench.loaded(1, &adapter), Ok(LoadCompletion::Later));
     assert!(!bench.is_there(1));
     assert_eq!(bench.next_arrival(), id(1));
     assert!(bench.is_there(1));
-    assert_eq!(bench.loaded(1, &adapter), Ok(Arrival::Now), "it is there already");
-    assert_eq!(bench.enter(1, &adapter), Found::OnDevice);
+    assert_eq!(bench.loaded(1, &adapter), Ok(LoadCompletion::Now), "it is there already");
+    assert_eq!(bench.enter(1, &adapter), AdapterAvailability::OnDevice);
 }
 
 #[test]
 fn a_refused_load_can_be_tried_again_when_there_is_room() {
-    let mut bench = Bench::new(1, ColdStart::Cached, Some(BYTES * 20));
+    let mut bench = DeviceTierHarness::new(1, ColdStart::Cached, Some(BYTES * 20));
     let (first, second) = (adapter(1), adapter(1));
-    assert_eq!(bench.loaded(1, &first), Ok(Arrival::Later));
+    assert_eq!(bench.loaded(1, &first), Ok(LoadCompletion::Later));
     bench.until_arrived(1);
     assert!(bench.loaded(2, &second).is_err());
     bench.unloaded(1);
-    assert_eq!(bench.loaded(2, &second), Ok(Arrival::Later));
+    assert_eq!(bench.loaded(2, &second), Ok(LoadCompletion::Later));
     bench.until_arrived(2);
 }
 
 #[test]
 fn two_that_wait_for_the_same_room_get_it_one_after_the_other() {
     // Slow enough that neither is there before the other asks.
-    let mut bench = Bench::new(1, ColdStart::OnDemand, Some(BYTES * 4));
+    let mut bench = DeviceTierHarness::new(1, ColdStart::OnDemand, Some(BYTES * 4));
     let (first, second) = (adapter(1), adapter(1));
-    assert_eq!(bench.enter(1, &first), Found::MustWait);
+    assert_eq!(bench.enter(1, &first), AdapterAvailability::MustWait);
     for _ in 0..10 {
-        assert_eq!(bench.enter(2, &second), Found::MustWait);
-        assert_eq!(bench.enter(1, &first), Found::MustWait);
+        assert_eq!(bench.enter(2, &second), AdapterAvailability::MustWait);
+        assert_eq!(bench.enter(1, &first), AdapterAvailability::MustWait);
         assert_eq!(bench.residents(), [1], "what is on its way to somebody stays on its way");
     }
     assert_eq!(bench.next_arrival(), id(1));
-    assert_eq!(bench.enter(1, &first), Found::OnDevice);
-    assert_eq!(bench.enter(2, &second), Found::MustWait);
+    assert_eq!(bench.enter(1, &first), AdapterAvailability::OnDevice);
+    assert_eq!(bench.enter(2, &second), AdapterAvailability::MustWait);
     bench.leave(1);
-    assert_eq!(bench.enter(2, &second), Found::MustWait);
+    assert_eq!(bench.enter(2, &second), AdapterAvailability::MustWait);
     assert_eq!(bench.next_arrival(), id(2));
-    assert_eq!(bench.enter(2, &second), Found::OnDevice);
+    assert_eq!(bench.enter(2, &second), AdapterAvailability::OnDevice);
     bench.leave(2);
     assert_eq!(bench.blocks()[1], 0);
 }
 
 #[test]
 fn who_waited_and_went_away_keeps_no_room() {
-    let mut bench = Bench::new(1, ColdStart::OnDemand, Some(BYTES * 8));
+    let mut bench = DeviceTierHarness::new(1, ColdStart::OnDemand, Some(BYTES * 8));
     let (first, second) = (adapter(1), adapter(1));
-    assert_eq!(bench.enter(1, &first), Found::MustWait);
-    assert_eq!(bench.enter(2, &second), Found::MustWait);
+    assert_eq!(bench.enter(1, &first), AdapterAvailability::MustWait);
+    assert_eq!(bench.enter(2, &second), AdapterAvailability::MustWait);
     // Nobody asks for the first again.
     assert_eq!(bench.next_arrival(), id(1));
-    assert_eq!(bench.enter(2, &second), Found::MustWait);
+    assert_eq!(bench.enter(2, &second), AdapterAvailability::MustWait);
     assert_eq!(bench.residents(), [2]);
     // Neither does anybody for the second, which leaves before it has arrived.
     bench.unloaded(2);
     assert_eq!((bench.residents(), bench.blocks()[1]), (vec![], 0));
-    assert_eq!(bench.enter(1, &first), Found::MustWait);
+    assert_eq!(bench.enter(1, &first), AdapterAvailability::MustWait);
     bench.until_arrived(1);
 }
 
 #[test]
 fn news_of_a_copy_that_was_given_up_is_not_taken_for_the_next_ones() {
-    let mut bench = Bench::new(1, ColdStart::OnDemand, Some(BYTES * 4));
+    let mut bench = DeviceTierHarness::new(1, ColdStart::OnDemand, Some(BYTES * 4));
     let adapter = adapter(1);
-    assert_eq!(bench.enter(1, &adapter), Found::MustWait);
+    assert_eq!(bench.enter(1, &adapter), AdapterAvailability::MustWait);
     bench.unloaded(1);
-    assert_eq!(bench.enter(1, &adapter), Found::MustWait);
+    assert_eq!(bench.enter(1, &adapter), AdapterAvailability::MustWait);
     // Of the first copy, which was cancelled.
     assert_eq!(bench.next_arrival(), id(1));
     assert!(!bench.is_there(1) && !bench.device.residency.has_failed(id(1)));
@@ -327,9 +340,9 @@ fn news_of_a_copy_that_was_given_up_is_not_taken_for_the_next_ones() {
 }
 
 /// A load that takes for ever.
-struct Endless;
+struct EndlessLoad;
 
-impl Load for Endless {
+impl CopySource for EndlessLoad {
     fn next_bytes(&self) -> Option<usize> {
         // A piece that has been begun keeps an emulated link busy, also after it was cancelled.
         Some(1 << 15)
@@ -341,17 +354,17 @@ impl Load for Endless {
 #[test]
 fn an_adapter_that_found_too_much_on_its_way_keeps_its_place_and_sets_out_when_there_is_less() {
     for mode in [ColdStart::Cached, ColdStart::OnDemand, ColdStart::CpuAssist] {
-        let mut bench = Bench::new(1, mode, Some(1 << 20));
+        let mut bench = DeviceTierHarness::new(1, mode, Some(1 << 20));
         let adapter = adapter(1);
         let copies = &bench.device.carrier.copies;
-        let submit = || copies.submit(Class::Demand, Box::new(Endless), Box::new(|_| {})).ok();
+        let submit = || copies.submit(CopyPriority::Demand, Box::new(EndlessLoad), Box::new(|_| {})).ok();
         let jobs: Vec<Ticket> = std::iter::from_fn(submit).collect();
         let found = bench.enter(1, &adapter);
-        assert_eq!(found == Found::MustWait, mode != ColdStart::CpuAssist, "{mode:?}");
+        assert_eq!(found == AdapterAvailability::MustWait, mode != ColdStart::CpuAssist, "{mode:?}");
         assert_eq!((bench.blocks()[0], bench.device.residency.copy(id(1)).is_none()), (1, true), "{mode:?}");
         jobs.iter().for_each(Ticket::cancel);
         let end = Instant::now() + WATCHDOG;
-        while bench.enter(1, &adapter) != Found::OnDevice {
+        while bench.enter(1, &adapter) != AdapterAvailability::OnDevice {
             assert!(Instant::now() < end, "{mode:?}: it never sets out");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -362,10 +375,10 @@ fn an_adapter_that_found_too_much_on_its_way_keeps_its_place_and_sets_out_when_t
 fn an_adapter_whose_load_fails_is_computed_from_the_host_tier_in_every_mode() {
     for mode in [ColdStart::Cached, ColdStart::OnDemand, ColdStart::CpuAssist] {
         // So slow that its own load comes to nothing, and no slower: the link is busy until its first block would be there.
-        let mut bench = Bench::new(2, mode, Some(4000));
+        let mut bench = DeviceTierHarness::new(2, mode, Some(4000));
         let adapter = adapter(1);
         let found = bench.enter(1, &adapter);
-        assert_eq!(found == Found::MustWait, mode != ColdStart::CpuAssist, "{mode:?}");
+        assert_eq!(found == AdapterAvailability::MustWait, mode != ColdStart::CpuAssist, "{mode:?}");
         // Ended early by whatever it is: the engine is told of an arrival, and not all is there.
         bench.device.residency.copy(id(1)).unwrap().way.cancel();
         let end = Instant::now() + WATCHDOG;
@@ -373,11 +386,11 @@ fn an_adapter_whose_load_fails_is_computed_from_the_host_tier_in_every_mode() {
             assert!(Instant::now() < end);
             bench.next_arrival();
         }
-        assert_eq!(bench.enter(1, &adapter), Found::Missing, "{mode:?}: it starts");
-        assert_eq!(bench.loaded(1, &adapter), Ok(Arrival::Now), "{mode:?}: a call for it is answered");
+        assert_eq!(bench.enter(1, &adapter), AdapterAvailability::Missing, "{mode:?}: it starts");
+        assert_eq!(bench.loaded(1, &adapter), Ok(LoadCompletion::Now), "{mode:?}: a call for it is answered");
         assert_eq!(bench.device.residency.on_the_way_bytes(), 0, "nothing more comes");
         bench.leave(1);
-        if found != Found::MustWait {
+        if found != AdapterAvailability::MustWait {
             bench.leave(1);
         }
         bench.unloaded(1);
@@ -389,10 +402,10 @@ fn an_adapter_whose_load_fails_is_computed_from_the_host_tier_in_every_mode() {
 #[test]
 fn an_adapter_without_matrices_is_always_on_the_device_and_takes_no_room_there() {
     for cold_start in [ColdStart::CpuAssist, ColdStart::OnDemand, ColdStart::Cached] {
-        let mut bench = Bench::new(0, cold_start, None);
+        let mut bench = DeviceTierHarness::new(0, cold_start, None);
         let adapter = scaling_adapter(1000);
-        assert_eq!(bench.loaded(1, &adapter), Ok(Arrival::Now));
-        assert_eq!(bench.enter(1, &adapter), Found::OnDevice);
+        assert_eq!(bench.loaded(1, &adapter), Ok(LoadCompletion::Now));
+        assert_eq!(bench.enter(1, &adapter), AdapterAvailability::OnDevice);
         bench.leave(1);
         bench.unloaded(1);
         assert_eq!((bench.residents(), bench.stats().device_bytes), (Vec::new(), 0));

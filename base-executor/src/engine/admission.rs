@@ -9,15 +9,15 @@ use model::{
 };
 use shmproto::message::{ErrorCode, Generate, Pooling, Precision, Sampling, WireError};
 
-use super::{Limits, sequence::Task};
-use crate::adapters::AdapterError;
+use super::{EngineLimits, sequence::GenerationSpec};
+use crate::adapters::AdapterUseError;
 
 /// Most alternatives reported with a token.
 pub const MAX_LOGPROBS: u32 = 20;
 
 /// Why a request was refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Refusal {
+pub enum AdmissionRefusal {
     /// The executor is about to end.
     #[error("the executor is shutting down; send the request again when it is back")]
     ShuttingDown,
@@ -116,10 +116,10 @@ pub enum Refusal {
     },
     /// The adapter cannot be used.
     #[error(transparent)]
-    Adapter(#[from] AdapterError),
+    Adapter(#[from] AdapterUseError),
 }
 
-impl Refusal {
+impl AdmissionRefusal {
     /// The code of the error on the wire.
     #[must_use]
     pub fn code(&self) -> ErrorCode {
@@ -141,8 +141,8 @@ impl Refusal {
     }
 }
 
-impl From<Refusal> for WireError {
-    fn from(refusal: Refusal) -> Self {
+impl From<AdmissionRefusal> for WireError {
+    fn from(refusal: AdmissionRefusal) -> Self {
         Self { code: refusal.code(), message: refusal.to_string() }
     }
 }
@@ -161,16 +161,16 @@ pub(super) fn check(
     request: &Generate,
     received_at: Instant,
     vocab_size: usize,
-    limits: &Limits,
+    limits: &EngineLimits,
     virtual_tokens: usize,
-) -> Result<Task, Refusal> {
+) -> Result<GenerationSpec, AdmissionRefusal> {
     if request.prompt.is_empty() {
-        return Err(Refusal::EmptyPrompt);
+        return Err(AdmissionRefusal::EmptyPrompt);
     }
     check_tokens("prompt", &request.prompt, vocab_size)?;
     check_tokens("stop_tokens", &request.stop_tokens, vocab_size)?;
     let end = check_length(request, limits, virtual_tokens)?;
-    Ok(Task {
+    Ok(GenerationSpec {
         sampling: SamplingParams::new(sampling_request(&request.sampling), vocab_size)?,
         stop_tokens: request.stop_tokens.clone(),
         min_tokens: request.min_tokens as usize,
@@ -189,50 +189,58 @@ pub(super) fn check(
     })
 }
 
-fn check_generated(request: &Generate) -> Result<usize, Refusal> {
+fn check_generated(request: &Generate) -> Result<usize, AdmissionRefusal> {
     let (generated, prompt) = (request.generated as usize, request.prompt.len());
-    if generated < prompt { Ok(generated) } else { Err(Refusal::NoPromptLeft { generated, prompt }) }
+    if generated < prompt { Ok(generated) } else { Err(AdmissionRefusal::NoPromptLeft { generated, prompt }) }
 }
 
-fn check_tokens(field: &'static str, tokens: &[u32], vocab_size: usize) -> Result<(), Refusal> {
+fn check_tokens(field: &'static str, tokens: &[u32], vocab_size: usize) -> Result<(), AdmissionRefusal> {
     match tokens.iter().find(|&&token| token as usize >= vocab_size) {
-        Some(&token) => Err(Refusal::UnknownToken { field, token, vocab_size }),
+        Some(&token) => Err(AdmissionRefusal::UnknownToken { field, token, vocab_size }),
         None => Ok(()),
     }
 }
 
-fn check_logprobs(field: &'static str, asked: Option<u32>) -> Result<Option<usize>, Refusal> {
+fn check_logprobs(field: &'static str, asked: Option<u32>) -> Result<Option<usize>, AdmissionRefusal> {
     match asked {
-        Some(asked) if asked > MAX_LOGPROBS => Err(Refusal::TooManyLogprobs { field, asked }),
+        Some(asked) if asked > MAX_LOGPROBS => Err(AdmissionRefusal::TooManyLogprobs { field, asked }),
         asked => Ok(asked.map(|asked| asked as usize)),
     }
 }
 
-fn check_pooling(request: &Generate) -> Result<Option<Pooling>, Refusal> {
+fn check_pooling(request: &Generate) -> Result<Option<Pooling>, AdmissionRefusal> {
     let others = [
         ("max_tokens", request.max_tokens > 0),
         ("prompt_logprobs", request.prompt_logprobs.is_some()),
         ("grammar", request.grammar.is_some()),
     ];
     match others.iter().find(|(_, is_asked)| *is_asked) {
-        Some(&(field, _)) if request.pooling.is_some() => Err(Refusal::NotAlone { field }),
+        Some(&(field, _)) if request.pooling.is_some() => Err(AdmissionRefusal::NotAlone { field }),
         _ => Ok(request.pooling),
     }
 }
 
 /// The length at which the sequence, virtual tokens included, ends at the latest.
-fn check_length(request: &Generate, limits: &Limits, virtual_tokens: usize) -> Result<usize, Refusal> {
+fn check_length(
+    request: &Generate,
+    limits: &EngineLimits,
+    virtual_tokens: usize,
+) -> Result<usize, AdmissionRefusal> {
     let (prompt, context_length) = (request.prompt.len(), limits.context_length);
     let begin = virtual_tokens + prompt;
     // A prompt that is only scored or embedded may fill the context.
     if begin + usize::from(request.max_tokens > 0) > context_length {
-        return Err(Refusal::PromptTooLong { prompt, virtual_tokens, context_length });
+        return Err(AdmissionRefusal::PromptTooLong { prompt, virtual_tokens, context_length });
     }
     let end = begin.saturating_add(request.max_tokens as usize).min(context_length);
     // The last generated token is never computed, so it needs no place.
     let needed = end.saturating_sub(1).max(begin).div_ceil(BLOCK_TOKENS);
     let total = limits.kv_blocks as usize;
-    if needed > total { Err(Refusal::PoolTooSmall { virtual_tokens, needed, total }) } else { Ok(end) }
+    if needed > total {
+        Err(AdmissionRefusal::PoolTooSmall { virtual_tokens, needed, total })
+    } else {
+        Ok(end)
+    }
 }
 
 fn deadline(deadline_ms: u32, received_at: Instant) -> Option<Instant> {

@@ -8,16 +8,16 @@ use shmproto::message::{AdapterStats, RequestId, Stats, ToGateway, UnloadAdapter
 
 use super::{
     Engine, count,
-    event::{Caller, ConnectionId},
+    event::{ConnectionId, RequestKey},
     sequence::Sequence,
-    tiers::{Answer, failed},
+    tiers::{AddressedReply, failed},
 };
-use crate::adapters::{Loaded, Role, Unloaded};
+use crate::adapters::{AdapterLoadOutcome, AdapterRole, Unloaded};
 
 impl<P: ForwardPass> Engine<P> {
-    pub(super) fn adapter_loaded(&mut self, caller: Caller, mut loaded: Loaded<P::Adapter>) {
-        if let Loaded::New(prepared) = &mut loaded
-            && let Role::Drafts { agency, .. } = &mut prepared.role
+    pub(super) fn adapter_loaded(&mut self, caller: RequestKey, mut loaded: AdapterLoadOutcome<P::Adapter>) {
+        if let AdapterLoadOutcome::New(prepared) = &mut loaded
+            && let AdapterRole::Drafts { agency, .. } = &mut prepared.role
             && let Some(agency) = agency.take()
         {
             self.appoint(prepared.claim.id(), agency);
@@ -33,7 +33,7 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     pub(super) fn unload_adapter(&mut self, connection: ConnectionId, call: &UnloadAdapter) {
-        let caller = Caller { connection, request: call.request };
+        let caller = RequestKey { connection, request: call.request };
         failpoint::pass("executor.unload_begun");
         match self.tiers.unload(AdapterId(call.adapter), caller) {
             Ok(None) => {}
@@ -51,13 +51,13 @@ impl<P: ForwardPass> Engine<P> {
         self.answer(answers);
     }
 
-    fn answer(&mut self, answers: impl IntoIterator<Item = Answer>) {
+    fn answer(&mut self, answers: impl IntoIterator<Item = AddressedReply>) {
         for (caller, answer) in answers {
             self.outboxes.answer(caller.connection, answer);
         }
     }
 
-    pub(super) fn answer_stats(&mut self, caller: Caller) {
+    pub(super) fn answer_stats(&mut self, caller: RequestKey) {
         let stats = self.stats(caller.request);
         self.outboxes.answer(caller.connection, ToGateway::Stats(stats));
     }

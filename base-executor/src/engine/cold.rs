@@ -7,9 +7,9 @@ use model::forward::ForwardPass;
 
 use super::{
     Engine,
-    sequence::{Hold, Sequence},
+    sequence::{AdapterHold, Sequence},
 };
-use crate::placement::Found;
+use crate::placement::AdapterAvailability;
 
 impl<P: ForwardPass> Engine<P> {
     /// Lets those go on whose adapter has arrived: ahead of all that came while they waited.
@@ -34,17 +34,18 @@ impl<P: ForwardPass> Engine<P> {
     /// Holds the sequence's adapter on the device until it is retired; returns false if it must wait for that.
     pub(super) fn hold_adapter(&mut self, sequence: &mut Sequence<P::Adapter>, now: Instant) -> bool {
         let tokens = sequence.pending();
-        let Some(adapted) = sequence.adapted.as_ref().filter(|adapted| adapted.hold != Hold::Held) else {
+        let Some(adapted) = sequence.adapted.as_ref().filter(|adapted| adapted.hold != AdapterHold::Held)
+        else {
             return true;
         };
-        let (id, has_waited) = (adapted.id, adapted.hold != Hold::None);
+        let (id, has_waited) = (adapted.id, adapted.hold != AdapterHold::None);
         let found = self.tiers.enter(&mut self.kv, id, &adapted.adapter, tokens);
-        if found == Found::MustWait {
+        if found == AdapterAvailability::MustWait {
             sequence.wait_for_adapter(now);
             return false;
         }
         let load_wait_us = sequence.hold_adapter(now);
-        if found == Found::Missing || has_waited {
+        if found == AdapterAvailability::Missing || has_waited {
             self.stats.cold_starts += 1;
             self.stats.load_wait_us += load_wait_us;
             self.tiers.note_cold_start(id, load_wait_us);

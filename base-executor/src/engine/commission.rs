@@ -5,25 +5,25 @@ use std::fmt;
 use model::sweep::PIPELINE;
 use shmproto::message::SpeculationStats;
 use speculation::{
-    ahead::{Ahead, Settled},
+    ahead::{DraftAhead, RerootedDraft},
     draft::Draft as _,
 };
 
-use crate::author::Author;
+use crate::author::SequenceDrafter;
 
 /// An author, and how much of its sequence it knows.
-pub(super) struct Commission {
-    pub(super) author: Box<dyn Author>,
+pub(super) struct DrafterState {
+    pub(super) author: Box<dyn SequenceDrafter>,
     pub(super) known: usize,
     /// What it drafted, of which a part is being verified.
-    pub(super) ahead: Option<Ahead>,
+    pub(super) ahead: Option<DraftAhead>,
 }
 
-impl Commission {
+impl DrafterState {
     /// Takes in what `text` has become; what it drafted behind the end of that.
-    pub(super) fn settle(&mut self, text: &[u32], stats: &mut SpeculationStats) -> Settled {
+    pub(super) fn settle(&mut self, text: &[u32], stats: &mut SpeculationStats) -> RerootedDraft {
         let said = &text[self.known..];
-        let settled = self.ahead.take().map_or(Settled::default(), |ahead| ahead.settle(said).if_any());
+        let settled = self.ahead.take().map_or(RerootedDraft::default(), |ahead| ahead.settle(said).if_any());
         if settled.kept + settled.discarded > 0 {
             tracing::trace!(target: PIPELINE, kept = settled.kept, discarded = settled.discarded, "keep");
         }
@@ -34,7 +34,7 @@ impl Commission {
     }
 }
 
-impl fmt::Debug for Commission {
+impl fmt::Debug for DrafterState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Commission").field("known", &self.known).finish_non_exhaustive()
     }

@@ -7,18 +7,18 @@ use std::{
     time::Duration,
 };
 
-use failpoint::Outcome;
-use layer_service::{hub::Hub, start::Doors};
+use failpoint::FailpointOutcome;
+use layer_service::{hub::Dispatcher, start::RunningServers};
 use model::{
     forward::{ForwardPass, SequenceSlice},
     sampling::Drawn,
-    sites::{Alone, Company, EvaluateSites, SitePath},
-    sweep::SweepFigures,
+    sites::{EvaluateSites, NoHooks, PassHooks, SitePath},
+    sweep::WeightStreamStats,
 };
 use policy::clock::Clock;
 use shmproto::message::{SpeculationStats, WeightStats};
 
-use super::meanwhile::{Meanwhile, Writers};
+use super::meanwhile::{DraftingHooks, OverlappedDrafters};
 
 /// What a panic leaves behind.
 pub(super) type Panic = Box<dyn Any + Send>;
@@ -36,14 +36,14 @@ pub(super) enum StepFailed {
 
 /// Who draws tokens that need nothing but their logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Drawing {
+pub(super) enum SamplingLocation {
     /// The pass, where its logits are.
     ByThePass,
     /// The engine, from the logits.
     ByTheEngine,
 }
 
-impl Drawing {
+impl SamplingLocation {
     /// Who draws for this pass.
     fn of(pass: &impl ForwardPass) -> Self {
         if pass.draws() { Self::ByThePass } else { Self::ByTheEngine }
@@ -52,7 +52,7 @@ impl Drawing {
 
 /// What a step gave: rows of logits, of which each has so many, drawn tokens, and rows of hidden states.
 #[derive(Debug)]
-pub(super) struct Gave<'a> {
+pub(super) struct StepOutput<'a> {
     pub(super) logits: &'a mut [f32],
     pub(super) vocab_size: usize,
     pub(super) drawn: &'a [Option<Drawn>],
@@ -63,11 +63,11 @@ pub(super) struct Gave<'a> {
 /// Split clients, and how the pass lends them its base.
 pub struct LayerService<P> {
     /// Their calls.
-    pub hub: Hub,
+    pub hub: Dispatcher,
     /// The base in the pass.
     pub base: fn(&mut P) -> &mut dyn EvaluateSites,
     /// Where they come in; closed with the engine. `None` in tests.
-    pub doors: Option<Doors>,
+    pub doors: Option<RunningServers>,
 }
 
 impl<P> std::fmt::Debug for LayerService<P> {
@@ -77,7 +77,7 @@ impl<P> std::fmt::Debug for LayerService<P> {
 }
 
 /// See the module's description.
-pub(super) struct Computing<P: ForwardPass> {
+pub(super) struct ModelRunner<P: ForwardPass> {
     pub(super) pass: P,
     /// Split clients that the base is lent to.
     pub(super) layers: Option<LayerService<P>>,
@@ -87,7 +87,7 @@ pub(super) struct Computing<P: ForwardPass> {
     logits: Vec<f32>,
 }
 
-impl<P: ForwardPass> Computing<P> {
+impl<P: ForwardPass> ModelRunner<P> {
     pub(super) fn new(pass: P) -> Self {
         Self { pass, layers: None, path: SitePath::Fast, logits: Vec::new() }
     }
@@ -110,7 +110,7 @@ impl<P: ForwardPass> Computing<P> {
     /// What reading weights has cost.
     pub(super) fn weight_stats(&self) -> WeightStats {
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let stats = |figures: Arc<SweepFigures>| WeightStats {
+        let stats = |figures: Arc<WeightStreamStats>| WeightStats {
             read_bytes: figures.read_bytes(),
             read_us: micros(figures.read_time()),
             waited_us: micros(figures.waited()),
@@ -119,29 +119,29 @@ impl<P: ForwardPass> Computing<P> {
     }
 
     /// Who draws tokens that need nothing but their logits.
-    pub(super) fn drawing(&self) -> Drawing {
-        Drawing::of(&self.pass)
+    pub(super) fn drawing(&self) -> SamplingLocation {
+        SamplingLocation::of(&self.pass)
     }
 
     /// Runs the pass over `batch`, in company where there is some; where it waits, those of `meanwhile` go on drafting.
     pub(super) fn run(
         &mut self,
         batch: &[SequenceSlice<'_, P::Adapter>],
-        meanwhile: (&mut Writers, &mut SpeculationStats),
+        meanwhile: (&mut OverlappedDrafters, &mut SpeculationStats),
         clock: &dyn Clock,
     ) -> Result<(), StepFailed> {
         let (writers, stats) = meanwhile;
         let computed = catch_unwind(AssertUnwindSafe(|| {
             assert_eq!(
                 failpoint::hit("executor.before_step"),
-                Outcome::Pass,
+                FailpointOutcome::Pass,
                 "a test wants the step to fail"
             );
-            let company: &mut dyn Company = match &mut self.layers {
+            let company: &mut dyn PassHooks = match &mut self.layers {
                 Some(layers) => &mut layers.hub,
-                None => &mut Alone,
+                None => &mut NoHooks,
             };
-            let mut company = Meanwhile { company, writers, stats, clock };
+            let mut company = DraftingHooks { company, writers, stats, clock };
             self.pass.forward_in_company(batch, &mut self.logits, &mut company)
         }));
         match computed {
@@ -161,9 +161,9 @@ impl<P: ForwardPass> Computing<P> {
     }
 
     /// What the last step gave.
-    pub(super) fn gave(&mut self) -> Gave<'_> {
+    pub(super) fn gave(&mut self) -> StepOutput<'_> {
         let Self { pass, logits, .. } = self;
-        Gave {
+        StepOutput {
             logits,
             vocab_size: pass.vocab_size(),
             drawn: pass.drawn(),

@@ -13,23 +13,23 @@ use model::{
 };
 use shmproto::message::{ACCEPTED_BOUNDS, DraftKind, SpeculationStats};
 use speculation::{
-    allowance::Allowance,
-    baseline::Rule,
-    recent::Recent,
+    allowance::DraftBudget,
+    baseline::BaselineRule,
+    recent::LruTable,
     tree::{NodeSet, TokenTree},
-    verdict::Verdict,
-    worth::{Step, Worth, worth},
+    verdict::VerificationResult,
+    worth::{StepEstimate, VerifySelection, worth},
 };
 
 use super::{
     Engine,
-    commission::Commission,
-    meanwhile::Writers,
-    pace::Pace,
-    schedule::Portion,
-    sequence::{Fork, Sequence},
+    commission::DrafterState,
+    meanwhile::OverlappedDrafters,
+    pace::StepCost,
+    schedule::ScheduledTokens,
+    sequence::{BranchBlocks, Sequence},
 };
-use crate::author::{Agency, Learned};
+use crate::author::{AcceptanceStats, DrafterFactory};
 
 /// Most drafted tokens of a sequence in a step.
 pub const MAX_DRAFT_TOKENS: usize = speculation::tree::MAX_NODES;
@@ -41,44 +41,44 @@ const MAX_REMEMBERED: usize = 1024;
 pub(super) const PROBE_STEPS: u32 = 64;
 
 /// Whose text it is: how far a draft is to be trusted depends on that (D4.11).
-type Whose = (Option<AdapterId>, TenantId);
+type AcceptanceKey = (Option<AdapterId>, TenantId);
 
 /// Who drafts, and what drafts and rows have been worth so far. The default drafts nothing.
 #[derive(Debug)]
 pub struct Drafts {
     pub(super) max_tokens: usize,
     /// Who drafts where no adapter does.
-    usual: Option<Agency>,
+    usual: Option<DrafterFactory>,
     /// The draft adapter that drafts instead, where that is allowed.
-    own: Own,
-    learned: Recent<Whose, Learned>,
-    pace: Pace,
-    pub(super) allowance: Allowance,
+    own: DraftAdapterMode,
+    learned: LruTable<AcceptanceKey, AcceptanceStats>,
+    pace: StepCost,
+    pub(super) allowance: DraftBudget,
     /// Steps since a model took part.
     pub(super) unasked: u32,
-    forks: Vec<Fork>,
-    figures: Figures,
-    pub(super) writers: Writers,
+    forks: Vec<BranchBlocks>,
+    figures: LastStepStats,
+    pub(super) writers: OverlappedDrafters,
     /// Another way to decide how much is verified, for comparison.
-    pub(super) rule: Option<Rule>,
+    pub(super) rule: Option<BaselineRule>,
     /// Whether what took time to draft is kept, and goes on growing while a step waits for its weights.
     pub(super) goes_on: bool,
 }
 
 /// Whether draft adapters draft.
 #[derive(Debug)]
-enum Own {
+enum DraftAdapterMode {
     /// They do not.
     No,
     /// The one that was loaded last does, if there is one.
-    Last(Option<(AdapterId, Agency)>),
+    Last(Option<(AdapterId, DrafterFactory)>),
 }
 
 /// What of the last step others are told.
 #[derive(Debug, Default)]
-struct Figures {
+struct LastStepStats {
     /// The step as it would be without drafts; `None` before any was drafted for.
-    step: Option<Step>,
+    step: Option<StepEstimate>,
     /// The confidence that one more token would have to have.
     least_confidence: f64,
 }
@@ -88,15 +88,15 @@ impl Default for Drafts {
         Self {
             max_tokens: 0,
             usual: None,
-            own: Own::No,
-            learned: Recent::new(MAX_REMEMBERED),
-            pace: Pace::default(),
-            allowance: Allowance::default(),
+            own: DraftAdapterMode::No,
+            learned: LruTable::new(MAX_REMEMBERED),
+            pace: StepCost::default(),
+            allowance: DraftBudget::default(),
             // The first that can be asked is.
             unasked: PROBE_STEPS,
             forks: Vec::new(),
-            figures: Figures::default(),
-            writers: Writers::default(),
+            figures: LastStepStats::default(),
+            writers: OverlappedDrafters::default(),
             rule: None,
             goes_on: true,
         }
@@ -106,19 +106,19 @@ impl Default for Drafts {
 impl Drafts {
     /// `usual` drafts, if somebody does; at most `max_tokens` a step for each sequence.
     #[must_use]
-    pub fn by(max_tokens: usize, usual: Option<Agency>) -> Self {
+    pub fn by(max_tokens: usize, usual: Option<DrafterFactory>) -> Self {
         Self { max_tokens: max_tokens.min(MAX_DRAFT_TOKENS), usual, ..Self::default() }
     }
 
     /// The draft adapter that was loaded last drafts instead.
     #[must_use]
     pub fn or_itself(self) -> Self {
-        Self { own: Own::Last(None), ..self }
+        Self { own: DraftAdapterMode::Last(None), ..self }
     }
 
     /// Has `rule` say how much is verified, whatever that costs; for comparison.
     #[must_use]
-    pub fn ruled(self, rule: Rule) -> Self {
+    pub fn ruled(self, rule: BaselineRule) -> Self {
         Self { rule: Some(rule), ..self }
     }
 
@@ -129,16 +129,16 @@ impl Drafts {
     }
 
     /// Who drafts now.
-    fn agency(&mut self) -> Option<&mut Agency> {
+    fn agency(&mut self) -> Option<&mut DrafterFactory> {
         match &mut self.own {
-            Own::Last(Some((_, agency))) => Some(agency),
-            Own::Last(None) | Own::No => self.usual.as_mut(),
+            DraftAdapterMode::Last(Some((_, agency))) => Some(agency),
+            DraftAdapterMode::Last(None) | DraftAdapterMode::No => self.usual.as_mut(),
         }
     }
 
     /// Whether anybody drafts.
     fn are_on(&self) -> bool {
-        self.usual.is_some() || matches!(self.own, Own::Last(Some(_)))
+        self.usual.is_some() || matches!(self.own, DraftAdapterMode::Last(Some(_)))
     }
 
     /// A step of so many rows, each with logits, took so long.
@@ -153,12 +153,12 @@ impl Drafts {
     }
 
     /// Whoever drafts for a sequence; `None` if nobody does.
-    pub(super) fn commission<A>(&mut self, sequence: &mut Sequence<A>) -> Option<Commission> {
+    pub(super) fn commission<A>(&mut self, sequence: &mut Sequence<A>) -> Option<DrafterState> {
         if sequence.commission.is_none() {
             let learned = self.learned.of(&sequence.whose()).clone();
             let text = sequence.text();
             let (author, known) = (self.agency()?.author(text, learned), text.len());
-            sequence.commission = Some(Commission { author, known, ahead: None });
+            sequence.commission = Some(DrafterState { author, known, ahead: None });
         }
         sequence.commission.take()
     }
@@ -176,10 +176,10 @@ impl Drafts {
     pub(super) fn settle(
         &mut self,
         stats: &mut SpeculationStats,
-        commission: Option<&Commission>,
-        (tree, verdict): (&TokenTree, &Verdict),
+        commission: Option<&DrafterState>,
+        (tree, verdict): (&TokenTree, &VerificationResult),
     ) {
-        let &Verdict { correct, all, .. } = verdict;
+        let &VerificationResult { correct, all, .. } = verdict;
         tracing::trace!(target: PIPELINE, correct, all, "verdict");
         self.rule.iter_mut().for_each(|rule| rule.learn(verdict));
         let of_model = |node| commission.is_some_and(|commission| commission.author.is_of_model(tree, node));
@@ -199,10 +199,10 @@ impl Drafts {
     }
 
     /// Which nodes of `trees` are verified in `step`.
-    fn choose(&mut self, step: &Step, trees: &[&TokenTree]) -> Vec<NodeSet> {
-        let Worth { kept, least_confidence } = match &self.rule {
+    fn choose(&mut self, step: &StepEstimate, trees: &[&TokenTree]) -> Vec<NodeSet> {
+        let VerifySelection { kept, least_confidence } = match &self.rule {
             None => worth(step, trees),
-            Some(rule) => Worth {
+            Some(rule) => VerifySelection {
                 kept: trees.iter().map(|tree| NodeSet::first(tree.len())).collect(),
                 least_confidence: rule.threshold(),
             },
@@ -211,7 +211,7 @@ impl Drafts {
             let (confidence, alpha) = (tree.tree_confidence(), least_confidence);
             tracing::trace!(target: PIPELINE, confidence, alpha, "fallback");
         }
-        self.figures = Figures { step: Some(*step), least_confidence };
+        self.figures = LastStepStats { step: Some(*step), least_confidence };
         kept
     }
 
@@ -219,7 +219,7 @@ impl Drafts {
     pub(super) fn tell(&self, stats: &mut SpeculationStats) {
         stats.least_confidence = self.figures.least_confidence as f32;
         (stats.kind, stats.adapter) = match (&self.own, &self.usual) {
-            (Own::Last(Some((id, agency))), _) => (agency.kind(), id.0),
+            (DraftAdapterMode::Last(Some((id, agency))), _) => (agency.kind(), id.0),
             (_, Some(agency)) => (agency.kind(), [0; 32]),
             (_, None) => (DraftKind::Nobody, [0; 32]),
         };
@@ -228,13 +228,13 @@ impl Drafts {
 
 impl<P: ForwardPass> Engine<P> {
     /// Adds to a plan what is worth being verified in the same step.
-    pub(super) fn draft(&mut self, plan: &mut [Portion]) {
+    pub(super) fn draft(&mut self, plan: &mut [ScheduledTokens]) {
         let Some(cost) = self.drafts.pace.line().filter(|_| self.drafts.are_on()) else { return };
         if plan.is_empty() || !self.computing.pass.branches() {
             return;
         }
         let rows = plan.iter().map(|portion| portion.count).sum();
-        let mut step = Step { cost, rows, sequences: plan.len(), drafting_s: 0.0 };
+        let mut step = StepEstimate { cost, rows, sequences: plan.len(), drafting_s: 0.0 };
         self.drafts.allowance.add_step(step.plain_s());
         self.drafts.unasked = self.drafts.unasked.saturating_add(1);
         let mut growing = Vec::new();
@@ -260,7 +260,7 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     /// Adds those of the drafted tokens that are worth it.
-    fn choose(&mut self, plan: &mut [Portion], step: &Step, trees: &[(usize, TokenTree)]) {
+    fn choose(&mut self, plan: &mut [ScheduledTokens], step: &StepEstimate, trees: &[(usize, TokenTree)]) {
         let drafted: Vec<_> = trees.iter().map(|(_, tree)| tree).collect();
         let kept = self.drafts.choose(step, &drafted);
         for (index, _) in trees {
@@ -284,7 +284,7 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     /// Lets those who draft for the sequences of `plan` go on during its pass over so many rows.
-    pub(super) fn lend_writers(&mut self, plan: &[Portion], rows: usize) {
+    pub(super) fn lend_writers(&mut self, plan: &[ScheduledTokens], rows: usize) {
         let (takes, queues) = (self.drafts.takes(rows), &mut self.queues);
         let authors = plan.iter().filter_map(|portion| {
             let commission = &mut queues.running_mut(portion.sequence).commission;
@@ -301,8 +301,8 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     /// The base drafts for itself with this draft adapter from now on, if that is allowed; whoever did before is given up.
-    pub(super) fn appoint(&mut self, id: AdapterId, agency: Agency) {
-        if let Own::Last(last) = &mut self.drafts.own {
+    pub(super) fn appoint(&mut self, id: AdapterId, agency: DrafterFactory) {
+        if let DraftAdapterMode::Last(last) = &mut self.drafts.own {
             let before = last.replace((id, agency));
             tracing::info!(adapter = %id, "the base drafts for itself");
             self.dismiss_authors();
@@ -312,7 +312,7 @@ impl<P: ForwardPass> Engine<P> {
 
     /// A draft adapter is gone: it drafts no more.
     pub(super) fn dismiss(&mut self, id: AdapterId) {
-        if let Own::Last(last) = &mut self.drafts.own
+        if let DraftAdapterMode::Last(last) = &mut self.drafts.own
             && let Some(before) = last.take_if(|(drafts, _)| *drafts == id)
         {
             self.dismiss_authors();
@@ -329,7 +329,7 @@ impl<P: ForwardPass> Engine<P> {
 
     /// Gives branches what their sequences have in the blocks that they part in.
     pub(super) fn fork(&mut self) -> Result<(), P::Error> {
-        for Fork { from, to } in std::mem::take(&mut self.drafts.forks) {
+        for BranchBlocks { from, to } in std::mem::take(&mut self.drafts.forks) {
             self.computing.pass.copy_block(from, to)?;
         }
         Ok(())

@@ -6,13 +6,13 @@ use ids::AdapterId;
 use shmproto::message::{Generate, ToGateway, UnloadAdapter};
 use tokio::sync::mpsc;
 
-pub use crate::caller::{Caller, ConnectionId};
+pub use crate::caller::{ConnectionId, RequestKey};
 
-use crate::{adapters::Loaded, below::FileCopy};
+use crate::{adapters::AdapterLoadOutcome, below::FileCopy};
 
 /// Something the engine reacts to.
 #[derive(Debug)]
-pub enum Event<A> {
+pub enum EngineEvent<A> {
     /// A gateway has said hello; what it is sent goes to `outbox`.
     Connected {
         /// Its name from now on.
@@ -34,13 +34,13 @@ pub enum Event<A> {
         received_at: Instant,
     },
     /// The caller went away.
-    Cancel(Caller),
+    Cancel(RequestKey),
     /// The loader thread is done with a call.
     AdapterLoaded {
         /// Who called.
-        caller: Caller,
+        caller: RequestKey,
         /// What became of it.
-        loaded: Loaded<A>,
+        loaded: AdapterLoadOutcome<A>,
     },
     /// All of an adapter is on the device, or its way there has ended early.
     AdapterArrived(AdapterId),
@@ -54,7 +54,7 @@ pub enum Event<A> {
         call: UnloadAdapter,
     },
     /// The figures are asked for.
-    GetStats(Caller),
+    GetStats(RequestKey),
     /// Somebody looks whether the loop turns, or has found something out that a request waits for.
     Pulse,
     /// The process is to end: refuse what is new, finish what runs, give up what still runs at `until`.

@@ -4,45 +4,45 @@
 use policy::clock::Clock;
 use shmproto::message::SpeculationStats;
 use speculation::{
-    ahead::{Ahead, Settled},
-    combined::{Price, Probe},
-    growth::{Growth as _, Pacer, Turn},
+    ahead::{DraftAhead, RerootedDraft},
+    combined::{DraftCost, ProbePolicy},
+    growth::{BranchSelector, ExpandAction, TreeGrowth as _},
     tree::TokenTree,
-    worth::Step,
+    worth::StepEstimate,
 };
 
 use super::{
-    commission::Commission,
+    commission::DrafterState,
     drafts::{Drafts, PROBE_STEPS},
-    meanwhile::{Moment, Timed},
+    meanwhile::{DraftPhase, TimedDrafter},
     sequence::Sequence,
 };
-use crate::author::Author;
+use crate::author::SequenceDrafter;
 
 /// A tree that grows for a sequence.
-pub(super) struct Growing {
+pub(super) struct TreeInProgress {
     /// The sequence's place in the plan.
     pub(super) portion: usize,
-    commission: Commission,
+    commission: DrafterState,
     tree: TokenTree,
-    pacer: Pacer,
+    pacer: BranchSelector,
     /// Most of its tokens that are verified in the step.
     max_tokens: usize,
     /// Whether there may be more to come.
     is_open: bool,
 }
 
-impl Growing {
+impl TreeInProgress {
     /// Opens what is guessed already, and tells whoever is to be asked then.
     fn foresee(&mut self) {
         let author = &mut *self.commission.author;
         while self.tree.len() < self.max_tokens {
             match self.pacer.turn(&self.tree) {
-                Turn::Open => {
+                ExpandAction::Open => {
                     let Ok(_) = self.pacer.step(&mut self.tree, author);
                 }
-                Turn::Ask(at) => return author.foresee(&self.tree, at),
-                Turn::End => return,
+                ExpandAction::Ask(at) => return author.foresee(&self.tree, at),
+                ExpandAction::End => return,
             }
         }
     }
@@ -64,20 +64,25 @@ impl Drafts {
         &mut self,
         (portion, sequence): (usize, &mut Sequence<A>),
         stats: &mut SpeculationStats,
-    ) -> Option<Growing> {
+    ) -> Option<TreeInProgress> {
         let max_tokens = self.max_tokens.min(sequence.left().saturating_sub(1));
         let mut commission = self.commission(sequence)?;
-        let Settled { tree, pacer, .. } = commission.settle(sequence.text(), stats);
-        Some(Growing { portion, commission, tree, pacer, max_tokens, is_open: true })
+        let RerootedDraft { tree, pacer, .. } = commission.settle(sequence.text(), stats);
+        Some(TreeInProgress { portion, commission, tree, pacer, max_tokens, is_open: true })
     }
 
     /// Lets trees grow until nothing more is worth being asked for a step, which is as it is without drafts but for the time they took.
     /// What takes no time to ask has no price: of that it is decided when the trees are there.
-    pub(super) fn grow(&mut self, growing: &mut [Growing], step: &mut Step, clock: &dyn Clock) {
+    pub(super) fn grow(
+        &mut self,
+        growing: &mut [TreeInProgress],
+        step: &mut StepEstimate,
+        clock: &dyn Clock,
+    ) {
         if let Some(rule) = self.rule {
-            for Growing { commission, tree, pacer, max_tokens, .. } in growing {
+            for TreeInProgress { commission, tree, pacer, max_tokens, .. } in growing {
                 self.read_ahead(&mut *commission.author, step);
-                commission.author.set_price(Price::Free { left_s: f64::INFINITY });
+                commission.author.set_price(DraftCost::Free { left_s: f64::INFINITY });
                 let mut timed = self.timed(&mut *commission.author, clock);
                 let Ok(()) = rule.grow(tree, (pacer, &mut timed), *max_tokens);
                 self.spend(&mut *commission.author, step);
@@ -104,31 +109,31 @@ impl Drafts {
     }
 
     /// What may come next in a sequence: at most as many tokens as are verified in a step.
-    pub(super) fn finish(&self, growing: Growing) -> (Commission, TokenTree) {
-        let Growing { mut commission, tree, pacer, max_tokens, .. } = growing;
+    pub(super) fn finish(&self, growing: TreeInProgress) -> (DrafterState, TokenTree) {
+        let TreeInProgress { mut commission, tree, pacer, max_tokens, .. } = growing;
         let proposed = tree.pruned(tree.likeliest(max_tokens));
         let goes_on = self.goes_on && commission.author.takes_time();
-        commission.ahead = goes_on.then(|| Ahead::new(tree, pacer));
+        commission.ahead = goes_on.then(|| DraftAhead::new(tree, pacer));
         (commission, proposed)
     }
 
     /// Has an author read what it needs before it guesses, in the time that there is beside what is foreseen.
-    fn read_ahead(&mut self, author: &mut dyn Author, step: &mut Step) {
+    fn read_ahead(&mut self, author: &mut dyn SequenceDrafter, step: &mut StepEstimate) {
         author.read_ahead((step.spare_s().min(self.allowance.left_s()) - author.owed_s()).max(0.0));
         self.spend(author, step);
     }
 
     /// What a model may cost next, in a step for which what was foreseen is owed so many seconds.
-    fn price(&self, step: &Step, owed_s: f64) -> Price {
-        let step = Step { drafting_s: step.drafting_s + owed_s, ..*step };
+    fn price(&self, step: &StepEstimate, owed_s: f64) -> DraftCost {
+        let step = StepEstimate { drafting_s: step.drafting_s + owed_s, ..*step };
         // One at a time.
         let is_due = self.unasked >= PROBE_STEPS && owed_s == 0.0;
-        let probe = if is_due { Probe::Due } else { Probe::No };
-        Price::Worth { step, left_s: (self.allowance.left_s() - owed_s).max(0.0), probe }
+        let probe = if is_due { ProbePolicy::Due } else { ProbePolicy::No };
+        DraftCost::Worth { step, left_s: (self.allowance.left_s() - owed_s).max(0.0), probe }
     }
 
     /// Takes in what an author took, for `step`.
-    fn spend(&mut self, author: &mut dyn Author, step: &mut Step) {
+    fn spend(&mut self, author: &mut dyn SequenceDrafter, step: &mut StepEstimate) {
         let spent_s = author.take_spent().as_secs_f64();
         step.drafting_s += spent_s;
         self.allowance.spend(spent_s);
@@ -138,7 +143,11 @@ impl Drafts {
     }
 
     /// Somebody whose guesses are timed, who guesses before a step.
-    fn timed<'a>(&'a mut self, author: &'a mut dyn Author, clock: &'a dyn Clock) -> Timed<'a> {
-        Timed { author, time: &mut self.writers.time, clock, moment: Moment::Before }
+    fn timed<'a>(
+        &'a mut self,
+        author: &'a mut dyn SequenceDrafter,
+        clock: &'a dyn Clock,
+    ) -> TimedDrafter<'a> {
+        TimedDrafter { author, time: &mut self.writers.time, clock, moment: DraftPhase::Before }
     }
 }

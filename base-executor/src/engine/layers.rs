@@ -10,9 +10,9 @@ use model::forward::ForwardPass;
 use tokio::sync::mpsc;
 
 pub use super::computing::LayerService;
-use super::{computing::Computing, event::Event};
+use super::{computing::ModelRunner, event::EngineEvent};
 
-impl<P: ForwardPass> Computing<P> {
+impl<P: ForwardPass> ModelRunner<P> {
     /// Computes calls that are due, for as long as the step took at most: neither starves the other.
     pub(super) fn serve_layers(&mut self, step: Duration) {
         if let Some(layers) = &mut self.layers {
@@ -39,8 +39,8 @@ impl<P: ForwardPass> Computing<P> {
     /// The next event; calls are computed until it comes. `None` if nobody can send any more.
     pub(super) fn next_event(
         &mut self,
-        events: &mut mpsc::Receiver<Event<P::Adapter>>,
-    ) -> Option<Event<P::Adapter>> {
+        events: &mut mpsc::Receiver<EngineEvent<P::Adapter>>,
+    ) -> Option<EngineEvent<P::Adapter>> {
         let Some(layers) = &mut self.layers else { return events.blocking_recv() };
         let waker = Waker::from(layers.hub.bell());
         loop {

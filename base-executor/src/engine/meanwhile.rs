@@ -15,50 +15,50 @@ use std::time::Duration;
 
 use kernels::Activations;
 use model::{
-    sites::{Company, EvaluateSites, SiteCall, SiteId},
-    sweep::{PIPELINE, Waiting},
+    sites::{EvaluateSites, PassHooks, SiteCall, SiteId},
+    sweep::{PIPELINE, PendingWeights},
 };
 use policy::clock::Clock;
 use shmproto::message::SpeculationStats;
 use speculation::{
-    ahead::Ahead,
-    combined::Price,
-    draft::{Draft, Guess},
-    overtime::Overtime,
+    ahead::DraftAhead,
+    combined::DraftCost,
+    draft::{Draft, DraftToken},
+    overtime::DraftDeadline,
     tree::{NodeId, TokenTree},
 };
 
-use super::commission::Commission;
-use crate::author::Author;
+use super::commission::DrafterState;
+use crate::author::SequenceDrafter;
 
 /// Whether a guess is made before its tree is verified, or meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Moment {
+pub(super) enum DraftPhase {
     Before,
     Meanwhile,
 }
 
 /// An author whose guesses are timed.
-pub(super) struct Timed<'a> {
-    pub(super) author: &'a mut dyn Author,
-    pub(super) time: &'a mut Overtime,
+pub(super) struct TimedDrafter<'a> {
+    pub(super) author: &'a mut dyn SequenceDrafter,
+    pub(super) time: &'a mut DraftDeadline,
     pub(super) clock: &'a dyn Clock,
-    pub(super) moment: Moment,
+    pub(super) moment: DraftPhase,
 }
 
-impl Draft for Timed<'_> {
+impl Draft for TimedDrafter<'_> {
     type Error = std::convert::Infallible;
 
     fn accept(&mut self, tokens: &[u32]) -> Result<(), Self::Error> {
         self.author.accept(tokens)
     }
 
-    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Self::Error> {
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<DraftToken>, Self::Error> {
         let begun = self.clock.now();
         let guesses = self.author.guesses(tree, at);
         let took = self.clock.now().saturating_duration_since(begun);
         self.time.observe(took);
-        let (ahead, took_ns) = (self.moment == Moment::Meanwhile, took.as_nanos() as u64);
+        let (ahead, took_ns) = (self.moment == DraftPhase::Meanwhile, took.as_nanos() as u64);
         tracing::trace!(target: PIPELINE, ahead, took_ns, "draft");
         guesses
     }
@@ -66,30 +66,30 @@ impl Draft for Timed<'_> {
 
 /// Those who may go on drafting during a pass.
 #[derive(Debug, Default)]
-pub(super) struct Writers {
+pub(super) struct OverlappedDrafters {
     /// With each the sequence it drafts for, by its place among those that run.
-    authors: Vec<(usize, Commission)>,
+    authors: Vec<(usize, DrafterState)>,
     /// How many of them, from the first on, may have more to say.
     open: usize,
-    pub(super) time: Overtime,
+    pub(super) time: DraftDeadline,
 }
 
-impl Writers {
+impl OverlappedDrafters {
     /// A pass that `takes` about so long begins: those of `authors`, each with the place of its sequence among those that run, may
     /// draft meanwhile.
-    pub(super) fn begin(&mut self, authors: impl Iterator<Item = (usize, Commission)>, takes: Duration) {
+    pub(super) fn begin(&mut self, authors: impl Iterator<Item = (usize, DrafterState)>, takes: Duration) {
         self.authors.extend(authors);
         self.open = self.authors.len();
         self.time.begin(takes);
     }
 
     /// The pass has ended: who drafted.
-    pub(super) fn end(&mut self) -> impl Iterator<Item = (usize, Commission)> {
+    pub(super) fn end(&mut self) -> impl Iterator<Item = (usize, DrafterState)> {
         self.authors.drain(..)
     }
 
     /// Goes on drafting until `wait` is over, or a guess would make it longer.
-    fn go_on(&mut self, wait: &dyn Waiting, clock: &dyn Clock, stats: &mut SpeculationStats) {
+    fn go_on(&mut self, wait: &dyn PendingWeights, clock: &dyn Clock, stats: &mut SpeculationStats) {
         if wait.is_over() {
             return;
         }
@@ -111,23 +111,27 @@ impl Writers {
     fn reopen(&mut self) {
         self.open = self.authors.len();
         let trees = self.authors.iter_mut().filter_map(|(_, commission)| commission.ahead.as_mut());
-        trees.for_each(Ahead::reopen);
+        trees.for_each(DraftAhead::reopen);
     }
 
     /// One more token for the tree that is likeliest to come true as a whole, within `left`; false if it takes none any more.
     fn step(&mut self, left: Duration, clock: &dyn Clock) -> bool {
-        let confidence = |commission: &Commission| {
+        let confidence = |commission: &DrafterState| {
             commission.ahead.as_ref().map_or(0.0, |ahead| ahead.tree().tree_confidence())
         };
         let open = self.authors[..self.open].iter().enumerate();
         let best = open.max_by(|a, b| confidence(&a.1.1).total_cmp(&confidence(&b.1.1)));
         let Some((index, _)) = best else { return false };
-        let Commission { author, ahead, .. } = &mut self.authors[index].1;
+        let DrafterState { author, ahead, .. } = &mut self.authors[index].1;
         author.read_ahead(left.as_secs_f64());
         let left_s = left.saturating_sub(author.take_spent()).as_secs_f64();
-        author.set_price(Price::Free { left_s });
-        let mut timed =
-            Timed { author: &mut **author, time: &mut self.time, clock, moment: Moment::Meanwhile };
+        author.set_price(DraftCost::Free { left_s });
+        let mut timed = TimedDrafter {
+            author: &mut **author,
+            time: &mut self.time,
+            clock,
+            moment: DraftPhase::Meanwhile,
+        };
         let Ok(has_grown) = ahead.as_mut().map_or(Ok(false), |ahead| ahead.step(&mut timed));
         // The pass had nothing else to do: nobody pays for it.
         let _ = author.take_spent();
@@ -140,14 +144,14 @@ impl Writers {
 }
 
 /// The company of a pass, and those who draft while it waits.
-pub(super) struct Meanwhile<'a> {
-    pub(super) company: &'a mut dyn Company,
-    pub(super) writers: &'a mut Writers,
+pub(super) struct DraftingHooks<'a> {
+    pub(super) company: &'a mut dyn PassHooks,
+    pub(super) writers: &'a mut OverlappedDrafters,
     pub(super) stats: &'a mut SpeculationStats,
     pub(super) clock: &'a dyn Clock,
 }
 
-impl Company for Meanwhile<'_> {
+impl PassHooks for DraftingHooks<'_> {
     fn is_waiting(&mut self) -> bool {
         self.company.is_waiting()
     }
@@ -164,7 +168,7 @@ impl Company for Meanwhile<'_> {
         self.company.part(out);
     }
 
-    fn while_waiting(&mut self, wait: &dyn Waiting) {
+    fn while_waiting(&mut self, wait: &dyn PendingWeights) {
         self.writers.go_on(wait, self.clock, self.stats);
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use cache::{
     NodeId, Tier,
-    manager::{Copy, Outcome},
+    manager::{CopyOutcome, TierCopy},
 };
 use ids::BlockId;
 use model::forward::{BLOCK_TOKENS, ForwardPass};
@@ -15,9 +15,9 @@ use shmproto::message::{MemoryStats, ShareStats};
 
 use super::{
     Engine, count,
-    sequence::{Fetched, Sequence},
+    sequence::{OffloadFetch, Sequence},
 };
-use crate::below::{FileCopy, Wanted};
+use crate::below::{FileCopy, ReadRequest};
 
 /// Blocks copied out ahead of need where nobody computes.
 const IDLE_SPILLS_PER_STEP: usize = 8;
@@ -47,13 +47,13 @@ impl<P: ForwardPass> Engine<P> {
         }
         for copy in self.kv.take_copies() {
             match copy {
-                Copy::Out { node, block, slots } => self.carry_out(node, block, slots),
-                Copy::Hasten { node } => self.below.hasten(node),
-                Copy::In { node, block, tier, slot, class } => {
+                TierCopy::Out { node, block, slots } => self.carry_out(node, block, slots),
+                TierCopy::Hasten { node } => self.below.hasten(node),
+                TierCopy::In { node, block, tier, slot, class } => {
                     let at_hand = self.below.at_hand(node, tier, slot);
                     match self.kv.record(node, now_s()) {
                         Some(record) if at_hand.is_none() && tier == Tier::Disk => {
-                            self.below.read(Wanted { node, block, slot, record, class });
+                            self.below.read(ReadRequest { node, block, slot, record, class });
                         }
                         _ => self.carry_in(node, block, at_hand.as_ref().map(|bytes| &***bytes)),
                     }
@@ -79,7 +79,7 @@ impl<P: ForwardPass> Engine<P> {
         let [host, disk] = slots;
         if let Some(slot) = host {
             self.below.keep(node, slot, Arc::clone(&bytes));
-            self.kv.copied_out(node, Tier::Host, Outcome::Done);
+            self.kv.copied_out(node, Tier::Host, CopyOutcome::Done);
         }
         if let Some(slot) = disk {
             self.below.write(node, slot, record, bytes);
@@ -87,7 +87,7 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     fn not_carried_out(&mut self, node: NodeId) {
-        Tier::LOWER.into_iter().for_each(|tier| self.kv.copied_out(node, tier, Outcome::Failed));
+        Tier::LOWER.into_iter().for_each(|tier| self.kv.copied_out(node, tier, CopyOutcome::Failed));
     }
 
     /// A block's bytes are here, or will never be.
@@ -97,7 +97,7 @@ impl<P: ForwardPass> Engine<P> {
             return;
         }
         let is_there = bytes.is_some_and(|bytes| self.computing.pass.write_block(block, bytes).is_ok());
-        self.kv.copied_in(node, block, if is_there { Outcome::Done } else { Outcome::Failed });
+        self.kv.copied_in(node, block, if is_there { CopyOutcome::Done } else { CopyOutcome::Failed });
         failpoint::pass("executor.block_back");
     }
 
@@ -112,7 +112,7 @@ impl<P: ForwardPass> Engine<P> {
 
     /// Whether what a sequence waits for has come. What came only in part is asked for anew: the rest is gone.
     pub(super) fn has_fetched(&mut self, sequence: &mut Sequence<P::Adapter>, now: Instant) -> bool {
-        let Fetched::Waits { nodes, .. } = sequence.fetched() else { return true };
+        let OffloadFetch::Waits { nodes, .. } = sequence.fetched() else { return true };
         let Some(arrived) = self.kv.arrived(nodes) else { return false };
         let is_whole = arrived == nodes.len();
         self.stats.memory.kv_wait_us += sequence.end_fetch(now);

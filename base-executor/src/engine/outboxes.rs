@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use shmproto::message::{Output, ToGateway};
 use tokio::sync::mpsc;
 
-use super::event::{Caller, ConnectionId};
+use super::event::{ConnectionId, RequestKey};
 
 #[derive(Debug)]
 struct Outbox {
@@ -45,7 +45,7 @@ impl Outboxes {
     }
 
     /// Adds to the step's outputs; dropped if the gateway is gone.
-    pub(super) fn output(&mut self, to: Caller, output: Output) {
+    pub(super) fn output(&mut self, to: RequestKey, output: Output) {
         if let Some(outbox) = self.open.get_mut(&to.connection) {
             outbox.outputs.push(output);
         }
@@ -53,7 +53,7 @@ impl Outboxes {
 
     /// Tells at once what may come of the step. Dropped if the gateway is gone, or behind with its messages: guesses are nothing
     /// that outputs should lack room for.
-    pub(super) fn foretell(&self, to: Caller, output: Output) {
+    pub(super) fn foretell(&self, to: RequestKey, output: Output) {
         if let Some(Outbox { queue, .. }) = self.open.get(&to.connection)
             && queue.capacity() > queue.max_capacity() / 2
         {

@@ -11,11 +11,11 @@ use shmproto::message::{ErrorCode, Output, WireError};
 
 use super::{
     Engine,
-    computing::{Gave, Panic, StepFailed},
-    schedule::Portion,
-    sequence::{Given, Verified, failure},
+    computing::{Panic, StepFailed, StepOutput},
+    schedule::ScheduledTokens,
+    sequence::{SequenceOutput, Verified, failure},
 };
-use crate::grammars::Helpers;
+use crate::grammars::GrammarWorkers;
 
 /// What a request hears of a fault that ends it.
 pub(super) const FAULT: &str =
@@ -27,7 +27,7 @@ pub(super) const NO_WEIGHTS: &str = "the executor cannot read its weights from t
 
 /// Where in what a pass gave a portion finds its own.
 #[derive(Debug)]
-enum Place {
+enum OutputSlice {
     /// Rows of logits.
     Rows(Range<usize>),
     /// Which of the drawn tokens.
@@ -38,7 +38,7 @@ enum Place {
 
 impl<P: ForwardPass> Engine<P> {
     /// Runs the forward pass over the plan.
-    pub(super) fn compute(&mut self, plan: &[Portion]) -> Result<(), StepFailed> {
+    pub(super) fn compute(&mut self, plan: &[ScheduledTokens]) -> Result<(), StepFailed> {
         if let Err(error) = self.fork() {
             tracing::error!(error = &error as &dyn std::error::Error, "a block could not be copied");
             return Err(StepFailed::Fault);
@@ -47,9 +47,10 @@ impl<P: ForwardPass> Engine<P> {
         self.ask_guides(plan);
         self.lend_writers(plan, rows);
         let running = self.queues.running();
-        let slices = |portion: &Portion| running[portion.sequence].slices(portion.count, portion.logits);
+        let slices =
+            |portion: &ScheduledTokens| running[portion.sequence].slices(portion.count, portion.logits);
         let batch: Vec<_> = plan.iter().flat_map(slices).collect();
-        let decodes = |portion: &Portion| running[portion.sequence].is_decoding();
+        let decodes = |portion: &ScheduledTokens| running[portion.sequence].is_decoding();
         if plan.iter().any(decodes) {
             failpoint::pass("executor.decode");
         }
@@ -69,22 +70,22 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     /// Has it found out, while the pass computes, what may come next where that is not everything.
-    fn ask_guides(&mut self, plan: &[Portion]) {
+    fn ask_guides(&mut self, plan: &[ScheduledTokens]) {
         for portion in plan {
             self.queues.running_mut(portion.sequence).ask_guide(portion.count);
         }
     }
 
     /// Hands every sequence of the plan its logits, and retires those that have ended.
-    pub(super) fn postprocess(&mut self, plan: &[Portion]) {
+    pub(super) fn postprocess(&mut self, plan: &[ScheduledTokens]) {
         let mut ended = Vec::new();
         let until = Instant::now() + self.look_budget();
         let (mut row, mut drawn, mut state) = (0, 0, 0);
         for portion in plan {
             let place = match portion.logits {
-                LogitRows::Draw(_) => Place::Drawn(drawn),
-                LogitRows::States { .. } => Place::States(state..state + portion.states()),
-                _ => Place::Rows(row..row + portion.rows()),
+                LogitRows::Draw(_) => OutputSlice::Drawn(drawn),
+                LogitRows::States { .. } => OutputSlice::States(state..state + portion.states()),
+                _ => OutputSlice::Rows(row..row + portion.rows()),
             };
             row += portion.rows();
             state += portion.states();
@@ -104,7 +105,7 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     /// Whether it is not known in time what may come behind the portion. Then its sequence alone sits the step out.
-    fn sits_out(&mut self, portion: Portion, until: Instant) -> bool {
+    fn sits_out(&mut self, portion: ScheduledTokens, until: Instant) -> bool {
         let sequence = self.queues.running_mut(portion.sequence);
         if sequence.has_looked(portion.count, until) {
             return false;
@@ -120,7 +121,7 @@ impl<P: ForwardPass> Engine<P> {
 
     /// How long a step waits for what may come next in its answers.
     fn look_budget(&self) -> Duration {
-        self.grammars.as_ref().map_or(Duration::ZERO, Helpers::budget)
+        self.grammars.as_ref().map_or(Duration::ZERO, GrammarWorkers::budget)
     }
 
     /// Waits for the oldest of those that sit out where nobody computes: the loop would turn for nothing.
@@ -133,7 +134,7 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     /// A pass that failed has left its sequences' blocks undefined: they fail, the others go on.
-    pub(super) fn fail_planned(&mut self, plan: &[Portion], why: &str) {
+    pub(super) fn fail_planned(&mut self, plan: &[ScheduledTokens], why: &str) {
         for portion in plan {
             let output = self.fault(*portion, why);
             self.outboxes.output(self.queues.running()[portion.sequence].caller, output);
@@ -141,17 +142,17 @@ impl<P: ForwardPass> Engine<P> {
         self.retire_running(plan.iter().map(|portion| portion.sequence).collect());
     }
 
-    fn advance(&mut self, portion: Portion, place: Place) -> Result<Option<Output>, Panic> {
+    fn advance(&mut self, portion: ScheduledTokens, place: OutputSlice) -> Result<Option<Output>, Panic> {
         let sequence = self.queues.running_mut(portion.sequence);
         if !sequence.is_decoding() {
             self.stats.prompt_tokens += portion.count.saturating_sub(sequence.pending_virtual()) as u64;
         }
         let (gave, kv) = (self.computing.gave(), &mut self.kv);
-        let Gave { logits, vocab_size, drawn, states, hidden_size } = gave;
+        let StepOutput { logits, vocab_size, drawn, states, hidden_size } = gave;
         let (drafts, stats, tiers) = (&mut self.drafts, &mut self.stats.speculation, &mut self.tiers);
         catch_unwind(AssertUnwindSafe(|| {
             if sequence.has_grown() {
-                let Place::Rows(rows) = place else { unreachable!("a tree asks for all logits") };
+                let OutputSlice::Rows(rows) = place else { unreachable!("a tree asks for all logits") };
                 let rows = &mut logits[rows.start * vocab_size..rows.end * vocab_size];
                 let Verified { output, tree, verdict } = sequence.verify(rows, vocab_size, kv);
                 drafts.settle(stats, sequence.commission.as_ref(), (&tree, &verdict));
@@ -161,18 +162,20 @@ impl<P: ForwardPass> Engine<P> {
                 return Some(output);
             }
             let given = match place {
-                Place::Drawn(index) => Given::Token(drawn[index]),
-                Place::Rows(rows) => Given::Rows(&mut logits[rows.start * vocab_size..rows.end * vocab_size]),
-                Place::States(rows) => {
+                OutputSlice::Drawn(index) => SequenceOutput::Token(drawn[index]),
+                OutputSlice::Rows(rows) => {
+                    SequenceOutput::Rows(&mut logits[rows.start * vocab_size..rows.end * vocab_size])
+                }
+                OutputSlice::States(rows) => {
                     let states = &states[rows.start * hidden_size..rows.end * hidden_size];
-                    Given::States(states.chunks_exact(hidden_size))
+                    SequenceOutput::States(states.chunks_exact(hidden_size))
                 }
             };
             sequence.advance(portion.count, given, vocab_size, kv)
         }))
     }
 
-    fn fault(&self, portion: Portion, why: &str) -> Output {
+    fn fault(&self, portion: ScheduledTokens, why: &str) -> Output {
         let request = self.queues.running()[portion.sequence].caller.request;
         let message = why.to_owned();
         tracing::error!(request, "a request ends with an internal error");

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use cache::{Namespace, Trail};
+use cache::{Namespace, PrefixPath};
 use ids::{AdapterId, TenantId};
 use model::{
     forward::{BLOCK_TOKENS, ForwardPass},
@@ -12,11 +12,11 @@ use shmproto::message::Generate;
 
 use super::{
     Engine,
-    admission::{self, Refusal},
-    event::{Caller, ConnectionId},
-    sequence::{Adapted, Hold, Origin, Sequence, failure},
+    admission::{self, AdmissionRefusal},
+    event::{ConnectionId, RequestKey},
+    sequence::{AdapterHold, Sequence, SequenceAdapter, SequenceOrigin, failure},
 };
-use crate::grammars::Guide;
+use crate::grammars::GrammarState;
 
 impl<P: ForwardPass> Engine<P> {
     pub(super) fn generate(&mut self, connection: ConnectionId, request: Generate, received_at: Instant) {
@@ -24,7 +24,7 @@ impl<P: ForwardPass> Engine<P> {
             return;
         }
         failpoint::pass("executor.admission");
-        let caller = Caller { connection, request: request.request };
+        let caller = RequestKey { connection, request: request.request };
         match self.accept(caller, request, received_at) {
             Ok(sequence) => self.queues.push(sequence),
             Err(refusal) => self.outboxes.output(caller, failure(caller.request, refusal.into())),
@@ -33,40 +33,40 @@ impl<P: ForwardPass> Engine<P> {
 
     fn accept(
         &mut self,
-        caller: Caller,
+        caller: RequestKey,
         request: Generate,
         received_at: Instant,
-    ) -> Result<Sequence<P::Adapter>, Refusal> {
+    ) -> Result<Sequence<P::Adapter>, AdmissionRefusal> {
         if self.draining_until.is_some() {
-            return Err(Refusal::ShuttingDown);
+            return Err(AdmissionRefusal::ShuttingDown);
         }
         if self.queues.iter().any(|sequence| sequence.caller == caller) {
-            return Err(Refusal::DuplicateRequest(caller.request));
+            return Err(AdmissionRefusal::DuplicateRequest(caller.request));
         }
         let virtual_tokens = request.adapter.map_or(0, |id| self.tiers.virtual_tokens(AdapterId(id)));
         let vocab_size = self.computing.vocab_size();
         let task = admission::check(&request, received_at, vocab_size, &self.limits, virtual_tokens)?;
         let under_way = self.queues.iter().count();
         if under_way >= self.limits.max_running + self.limits.max_waiting {
-            return Err(Refusal::QueueFull { under_way });
+            return Err(AdmissionRefusal::QueueFull { under_way });
         }
         let waiting_tokens: usize = self.queues.idle().map(Sequence::pending).sum();
         if waiting_tokens > 0 && waiting_tokens + request.prompt.len() > self.limits.max_waiting_tokens {
-            return Err(Refusal::QueueLong { waiting_tokens });
+            return Err(AdmissionRefusal::QueueLong { waiting_tokens });
         }
         let guide = self.guide(&request, virtual_tokens)?;
         let adapted = request.adapter.map(|id| self.adapt(AdapterId(id))).transpose()?;
         self.kv.note_request(request.adapter.map(AdapterId));
         if task.path == SitePath::Linear && !self.computing.pass.takes_linear() {
-            return Err(Refusal::NoExact);
+            return Err(AdmissionRefusal::NoExact);
         }
         let trail = self.trail(&request, task.path);
-        let origin = Origin { caller, received_at };
+        let origin = SequenceOrigin { caller, received_at };
         Ok(Sequence::new(origin, adapted, trail, request.prompt, task).guided(guide))
     }
 
     /// Where its keys and values are: an activated adapter begins where it is invoked in what was asked.
-    fn trail(&self, request: &Generate, path: SitePath) -> Trail {
+    fn trail(&self, request: &Generate, path: SitePath) -> PrefixPath {
         let of = |adapter, namespace| Namespace {
             adapter,
             sharing: sharing(namespace, path),
@@ -75,27 +75,31 @@ impl<P: ForwardPass> Engine<P> {
         let adapter = request.adapter.map(AdapterId);
         let own = of(adapter, request.namespace);
         let Some(invocation) = adapter.and_then(|id| self.tiers.invocation(id)) else {
-            return Trail::whole(own);
+            return PrefixPath::whole(own);
         };
         let asked = request.prompt.len().saturating_sub(request.generated as usize);
         let begin = invocation.begin(&request.prompt[..asked]);
-        Trail::activated(of(None, request.base_namespace), own, begin, BLOCK_TOKENS)
+        PrefixPath::activated(of(None, request.base_namespace), own, begin, BLOCK_TOKENS)
     }
 
     /// Its way through its grammar, if it has one: what was generated before is the beginning of the answer.
-    fn guide(&self, request: &Generate, virtual_tokens: usize) -> Result<Option<Guide>, Refusal> {
+    fn guide(
+        &self,
+        request: &Generate,
+        virtual_tokens: usize,
+    ) -> Result<Option<GrammarState>, AdmissionRefusal> {
         let Some(grammar) = &request.grammar else { return Ok(None) };
-        let helpers = self.grammars.as_ref().ok_or(Refusal::NoGrammars)?;
+        let helpers = self.grammars.as_ref().ok_or(AdmissionRefusal::NoGrammars)?;
         let begin = (virtual_tokens + request.prompt.len()).saturating_sub(request.generated as usize);
         Ok(Some(helpers.guide(TenantId(request.owner), grammar.clone(), begin)))
     }
 
-    fn adapt(&mut self, id: AdapterId) -> Result<Adapted<P::Adapter>, Refusal> {
+    fn adapt(&mut self, id: AdapterId) -> Result<SequenceAdapter<P::Adapter>, AdmissionRefusal> {
         let adapter = self.tiers.acquire(id)?;
-        Ok(Adapted { id, adapter, hold: Hold::None })
+        Ok(SequenceAdapter { id, adapter, hold: AdapterHold::None })
     }
 
-    pub(super) fn cancel(&mut self, caller: Caller) {
+    pub(super) fn cancel(&mut self, caller: RequestKey) {
         failpoint::pass("executor.cancel");
         self.stats.cancelled += self.drop_where(|sequence| sequence.caller == caller);
     }

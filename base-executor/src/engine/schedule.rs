@@ -1,23 +1,23 @@
 //! Carrying out what `policy::batch` decides: who is let in, takes part in a step, or gives way.
 
 use model::forward::{ForwardPass, LogitRows};
-use policy::batch::{Share, Snapshot, Step};
+use policy::batch::{Snapshot, StepDecision, StepTokens};
 
 use super::{
     Engine,
-    sequence::{Entry, Sequence},
+    sequence::{KvAdmission, Sequence},
 };
 
 /// The next `count` tokens of a running sequence.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Portion {
+pub(super) struct ScheduledTokens {
     /// Index in `running`.
     pub(super) sequence: usize,
     pub(super) count: usize,
     pub(super) logits: LogitRows,
 }
 
-impl Portion {
+impl ScheduledTokens {
     /// Rows of logits it asks for.
     pub(super) fn rows(&self) -> usize {
         match self.logits {
@@ -47,13 +47,13 @@ impl<P: ForwardPass> Engine<P> {
                 continue;
             }
             let found = match sequence.enter(&mut self.kv, &limits, self.queues.running().len(), now) {
-                Entry::NoRoom => return self.queues.put_back(sequence),
-                Entry::Waits => {
+                KvAdmission::NoRoom => return self.queues.put_back(sequence),
+                KvAdmission::Waits => {
                     self.queues.set_aside(sequence);
                     failpoint::pass("executor.fetch_waits");
                     continue;
                 }
-                Entry::Runs { found } => found,
+                KvAdmission::Runs { found } => found,
             };
             if sequence.note_admission(found, now) {
                 self.stats.cached_tokens += found as u64;
@@ -64,15 +64,15 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     /// The next step; whoever has to give way for it has done so.
-    pub(super) fn schedule(&mut self) -> Vec<Portion> {
+    pub(super) fn schedule(&mut self) -> Vec<ScheduledTokens> {
         let limits = self.limits.batch();
         self.queues.each_running(|sequence| _ = sequence.knows_its_grammar());
         loop {
             let running: Vec<_> = self.queues.running().iter().map(Sequence::stage).collect();
             let snapshot = Snapshot { running: &running, free_blocks: self.kv.available() };
             match snapshot.step(&limits) {
-                Step::GiveWay => self.preempt_youngest(),
-                Step::Compute(shares) => {
+                StepDecision::GiveWay => self.preempt_youngest(),
+                StepDecision::Compute(shares) => {
                     let shares = self.of_one_path(shares);
                     return self.prepare(&shares);
                 }
@@ -81,8 +81,8 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     /// Those of one path through the base's layers, which a pass takes as a whole; where there are some of each, by turns.
-    fn of_one_path(&mut self, mut shares: Vec<Share>) -> Vec<Share> {
-        let path = |share: &Share| self.queues.running()[share.sequence].task.path;
+    fn of_one_path(&mut self, mut shares: Vec<StepTokens>) -> Vec<StepTokens> {
+        let path = |share: &StepTokens| self.queues.running()[share.sequence].task.path;
         let last = self.computing.path;
         let next = shares.iter().map(path).find(|&path| path != last).unwrap_or(last);
         shares.retain(|share| path(share) == next);
@@ -91,7 +91,7 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     /// Gives those that compute the blocks they need.
-    fn prepare(&mut self, shares: &[Share]) -> Vec<Portion> {
+    fn prepare(&mut self, shares: &[StepTokens]) -> Vec<ScheduledTokens> {
         for share in shares {
             let sequence = self.queues.running_mut(share.sequence);
             // A prompt has had its blocks since it was admitted.
@@ -99,16 +99,16 @@ impl<P: ForwardPass> Engine<P> {
                 sequence.blocks.extend(blocks);
             }
         }
-        let portion = |share: &Share| self.portion(share.sequence, share.count);
+        let portion = |share: &StepTokens| self.portion(share.sequence, share.count);
         let mut portions: Vec<_> = shares.iter().map(portion).collect();
         // As a pass wants it: states come last.
         portions.sort_by_key(|portion| portion.states() > 0);
         portions
     }
 
-    pub(super) fn portion(&self, sequence: usize, count: usize) -> Portion {
+    pub(super) fn portion(&self, sequence: usize, count: usize) -> ScheduledTokens {
         let logits = self.queues.running()[sequence].logits_of(count, self.computing.drawing());
-        Portion { sequence, count, logits }
+        ScheduledTokens { sequence, count, logits }
     }
 
     /// Puts the last that came back to the head of the queue: everything there is younger still.

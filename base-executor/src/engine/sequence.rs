@@ -18,34 +18,34 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cache::{Cache, Cursor, Trail};
+use cache::{Cache, Cursor, PrefixPath};
 use ids::{AdapterId, BlockId, TenantId};
 use model::{
     forward::{BLOCK_TOKENS, LogitRows},
     sampling::{self, Drawn, SamplingParams, TokenCounts},
     sites::SitePath,
 };
-use policy::batch::{Report, Stage};
-use shmproto::message::{Finish, Output, Pooling, Provisional, TokenOutput};
+use policy::batch::{PromptLogits, RunningStage};
+use shmproto::message::{Finish, Output, Pooling, ProvisionalMode, TokenOutput};
 
 pub(crate) use self::opening::failure;
 pub(super) use self::{
-    entry::{Entry, Fetched},
-    grown::{Fork, Grown, Verified},
+    entry::{KvAdmission, OffloadFetch},
+    grown::{BranchBlocks, DraftTree, Verified},
 };
 use self::{
-    opening::{Admission, Opening},
-    pooling::Pool,
+    opening::{Admission, FirstOutput},
+    pooling::PoolingState,
 };
-use super::{commission::Commission, computing::Drawing, event::Caller};
-use crate::grammars::Guide;
+use super::{commission::DrafterState, computing::SamplingLocation, event::RequestKey};
+use crate::grammars::GrammarState;
 
 /// What stands for a virtual token: the pass takes the adapter's keys and values in the place of its own.
 const VIRTUAL_TOKEN: u32 = 0;
 
 /// What a pass gave a sequence.
 #[derive(Debug)]
-pub(super) enum Given<'a> {
+pub(super) enum SequenceOutput<'a> {
     /// Rows of logits.
     Rows(&'a mut [f32]),
     /// The next token; `None` where no logit was a number.
@@ -56,15 +56,15 @@ pub(super) enum Given<'a> {
 
 /// An adapter in use by a sequence.
 #[derive(Debug)]
-pub(super) struct Adapted<A> {
+pub(super) struct SequenceAdapter<A> {
     pub(super) id: AdapterId,
     pub(super) adapter: Arc<A>,
-    pub(super) hold: Hold,
+    pub(super) hold: AdapterHold,
 }
 
 /// Whether a sequence holds its adapter on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Hold {
+pub(super) enum AdapterHold {
     /// It has not asked yet.
     None,
     /// It waits since then for the adapter to arrive.
@@ -75,14 +75,14 @@ pub(super) enum Hold {
 
 /// Whose a sequence is, and since when.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Origin {
-    pub(super) caller: Caller,
+pub(super) struct SequenceOrigin {
+    pub(super) caller: RequestKey,
     pub(super) received_at: Instant,
 }
 
 /// How a sequence continues and when it ends.
 #[derive(Debug)]
-pub(super) struct Task {
+pub(super) struct GenerationSpec {
     pub(super) sampling: SamplingParams,
     pub(super) stop_tokens: Vec<u32>,
     /// Tokens to generate before a stop token may be chosen.
@@ -100,50 +100,50 @@ pub(super) struct Task {
     pub(super) pooling: Option<Pooling>,
     pub(super) deadline: Option<Instant>,
     /// Whether what is drafted is told before it is verified.
-    pub(super) provisional: Provisional,
+    pub(super) provisional: ProvisionalMode,
     /// Which path its rows take through the base's layers.
     pub(super) path: SitePath,
 }
 
 #[derive(Debug)]
 pub(super) struct Sequence<A> {
-    pub(super) caller: Caller,
+    pub(super) caller: RequestKey,
     received_at: Instant,
-    pub(super) adapted: Option<Adapted<A>>,
-    pub(super) task: Task,
+    pub(super) adapted: Option<SequenceAdapter<A>>,
+    pub(super) task: GenerationSpec,
     pub(super) tokens: Vec<u32>,
     pub(super) computed: usize,
     pub(super) blocks: Vec<BlockId>,
-    trail: Trail,
+    trail: PrefixPath,
     /// Where the completion begins.
     prompt_end: usize,
     counts: TokenCounts,
     /// Behind the last full block that was offered to others.
     cursor: Cursor,
     /// What was drafted for the next step.
-    pub(super) grown: Option<Grown>,
+    pub(super) grown: Option<DraftTree>,
     /// Who drafts for it, once somebody has.
-    pub(super) commission: Option<Commission>,
+    pub(super) commission: Option<DrafterState>,
     is_admitted: bool,
     /// Microseconds it waited for its adapter to reach the device.
     load_wait_us: u64,
-    fetched: Fetched,
+    fetched: OffloadFetch,
     /// Microseconds it waited for keys and values to come back.
     kv_wait_us: u64,
-    opening: Opening,
+    opening: FirstOutput,
     /// What it has to look like, if it has to.
-    guide: Option<Guide>,
+    guide: Option<GrammarState>,
     /// The embedding that comes of it, if one is to.
-    pool: Option<Pool>,
+    pool: Option<PoolingState>,
 }
 
 impl<A> Sequence<A> {
     pub(super) fn new(
-        Origin { caller, received_at }: Origin,
-        adapted: Option<Adapted<A>>,
-        trail: Trail,
+        SequenceOrigin { caller, received_at }: SequenceOrigin,
+        adapted: Option<SequenceAdapter<A>>,
+        trail: PrefixPath,
         mut prompt: Vec<u32>,
-        task: Task,
+        task: GenerationSpec,
     ) -> Self {
         let counts = match task.sampling.needs_history() {
             true => counts(&prompt, task.generated_before),
@@ -154,7 +154,7 @@ impl<A> Sequence<A> {
             caller,
             received_at,
             adapted,
-            pool: task.pooling.map(Pool::new),
+            pool: task.pooling.map(PoolingState::new),
             task,
             prompt_end: prompt.len(),
             tokens: prompt,
@@ -167,9 +167,9 @@ impl<A> Sequence<A> {
             commission: None,
             is_admitted: false,
             load_wait_us: 0,
-            fetched: Fetched::Nothing,
+            fetched: OffloadFetch::Nothing,
             kv_wait_us: 0,
-            opening: Opening::Due { prompt: Vec::new(), admission: Admission::default() },
+            opening: FirstOutput::Due { prompt: Vec::new(), admission: Admission::default() },
             guide: None,
         }
     }
@@ -186,22 +186,22 @@ impl<A> Sequence<A> {
 
     /// The adapter it holds on the device.
     pub(super) fn held_adapter(&self) -> Option<AdapterId> {
-        self.adapted.as_ref().filter(|adapted| adapted.hold == Hold::Held).map(|adapted| adapted.id)
+        self.adapted.as_ref().filter(|adapted| adapted.hold == AdapterHold::Held).map(|adapted| adapted.id)
     }
 
     /// Begins, or goes on, to wait for its adapter.
     pub(super) fn wait_for_adapter(&mut self, now: Instant) {
         if let Some(adapted) = &mut self.adapted
-            && adapted.hold == Hold::None
+            && adapted.hold == AdapterHold::None
         {
-            adapted.hold = Hold::Waits(now);
+            adapted.hold = AdapterHold::Waits(now);
         }
     }
 
     /// Holds its adapter on the device from now on; returns the microseconds it waited for it.
     pub(super) fn hold_adapter(&mut self, now: Instant) -> u64 {
         let Some(adapted) = &mut self.adapted else { return 0 };
-        if let Hold::Waits(since) = std::mem::replace(&mut adapted.hold, Hold::Held) {
+        if let AdapterHold::Waits(since) = std::mem::replace(&mut adapted.hold, AdapterHold::Held) {
             self.load_wait_us = microseconds(now.saturating_duration_since(since));
         }
         self.load_wait_us
@@ -248,28 +248,28 @@ impl<A> Sequence<A> {
     }
 
     /// As the scheduler sees it.
-    pub(super) fn stage(&self) -> Stage {
+    pub(super) fn stage(&self) -> RunningStage {
         if self.sits_out() {
-            return Stage::Waiting;
+            return RunningStage::Waiting;
         }
         if self.is_decoding() {
-            return Stage::Decoding { missing_blocks: self.missing_blocks() };
+            return RunningStage::Decoding { missing_blocks: self.missing_blocks() };
         }
         let report = match self.scores_prompt() {
-            true => Report::Each { virtual_tokens: self.pending_virtual() },
-            false => Report::Last,
+            true => PromptLogits::Each { virtual_tokens: self.pending_virtual() },
+            false => PromptLogits::Last,
         };
-        Stage::Prompt { pending: self.trail.alike(self.computed, self.pending()), report }
+        RunningStage::Prompt { pending: self.trail.alike(self.computed, self.pending()), report }
     }
 
     /// The logits wanted of its next `count` tokens.
-    pub(super) fn logits_of(&self, count: usize, drawing: Drawing) -> LogitRows {
+    pub(super) fn logits_of(&self, count: usize, drawing: SamplingLocation) -> LogitRows {
         if let Some(pool) = &self.pool {
             pool.wanted(count, self.pending(), self.pending_virtual())
         } else if self.scores_prompt() {
             if count <= self.pending_virtual() { LogitRows::None } else { LogitRows::All }
         } else if count == self.pending() {
-            let draw = if drawing == Drawing::ByThePass { self.draw() } else { None };
+            let draw = if drawing == SamplingLocation::ByThePass { self.draw() } else { None };
             draw.map_or(LogitRows::Last, LogitRows::Draw)
         } else {
             LogitRows::None
@@ -278,12 +278,12 @@ impl<A> Sequence<A> {
 
     /// Every token of the prompt is owed a log-probability, so every one must be computed.
     pub(super) fn scores_prompt(&self) -> bool {
-        self.task.prompt_logprobs.is_some() && matches!(self.opening, Opening::Due { .. })
+        self.task.prompt_logprobs.is_some() && matches!(self.opening, FirstOutput::Due { .. })
     }
 
     /// Every token of the prompt has to be computed, also where others have done so.
     pub(super) fn computes_all(&self) -> bool {
-        self.scores_prompt() || self.pool.as_ref().is_some_and(Pool::takes_all)
+        self.scores_prompt() || self.pool.as_ref().is_some_and(PoolingState::takes_all)
     }
 
     /// Takes in what a pass over its next `count` tokens gave: what [`logits_of`] asked for, rows of `vocab_size`.
@@ -293,16 +293,16 @@ impl<A> Sequence<A> {
     pub(super) fn advance(
         &mut self,
         count: usize,
-        mut given: Given<'_>,
+        mut given: SequenceOutput<'_>,
         vocab_size: usize,
         kv: &mut Cache,
     ) -> Option<Output> {
         if self.scores_prompt()
-            && let Given::Rows(rows) = &given
+            && let SequenceOutput::Rows(rows) = &given
         {
             self.score_prompt(rows, vocab_size);
         }
-        if let (Some(pool), Given::States(states)) = (&mut self.pool, &mut given) {
+        if let (Some(pool), SequenceOutput::States(states)) = (&mut self.pool, &mut given) {
             states.for_each(|state| pool.add(state));
         }
         self.keep(count, kv);
@@ -319,12 +319,14 @@ impl<A> Sequence<A> {
             return Some(self.output(Vec::new(), Some(Finish::Length)));
         }
         let token = match &mut given {
-            Given::Rows(rows) => {
+            SequenceOutput::Rows(rows) => {
                 let last = rows.len() - vocab_size;
                 self.allowed().and_then(|allowed| self.choose(&mut rows[last..], (&allowed, None)))
             }
-            Given::Token(drawn) => drawn.map(|drawn| self.take(drawn)).ok_or_else(|| self.not_finite()),
-            Given::States(_) => unreachable!("only embeddings ask for states"),
+            SequenceOutput::Token(drawn) => {
+                drawn.map(|drawn| self.take(drawn)).ok_or_else(|| self.not_finite())
+            }
+            SequenceOutput::States(_) => unreachable!("only embeddings ask for states"),
         };
         match token {
             Ok(token) => {
@@ -350,7 +352,7 @@ impl<A> Sequence<A> {
     }
 
     fn score_prompt(&mut self, rows: &[f32], vocab_size: usize) {
-        let Opening::Due { prompt, .. } = &mut self.opening else { return };
+        let FirstOutput::Due { prompt, .. } = &mut self.opening else { return };
         let top = self.task.prompt_logprobs.unwrap_or(0);
         // The logits at a token are about the token after it.
         let successors = &self.tokens[self.computed + 1..self.prompt_end];

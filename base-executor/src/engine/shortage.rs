@@ -11,20 +11,20 @@ use super::{
     Engine,
     computing::StepFailed,
     postprocess::{FAULT, NO_WEIGHTS},
-    schedule::Portion,
+    schedule::ScheduledTokens,
     sequence::failure,
 };
 
 impl<P: ForwardPass> Engine<P> {
     /// Computes `plan` and hands out what has come of it. If the device is lost meanwhile, nothing is handed out.
-    pub(super) fn run_plan(&mut self, plan: &[Portion]) {
+    pub(super) fn run_plan(&mut self, plan: &[ScheduledTokens]) {
         if self.run_whole(plan) {
             self.is_short = false;
         }
     }
 
     /// Returns false if memory was short.
-    fn run_whole(&mut self, plan: &[Portion]) -> bool {
+    fn run_whole(&mut self, plan: &[ScheduledTokens]) -> bool {
         match self.compute(plan) {
             Ok(()) => {
                 failpoint::pass("executor.after_step_before_outputs");
@@ -46,8 +46,8 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     /// The same without what was drafted, if anything was.
-    fn without_drafts(&mut self, plan: &[Portion]) -> Option<Vec<Portion>> {
-        let has_grown = |portion: &Portion| self.queues.running()[portion.sequence].has_grown();
+    fn without_drafts(&mut self, plan: &[ScheduledTokens]) -> Option<Vec<ScheduledTokens>> {
+        let has_grown = |portion: &ScheduledTokens| self.queues.running()[portion.sequence].has_grown();
         let grown: Vec<_> = plan.iter().map(has_grown).collect();
         let plain = plan.iter().zip(&grown).map(|(portion, has_grown)| {
             if *has_grown {
@@ -67,7 +67,7 @@ impl<P: ForwardPass> Engine<P> {
         }
     }
 
-    fn run_in_parts(&mut self, plan: &[Portion], why: &str) {
+    fn run_in_parts(&mut self, plan: &[ScheduledTokens], why: &str) {
         match plan {
             [] => {}
             [alone] if alone.count <= BLOCK_TOKENS => self.refuse(*alone, why),
@@ -91,7 +91,7 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     /// There is no memory for this request, whoever else there is.
-    fn refuse(&mut self, portion: Portion, why: &str) {
+    fn refuse(&mut self, portion: ScheduledTokens, why: &str) {
         let caller = self.queues.running()[portion.sequence].caller;
         let message = format!("there is no memory for this request now: {why}; or send it again later");
         tracing::error!(request = caller.request, why, "a request finds no memory");

@@ -7,27 +7,27 @@ use ids::AdapterId;
 use model::adapter::Invocation;
 use shmproto::message::{AdapterLoaded, AdapterStats, AdapterUnloaded, Failed, Stats, ToGateway, WireError};
 
-use super::event::Caller;
+use super::event::RequestKey;
 use crate::{
-    adapters::{AdapterError, AdapterTable, Loaded, Unloaded},
-    placement::{Arrival, Found, OneTier, Placement},
+    adapters::{AdapterLoadOutcome, AdapterTable, AdapterUseError, Unloaded},
+    placement::{AdapterAvailability, HostOnlyPlacement, LoadCompletion, Placement},
 };
 
 /// An answer and whose it is.
-pub(super) type Answer = (Caller, ToGateway);
+pub(super) type AddressedReply = (RequestKey, ToGateway);
 
 /// See the module's description.
 pub(super) struct Tiers<A> {
     host: AdapterTable<A>,
     device: Box<dyn Placement<A>>,
     /// Load calls that are answered once their adapter is on the device.
-    arriving: Vec<(AdapterId, Caller)>,
+    arriving: Vec<(AdapterId, RequestKey)>,
 }
 
 impl<A> Tiers<A> {
     /// No adapter, and a device that is the host.
     pub(super) fn new() -> Self {
-        Self { host: AdapterTable::default(), device: Box::new(OneTier), arriving: Vec::new() }
+        Self { host: AdapterTable::default(), device: Box::new(HostOnlyPlacement), arriving: Vec::new() }
     }
 
     /// Asks `device` where adapters are from now on.
@@ -54,7 +54,7 @@ impl<A> Tiers<A> {
     }
 
     /// Another sequence uses it until it is released.
-    pub(super) fn acquire(&mut self, id: AdapterId) -> Result<Arc<A>, AdapterError> {
+    pub(super) fn acquire(&mut self, id: AdapterId) -> Result<Arc<A>, AdapterUseError> {
         self.host.acquire(id)
     }
 
@@ -64,7 +64,11 @@ impl<A> Tiers<A> {
     }
 
     /// Frees it, now or when nobody uses it any more.
-    pub(super) fn unload(&mut self, id: AdapterId, caller: Caller) -> Result<Option<Unloaded>, AdapterError> {
+    pub(super) fn unload(
+        &mut self,
+        id: AdapterId,
+        caller: RequestKey,
+    ) -> Result<Option<Unloaded>, AdapterUseError> {
         self.host.unload(id, caller)
     }
 
@@ -75,7 +79,7 @@ impl<A> Tiers<A> {
         id: AdapterId,
         adapter: &Arc<A>,
         tokens: usize,
-    ) -> Found {
+    ) -> AdapterAvailability {
         self.device.enter(pool, id, adapter, tokens)
     }
 
@@ -112,36 +116,41 @@ impl<A> Tiers<A> {
     }
 
     /// The loader is done with a call; `None` if it is answered later.
-    pub(super) fn loaded(&mut self, pool: &mut Cache, caller: Caller, loaded: Loaded<A>) -> Option<Answer> {
+    pub(super) fn loaded(
+        &mut self,
+        pool: &mut Cache,
+        caller: RequestKey,
+        loaded: AdapterLoadOutcome<A>,
+    ) -> Option<AddressedReply> {
         let id = match loaded {
-            Loaded::New(prepared) => {
+            AdapterLoadOutcome::New(prepared) => {
                 let id = prepared.claim.id();
                 self.host.insert(prepared);
                 failpoint::pass("executor.adapter_inserted");
                 id
             }
-            Loaded::Known(id) => id,
-            Loaded::Failed(error) => return Some(failed(caller, error)),
+            AdapterLoadOutcome::Known(id) => id,
+            AdapterLoadOutcome::Failed(error) => return Some(failed(caller, error)),
         };
         match self.place(pool, id) {
-            Ok(Arrival::Later) => {
+            Ok(LoadCompletion::Later) => {
                 self.arriving.push((id, caller));
                 None
             }
-            Ok(Arrival::Now) => Some(self.answer_loaded(id, caller)),
+            Ok(LoadCompletion::Now) => Some(self.answer_loaded(id, caller)),
             Err(error) => Some(failed(caller, error)),
         }
     }
 
     /// Brings a new adapter to the device if it must be there. One that must and cannot is given up.
-    fn place(&mut self, pool: &mut Cache, id: AdapterId) -> Result<Arrival, WireError> {
+    fn place(&mut self, pool: &mut Cache, id: AdapterId) -> Result<LoadCompletion, WireError> {
         if self.arriving.iter().any(|(arriving, _)| *arriving == id) {
-            return Ok(Arrival::Later);
+            return Ok(LoadCompletion::Later);
         }
         let prepared = self.host.get(id)?;
         if prepared.draft_layers() > 0 {
             // No pass of the device computes it.
-            return Ok(Arrival::Now);
+            return Ok(LoadCompletion::Now);
         }
         let adapter = Arc::clone(&prepared.adapter);
         self.device.loaded(pool, id, &adapter).map_err(|error| {
@@ -163,14 +172,14 @@ impl<A> Tiers<A> {
     }
 
     /// An adapter is on the device, or will not be: who waited for that is answered.
-    pub(super) fn arrived(&mut self, pool: &mut Cache, id: AdapterId) -> Vec<Answer> {
+    pub(super) fn arrived(&mut self, pool: &mut Cache, id: AdapterId) -> Vec<AddressedReply> {
         self.device.arrived(pool, id);
         failpoint::pass("executor.adapter_arrived");
         self.answer_arriving(id)
     }
 
     /// An adapter is freed: who waited for that, or for its arrival, is answered.
-    pub(super) fn unloaded(&mut self, pool: &mut Cache, unloaded: &Unloaded) -> Vec<Answer> {
+    pub(super) fn unloaded(&mut self, pool: &mut Cache, unloaded: &Unloaded) -> Vec<AddressedReply> {
         let Unloaded { id, freed_bytes, .. } = *unloaded;
         self.device.unloaded(pool, id);
         // It will not arrive any more, and one that is loaded after it is another.
@@ -183,12 +192,12 @@ impl<A> Tiers<A> {
     }
 
     /// The answers to those who wait for an adapter to be on the device.
-    fn answer_arriving(&mut self, id: AdapterId) -> Vec<Answer> {
+    fn answer_arriving(&mut self, id: AdapterId) -> Vec<AddressedReply> {
         let callers: Vec<_> = self.arriving.extract_if(.., |(arriving, _)| *arriving == id).collect();
         callers.into_iter().map(|(_, caller)| self.answer_loaded(id, caller)).collect()
     }
 
-    fn answer_loaded(&self, id: AdapterId, caller: Caller) -> Answer {
+    fn answer_loaded(&self, id: AdapterId, caller: RequestKey) -> AddressedReply {
         match self.host.get(id) {
             Ok(prepared) => {
                 let answer = AdapterLoaded {
@@ -226,6 +235,6 @@ impl<A> Tiers<A> {
 }
 
 /// The answer to a call that came to nothing.
-pub(super) fn failed(caller: Caller, error: WireError) -> Answer {
+pub(super) fn failed(caller: RequestKey, error: WireError) -> AddressedReply {
     (caller, ToGateway::Failed(Failed { request: caller.request, error }))
 }

@@ -16,7 +16,7 @@ use text::{
 };
 use tokio::sync::oneshot;
 
-use super::{Bell, GuideError, Vocabulary};
+use super::{EngineWaker, GrammarStateError, Vocabulary};
 
 /// Bytes of compiled grammars that are kept for the next request of the same tenant.
 const KEPT: CacheLimits = CacheLimits { tenant_bytes: 64 << 20, total_bytes: 256 << 20 };
@@ -25,7 +25,7 @@ const KEPT: CacheLimits = CacheLimits { tenant_bytes: 64 << 20, total_bytes: 256
 const NICENESS: i32 = 19;
 
 /// What a guide begins with.
-pub(super) type Compiled = Result<Box<Matcher>, GuideError>;
+pub(super) type Compiled = Result<Box<Matcher>, GrammarStateError>;
 
 /// A grammar that somebody waits for.
 #[derive(Debug)]
@@ -39,12 +39,12 @@ pub(super) struct Compile {
 pub(super) struct Compilers {
     read: Vocabulary,
     program: PathBuf,
-    known: OnceLock<Result<Known, GuideError>>,
+    known: OnceLock<Result<CompilerVocabulary, GrammarStateError>>,
     kept: Mutex<TenantCache<Box<str>, Matcher>>,
 }
 
 /// The vocabulary.
-struct Known {
+struct CompilerVocabulary {
     tokens: Arc<Tokens>,
     grammars: Grammars,
 }
@@ -64,7 +64,7 @@ impl Compilers {
     }
 
     /// Compiles what is asked for until the queue is closed.
-    pub(super) fn serve(&self, queue: &TenantQueue<Compile>, bell: &Bell) {
+    pub(super) fn serve(&self, queue: &TenantQueue<Compile>, bell: &EngineWaker) {
         if let Err(error) = rustix::process::nice(NICENESS) {
             tracing::warn!(%error, "a thread that compiles grammars keeps its priority");
         }
@@ -77,7 +77,7 @@ impl Compilers {
                 continue;
             };
             let compiled = catch_unwind(AssertUnwindSafe(|| self.compile(&mut sandbox, tenant, &source)));
-            let _ = reply.send(compiled.unwrap_or(Err(GuideError::Fault)));
+            let _ = reply.send(compiled.unwrap_or(Err(GrammarStateError::Fault)));
             drop(taken);
             bell();
         }
@@ -88,30 +88,31 @@ impl Compilers {
         if let Some(matcher) = self.kept(tenant, source) {
             return Ok(matcher);
         }
-        let Known { tokens, grammars } =
+        let CompilerVocabulary { tokens, grammars } =
             self.known.get_or_init(|| self.know()).as_ref().map_err(Clone::clone)?;
         let sandbox = sandbox.get_or_insert_with(|| Sandbox::new(self.program.clone(), Arc::clone(tokens)));
         sandbox.judge(source).map_err(|error| match error {
-            SandboxError::Refused(_) | SandboxError::TooMuch => GuideError::Grammar(error.to_string()),
+            SandboxError::Refused(_) | SandboxError::TooMuch => GrammarStateError::Grammar(error.to_string()),
             SandboxError::Unavailable(_) => {
                 tracing::error!(error = &error as &dyn std::error::Error, "a grammar was not compiled");
-                GuideError::Fault
+                GrammarStateError::Fault
             }
         })?;
-        let matcher = grammars.compile(source).map_err(|error| GuideError::Grammar(error.to_string()))?;
+        let matcher =
+            grammars.compile(source).map_err(|error| GrammarStateError::Grammar(error.to_string()))?;
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.insert(tenant, source.into(), matcher.deep_clone(), matcher.bytes() + source.len());
         Ok(Box::new(matcher))
     }
 
-    fn know(&self) -> Result<Known, GuideError> {
+    fn know(&self) -> Result<CompilerVocabulary, GrammarStateError> {
         let known = (self.read)().and_then(|tokens| {
             let grammars = Grammars::over(&tokens).context("grammars cannot be used with this model")?;
-            Ok(Known { tokens: Arc::new(tokens), grammars })
+            Ok(CompilerVocabulary { tokens: Arc::new(tokens), grammars })
         });
         known.map_err(|error| {
             tracing::error!(error = %format!("{error:#}"), "the vocabulary cannot be read for grammars");
-            GuideError::Grammar(format!("{error:#}"))
+            GrammarStateError::Grammar(format!("{error:#}"))
         })
     }
 }

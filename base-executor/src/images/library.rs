@@ -22,24 +22,24 @@ use shmproto::{image::Image, region::SealedBytes};
 
 /// Images by number. Clones share one library.
 #[derive(Debug, Clone)]
-pub struct Library(Arc<Shelves>);
+pub struct ImageRegistry(Arc<ImageTable>);
 
 #[derive(Debug)]
-struct Shelves {
+struct ImageTable {
     images: Mutex<BTreeMap<u64, Image>>,
     next: AtomicU64,
     /// Readable once something has changed.
     changed: OwnedFd,
 }
 
-impl Library {
+impl ImageRegistry {
     /// An empty library.
     ///
     /// # Errors
     /// If the process has no descriptor left.
     pub fn new() -> std::io::Result<Self> {
         let changed = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self(Arc::new(Shelves { images: Mutex::default(), next: AtomicU64::new(1), changed })))
+        Ok(Self(Arc::new(ImageTable { images: Mutex::default(), next: AtomicU64::new(1), changed })))
     }
 
     /// Puts an image on offer; it stays until the returned bytes are dropped.
@@ -48,7 +48,7 @@ impl Library {
         let number = self.0.next.fetch_add(1, Ordering::Relaxed);
         self.0.lock().insert(number, image.clone());
         self.0.ring();
-        let bytes = Shelved { bytes: image.bytes(), number, library: Arc::downgrade(&self.0) };
+        let bytes = PublishedImage { bytes: image.bytes(), number, library: Arc::downgrade(&self.0) };
         (ImageNumber(number), Arc::new(bytes))
     }
 
@@ -74,7 +74,7 @@ impl Library {
     }
 }
 
-impl Shelves {
+impl ImageTable {
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Image>> {
         // Every change of the map is one call, so it is whole even if a holder of the lock panicked.
         self.images.lock().unwrap_or_else(PoisonError::into_inner)
@@ -87,19 +87,19 @@ impl Shelves {
 }
 
 /// The bytes of an image on offer.
-struct Shelved {
+struct PublishedImage {
     bytes: Arc<SealedBytes>,
     number: u64,
-    library: Weak<Shelves>,
+    library: Weak<ImageTable>,
 }
 
-impl AsRef<[u8]> for Shelved {
+impl AsRef<[u8]> for PublishedImage {
     fn as_ref(&self) -> &[u8] {
         (*self.bytes).as_ref()
     }
 }
 
-impl Drop for Shelved {
+impl Drop for PublishedImage {
     fn drop(&mut self) {
         if let Some(library) = self.library.upgrade() {
             library.lock().remove(&self.number);
@@ -108,7 +108,7 @@ impl Drop for Shelved {
     }
 }
 
-impl fmt::Debug for Shelved {
+impl fmt::Debug for PublishedImage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Shelved({})", self.number)
     }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use cache::ledger::Account;
+use cache::ledger::MemoryAccount;
 use files::{
     location::{HubSettings, resolve},
     model_files::ModelFiles,
@@ -11,27 +11,27 @@ use files::{
 use kernels::{TensorType, lora::LoraPrecision};
 use layer_service::{
     settings::LayerSettings,
-    start::{BaseFacts, Places, name_of, start},
+    start::{BaseFacts, ListenAddresses, name_of, start},
 };
 use model::{
     forward::ForwardPass,
     shape::{
         config::ModelConfig,
-        identity::{Hashed, Identified},
+        identity::{HashedWeights, Identified},
         layout::block_weights,
     },
     sites::EvaluateSites,
-    skeleton::SkeletonPlan,
+    skeleton::ClientWeightsPlan,
     sources::{open::OpenError, random::RandomSource},
 };
 
 use shmproto::message::DeviceFacts;
 
-use super::{Facts, kv_numbers, precision};
-use crate::{config::Config, engine::layers::LayerService, process};
+use super::{ModelFacts, kv_numbers, precision};
+use crate::{config::ExecutorConfig, engine::layers::LayerService, process};
 
 /// A base that is about to be loaded.
-pub(super) struct Base {
+pub(super) struct PendingBase {
     /// Path of the model file or directory.
     pub(super) path: PathBuf,
     /// Its weights.
@@ -42,24 +42,24 @@ pub(super) struct Base {
     pub(super) stage: &'static str,
     /// What its text was made of before its weights were opened.
     text: TextHash,
-    plan: Option<SkeletonPlan>,
+    plan: Option<ClientWeightsPlan>,
 }
 
 /// A base whose weights are loaded.
-pub(super) struct Loaded {
+pub(super) struct LoadedBase {
     pub(super) path: PathBuf,
     pub(super) base_hash: [u8; 32],
     text: TextHash,
     pub(super) cores: Vec<usize>,
-    plan: Option<SkeletonPlan>,
+    plan: Option<ClientWeightsPlan>,
 }
 
-impl Base {
+impl PendingBase {
     /// Opens what `config` names.
     ///
     /// # Errors
     /// If it is no model, or one that cannot be run.
-    pub(super) fn open(config: &Config) -> anyhow::Result<Self> {
+    pub(super) fn open(config: &ExecutorConfig) -> anyhow::Result<Self> {
         let path = resolve(&config.model, &HubSettings::from_env())?;
         let cores = match &config.cores {
             Some(cores) => cores.0.iter().map(|&core| core as usize).collect(),
@@ -72,13 +72,13 @@ impl Base {
             tracing::warn!(seed, "the weights are made of a number: answers mean nothing");
             return Ok(Self { path, source, cores, stage: "making weights", text, plan: None });
         }
-        let plan = config.layer_socket().map(|_| SkeletonPlan::of(&path)).transpose();
+        let plan = config.layer_socket().map(|_| ClientWeightsPlan::of(&path)).transpose();
         let source =
             model::sources::open::open(&path).map_err(|error| match error.is_of_configuration() {
                 true => anyhow::Error::new(error).context("split clients could run it with --engine none"),
                 false => error.into(),
             })?;
-        let source = Box::new(Hashed::new(source));
+        let source = Box::new(HashedWeights::new(source));
         Ok(Self { path, source, cores, stage: "reading weights", text, plan: plan? })
     }
 
@@ -98,17 +98,17 @@ impl Base {
     ///
     /// # Errors
     /// If a file was written to meanwhile.
-    pub(super) fn close(self) -> anyhow::Result<Loaded> {
+    pub(super) fn close(self) -> anyhow::Result<LoadedBase> {
         let Self { path, source, cores, text, plan, .. } = self;
         let base_hash = source.identity(text);
         let text_stayed = text_of(&path).is_ok_and(|now| now == text);
         anyhow::ensure!(
-            text_stayed && source.unchanged() && plan.as_ref().is_none_or(SkeletonPlan::is_current),
+            text_stayed && source.unchanged() && plan.as_ref().is_none_or(ClientWeightsPlan::is_current),
             "{} was written to while it was loaded, so its weights cannot be trusted; start again once it is whole, and \
              replace model files by renaming",
             path.display()
         );
-        Ok(Loaded { path, base_hash, text, cores, plan })
+        Ok(LoadedBase { path, base_hash, text, cores, plan })
     }
 }
 
@@ -117,7 +117,7 @@ fn text_of(path: &Path) -> Result<TextHash, OpenError> {
     Ok(TextHash::of(&ModelFiles::text_at(path)?)?)
 }
 
-impl Loaded {
+impl LoadedBase {
     /// What gateways are told of it, on `device`, with so many KV blocks.
     pub(super) fn facts(
         &self,
@@ -125,18 +125,26 @@ impl Loaded {
         numbers: String,
         shape: &ModelConfig,
         kv_blocks: u32,
-    ) -> Facts {
+    ) -> ModelFacts {
         let context_length = shape.context_length;
         // Gateways may run somewhere else.
         let path = std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone());
         let (model_path, base_hash) = (path.display().to_string(), self.base_hash);
-        Facts { model_path, base_hash, text_hash: self.text.0, device, numbers, context_length, kv_blocks }
+        ModelFacts {
+            model_path,
+            base_hash,
+            text_hash: self.text.0,
+            device,
+            numbers,
+            context_length,
+            kv_blocks,
+        }
     }
 
     /// What split clients are to be served, if they are: a base of this shape, beside adapters of the precision that suits it.
     pub(super) fn layer_plan(
         &mut self,
-        config: &Config,
+        config: &ExecutorConfig,
         shape: &ModelConfig,
         suits: LoraPrecision,
     ) -> Option<LayerPlan> {
@@ -157,7 +165,7 @@ impl Loaded {
 /// What split clients are to be served, and where.
 pub(super) struct LayerPlan {
     settings: LayerSettings,
-    places: Places,
+    places: ListenAddresses,
     base: BaseFacts,
 }
 
@@ -166,7 +174,7 @@ impl LayerPlan {
     pub(super) fn open<P: ForwardPass + EvaluateSites>(
         self,
         pass: &P,
-        memory: Account,
+        memory: MemoryAccount,
     ) -> anyhow::Result<LayerService<P>> {
         let (hub, doors) = start(self.settings, self.places, pass, self.base, memory)?;
         Ok(LayerService { hub, base: |pass| pass, doors: Some(doors) })

@@ -3,7 +3,7 @@
 use std::{fs, sync::Arc};
 
 use anyhow::Context as _;
-use cache::ledger::Account;
+use cache::ledger::MemoryAccount;
 use kernels::lora::LoraPrecision;
 use model::{
     deltas::device_copy::DeviceMemory,
@@ -19,21 +19,21 @@ use model::{
 use shmproto::message::{DeviceFacts, DeviceKind};
 
 use super::{
-    AdapterLoader, Resident,
-    base::{Base, Loaded},
+    AdapterLoader, OpenedModel,
+    base::{LoadedBase, PendingBase},
     kv_dtype,
-    opening::{self, Opening},
+    opening::{self, BaseDevice},
     rounding,
 };
 use crate::{
     budget::{bound_bytes, free_bytes},
-    config::Config,
-    device::{Arrivals, FreeBytes},
+    config::ExecutorConfig,
+    device::{ArrivalNotifier, FreeBytes},
     device_bytes::DeviceBytes,
-    images::Library,
-    progress::Progress,
+    images::ImageRegistry,
+    progress::LoadingProgress,
     streaming,
-    workers::{Door, Workers},
+    workers::{WorkerListener, Workers},
 };
 
 /// Opens the model of `config`, and tells `progress` how far it is.
@@ -41,37 +41,41 @@ use crate::{
 /// # Errors
 /// If it cannot be served.
 pub fn open(
-    config: &Config,
-    progress: &Progress,
-    arrivals: Arrivals,
-) -> anyhow::Result<Resident<Pass, AdapterLoader>> {
+    config: &ExecutorConfig,
+    progress: &LoadingProgress,
+    arrivals: ArrivalNotifier,
+) -> anyhow::Result<OpenedModel<Pass, AdapterLoader>> {
     let streamed = streaming::options(config)?;
-    let host = Host { streamed, precision: rounding(config.precision) };
-    opening::open(host, Base::open(config)?, config, progress, arrivals)
+    let host = HostDevice { streamed, precision: rounding(config.precision) };
+    opening::open(host, PendingBase::open(config)?, config, progress, arrivals)
 }
 
 /// The pass over weights in memory, or on a disk.
 pub type Pass = ResidentModel<ServedLayers>;
 
 /// The host's own cores and memory.
-struct Host {
+struct HostDevice {
     /// How the base is streamed, if it is.
     streamed: Option<StreamOptions>,
     precision: Precision,
 }
 
-impl Opening for Host {
+impl BaseDevice for HostDevice {
     type Weights = LoadedWeights<ServedLayers>;
     type Pass = Pass;
 
     const PLANS_WHOLE_PASSES: bool = false;
 
     /// A streamed base holds itself to its bound.
-    fn needs(&self, base: &Base) -> u64 {
+    fn needs(&self, base: &PendingBase) -> u64 {
         if self.streamed.is_some() { 0 } else { packed_bytes(&*base.source) }
     }
 
-    fn load(&self, base: &Base, progress: &Progress) -> anyhow::Result<LoadedWeights<ServedLayers>> {
+    fn load(
+        &self,
+        base: &PendingBase,
+        progress: &LoadingProgress,
+    ) -> anyhow::Result<LoadedWeights<ServedLayers>> {
         let told = |at: LoadProgress| progress.done(at.done, at.total);
         let streamed = self.streamed.as_ref().map(|options| (base.identity(), options));
         let streamed = streamed.as_ref().map(|(identity, options)| (identity, *options));
@@ -92,7 +96,7 @@ impl Opening for Host {
         Some(weights.shared())
     }
 
-    fn tell(&self, base: &Loaded, weights: &LoadedWeights<ServedLayers>) {
+    fn tell(&self, base: &LoadedBase, weights: &LoadedWeights<ServedLayers>) {
         tracing::info!(
             model = %base.path.display(),
             architecture = weights.config().architecture,
@@ -105,14 +109,14 @@ impl Opening for Host {
         );
     }
 
-    fn host_bytes(weights: &LoadedWeights<ServedLayers>, config: &Config) -> [u64; 2] {
+    fn host_bytes(weights: &LoadedWeights<ServedLayers>, config: &ExecutorConfig) -> [u64; 2] {
         [weights.bytes() as u64, DeviceBytes::of(config).on_a_cpu()]
     }
 
     fn pass(
         &self,
         weights: LoadedWeights<ServedLayers>,
-        config: &Config,
+        config: &ExecutorConfig,
         cores: &[usize],
     ) -> anyhow::Result<Pass> {
         let options = ResidentOptions {
@@ -139,17 +143,17 @@ impl Opening for Host {
     /// Opens the door for workers, if there may be any.
     fn with_workers(
         pass: Pass,
-        config: &Config,
+        config: &ExecutorConfig,
         _: &[usize],
-        library: Library,
-        memory: &Account,
+        library: ImageRegistry,
+        memory: &MemoryAccount,
     ) -> anyhow::Result<(Pass, Workers)> {
         if config.max_workers == 0 {
             return Ok((pass, Workers::default()));
         }
         let rows = config.chunk_tokens + config.max_running;
         let socket = config.worker_socket();
-        let door = Door { socket: &socket, most: config.max_workers, memory };
+        let door = WorkerListener { socket: &socket, most: config.max_workers, memory };
         let (workers, assist) = Workers::start(door, rows, pass.config(), library)?;
         Ok((pass.with_assist(assist), workers))
     }

@@ -5,10 +5,10 @@ mod plan;
 use std::{path::Path, sync::Arc};
 
 use anyhow::Context as _;
-use cache::ledger::Account;
+use cache::ledger::MemoryAccount;
 use files::{model_files::ModelFiles, text_hash::TextHash};
 use kernels::{
-    Pool,
+    ThreadPool,
     cuda::{Cuda, attention::KvPool},
     lora::LoraPrecision,
 };
@@ -18,7 +18,7 @@ use model::{
     resident::{KvDtype, SharedBase, kv_precision, kv_shape},
     shape::{
         config::ModelConfig,
-        identity::{Hashed, Identified as _},
+        identity::{HashedWeights, Identified as _},
         source::WeightSource as _,
     },
     weights::LoadProgress,
@@ -28,17 +28,17 @@ use shmproto::message::{DeviceFacts, DeviceKind};
 
 use self::plan::MemoryPlan;
 use super::{
-    AdapterLoader, Resident,
-    base::{Base, Loaded},
+    AdapterLoader, OpenedModel,
+    base::{LoadedBase, PendingBase},
     kv_dtype,
-    opening::{self, Opening},
+    opening::{self, BaseDevice},
 };
 use crate::{
-    config::Config,
-    device::{Arrivals, FreeBytes},
-    images::Library,
-    progress::Progress,
-    workers::{Bridging, Door, JobRows, Workers},
+    config::ExecutorConfig,
+    device::{ArrivalNotifier, FreeBytes},
+    images::ImageRegistry,
+    progress::LoadingProgress,
+    workers::{BridgeSetup, JobRows, WorkerListener, Workers},
 };
 
 /// Rows of prompts whose logits are computed beside those of running requests.
@@ -49,12 +49,12 @@ const PROMPT_HEAD_ROWS: usize = 64;
 /// # Errors
 /// If there is no such GPU, it has no room, or the model cannot be served.
 pub fn open(
-    config: &Config,
+    config: &ExecutorConfig,
     ordinal: u32,
-    progress: &Progress,
-    arrivals: Arrivals,
-) -> anyhow::Result<Resident<CudaModel, AdapterLoader>> {
-    let base = Base::open(config)?;
+    progress: &LoadingProgress,
+    arrivals: ArrivalNotifier,
+) -> anyhow::Result<OpenedModel<CudaModel, AdapterLoader>> {
+    let base = PendingBase::open(config)?;
     progress.stage("opening the GPU");
     let cuda = Cuda::open(ordinal)?;
     let plan = plan(config, &cuda, &base)?;
@@ -70,17 +70,17 @@ struct Gpu {
     offers_exact: bool,
 }
 
-impl Opening for Gpu {
+impl BaseDevice for Gpu {
     type Weights = CudaWeights;
     type Pass = CudaModel;
 
     const PLANS_WHOLE_PASSES: bool = true;
 
-    fn needs(&self, _: &Base) -> u64 {
+    fn needs(&self, _: &PendingBase) -> u64 {
         0
     }
 
-    fn load(&self, base: &Base, progress: &Progress) -> anyhow::Result<CudaWeights> {
+    fn load(&self, base: &PendingBase, progress: &LoadingProgress) -> anyhow::Result<CudaWeights> {
         let told = |at: LoadProgress| progress.done(at.done, at.total);
         let mut weights = CudaWeights::load(&*base.source, &self.cuda, base.cores.len(), &told)?;
         if self.offers_exact {
@@ -98,7 +98,7 @@ impl Opening for Gpu {
         None
     }
 
-    fn tell(&self, base: &Loaded, weights: &CudaWeights) {
+    fn tell(&self, base: &LoadedBase, weights: &CudaWeights) {
         let info = self.cuda.info();
         let (major, minor) = info.capability;
         tracing::info!(
@@ -113,16 +113,21 @@ impl Opening for Gpu {
     }
 
     /// What is on the GPU is not in the host's memory; `plan` has added it up.
-    fn host_bytes(_: &CudaWeights, _: &Config) -> [u64; 2] {
+    fn host_bytes(_: &CudaWeights, _: &ExecutorConfig) -> [u64; 2] {
         [0, 0]
     }
 
-    fn pass(&self, weights: CudaWeights, config: &Config, cores: &[usize]) -> anyhow::Result<CudaModel> {
+    fn pass(
+        &self,
+        weights: CudaWeights,
+        config: &ExecutorConfig,
+        cores: &[usize],
+    ) -> anyhow::Result<CudaModel> {
         let kv_bytes = self.plan.pool_bytes(self.cuda.free_bytes()? as u64);
         let kv_bytes = usize::try_from(kv_bytes).context("--device-bytes is more than can be addressed")?;
         let options = CudaOptions { kv_bytes, kv_dtype: kv_dtype(config.kv_dtype), graphs: Graphs::Use };
-        let host =
-            Pool::new(cores).context("cannot start the threads that compute what is left to the host")?;
+        let host = ThreadPool::new(cores)
+            .context("cannot start the threads that compute what is left to the host")?;
         Ok(CudaModel::new(weights, &options)?.with_host(host))
     }
 
@@ -139,20 +144,20 @@ impl Opening for Gpu {
     /// Workers, if there may be any, and the executor's own cores.
     fn with_workers(
         pass: CudaModel,
-        config: &Config,
+        config: &ExecutorConfig,
         cores: &[usize],
-        library: Library,
-        memory: &Account,
+        library: ImageRegistry,
+        memory: &MemoryAccount,
     ) -> anyhow::Result<(CudaModel, Workers)> {
         let socket = config.worker_socket();
-        let door = Door { socket: &socket, most: config.max_workers, memory };
+        let door = WorkerListener { socket: &socket, most: config.max_workers, memory };
         let door = (config.max_workers > 0).then_some(door);
         let rows = JobRows {
             pass: config.chunk_tokens + config.max_running,
             head: config.max_running + PROMPT_HEAD_ROWS,
         };
         let invocation = config.worker_invocation.into();
-        let bridging = Bridging { cuda: pass.cuda(), cores: cores.to_vec(), invocation };
+        let bridging = BridgeSetup { cuda: pass.cuda(), cores: cores.to_vec(), invocation };
         let (workers, assist) = Workers::start_on_device(door, rows, pass.config(), library, bridging)?;
         Ok((pass.with_assist(assist), workers))
     }
@@ -166,7 +171,7 @@ impl Opening for Gpu {
 }
 
 /// The linear layers of a base, and what there is to say of them.
-pub(crate) struct Alone {
+pub(crate) struct CudaLinearLayers {
     pub(crate) model: CudaModel,
     pub(crate) architecture: String,
     pub(crate) identity: [u8; 32],
@@ -184,8 +189,8 @@ pub(crate) fn open_alone(
     ordinal: u32,
     threads: usize,
     offers_exact: bool,
-    progress: &Progress,
-) -> anyhow::Result<Alone> {
+    progress: &LoadingProgress,
+) -> anyhow::Result<CudaLinearLayers> {
     let files = ModelFiles::at(path)?;
     let text = TextHash::of(&files)?;
     let source =
@@ -194,7 +199,7 @@ pub(crate) fn open_alone(
                 .context("a GPU serves known architectures alone, any other --device cpu"),
             false => error.into(),
         })?;
-    let source = Hashed::new(source);
+    let source = HashedWeights::new(source);
     let cuda = Cuda::open(ordinal)?;
     let told = |at: LoadProgress| progress.done(at.done, at.total);
     let mut weights = CudaWeights::load(&source, &cuda, threads, &told)?;
@@ -207,11 +212,11 @@ pub(crate) fn open_alone(
     // Nobody's keys and values are kept here.
     let options = CudaOptions { kv_bytes: 0, kv_dtype: KvDtype::Auto, graphs: Graphs::Avoid };
     let model = CudaModel::new(weights, &options)?;
-    Ok(Alone { model, architecture, identity, suits, bytes })
+    Ok(CudaLinearLayers { model, architecture, identity, suits, bytes })
 }
 
 /// Adds up what `base` takes, and refuses what does not fit before anything is taken.
-fn plan(config: &Config, cuda: &Arc<Cuda>, base: &Base) -> anyhow::Result<MemoryPlan> {
+fn plan(config: &ExecutorConfig, cuda: &Arc<Cuda>, base: &PendingBase) -> anyhow::Result<MemoryPlan> {
     let precision = kv_precision(base.is_exact(), kv_dtype(config.kv_dtype));
     let block_bytes = KvPool::block_bytes(kv_shape(base.source.config(), precision));
     let plan = MemoryPlan::of(config, &*base.source, block_bytes as u64);

@@ -3,18 +3,18 @@
 use std::{path::Path, sync::Arc};
 
 use anyhow::Context as _;
-use cache::ledger::{Account, Charge, Full};
+use cache::ledger::{MemoryAccount, MemoryReservation, OutOfBudget};
 use files::{model_files::ModelFiles, token_list::TokenList};
 use model::{
     adapter::DraftAdapter, deltas::prepared::PreparedAdapter, resident::SharedBase,
     weights::first::FirstLayersError,
 };
 use model_draft::open::{DraftError, DraftOptions, by_itself, by_model};
-use settings::Draft;
+use settings::DraftChoice;
 use shmproto::message::DraftKind;
 
 use super::kv_dtype;
-use crate::{author::Agency, config::Config, loader::PrepareError};
+use crate::{author::DrafterFactory, config::ExecutorConfig, loader::PrepareError};
 
 /// What the operator is told to do about a draft that there is no memory for.
 const REMEDY: &str = "lower --draft-bytes, or take a smaller draft";
@@ -24,19 +24,24 @@ const REMEDY: &str = "lower --draft-bytes, or take a smaller draft";
 pub(super) struct Drafting {
     base: SharedBase,
     options: DraftOptions,
-    account: Account,
+    account: MemoryAccount,
 }
 
 /// What drafts may use, computing on `cores`.
-fn options(config: &Config, cores: &[usize]) -> DraftOptions {
+fn options(config: &ExecutorConfig, cores: &[usize]) -> DraftOptions {
     DraftOptions { cores: cores.to_vec(), bytes: config.draft_bytes.0, kv_dtype: kv_dtype(config.kv_dtype) }
 }
 
 impl Drafting {
     /// Over this base, if draft adapters may draft.
-    pub(super) fn new(config: &Config, base: SharedBase, cores: &[usize], account: &Account) -> Option<Self> {
+    pub(super) fn new(
+        config: &ExecutorConfig,
+        base: SharedBase,
+        cores: &[usize],
+        account: &MemoryAccount,
+    ) -> Option<Self> {
         let options = options(config, cores);
-        let may = matches!(config.draft, Draft::Auto | Draft::EarlyExit);
+        let may = matches!(config.draft, DraftChoice::Auto | DraftChoice::EarlyExit);
         may.then(|| Self { base, options, account: account.clone() })
     }
 
@@ -44,33 +49,33 @@ impl Drafting {
     pub(super) fn by_itself(
         &self,
         adapter: &DraftAdapter,
-    ) -> Result<(Arc<PreparedAdapter>, Agency), PrepareError> {
+    ) -> Result<(Arc<PreparedAdapter>, DrafterFactory), PrepareError> {
         let opened = by_itself(&self.base, adapter, &self.options).map_err(|error| match error {
             DraftError::Resident(_) | DraftError::Layers(FirstLayersError::Memory(_)) => {
                 PrepareError::NoRoom(error.into())
             }
             other => PrepareError::Invalid(other.into()),
         })?;
-        let no_room = |full: Full| PrepareError::NoRoom(anyhow::Error::new(full).context(REMEDY));
+        let no_room = |full: OutOfBudget| PrepareError::NoRoom(anyhow::Error::new(full).context(REMEDY));
         let held = self.account.charge(opened.bytes).map_err(no_room)?;
         let adapter = Arc::clone(&opened.adapter);
-        Ok((adapter, Agency::combined(DraftKind::Itself, opened.drafter, held)))
+        Ok((adapter, DrafterFactory::combined(DraftKind::Itself, opened.drafter, held)))
     }
 }
 
 /// The smaller model that `config` names, if it does, as a draft for the base at `base` with so many tokens.
 pub(super) fn model_of(
-    config: &Config,
+    config: &ExecutorConfig,
     (base, vocab_size): (&Path, usize),
     cores: &[usize],
-    account: &Account,
-) -> anyhow::Result<Option<Agency>> {
-    let Draft::Model(path) = &config.draft else { return Ok(None) };
+    account: &MemoryAccount,
+) -> anyhow::Result<Option<DrafterFactory>> {
+    let DraftChoice::Model(path) = &config.draft else { return Ok(None) };
     let failed = || format!("--draft {} cannot draft", path.display());
     let tokens = TokenList::of(&ModelFiles::text_at(base)?).with_context(failed)?;
     let opened = by_model(path, (&tokens, vocab_size), &options(config, cores)).with_context(failed)?;
     tracing::info!(draft = %path.display(), bytes = opened.bytes, "a model drafts");
-    let held: Result<Charge, Full> = account.charge(opened.bytes);
+    let held: Result<MemoryReservation, OutOfBudget> = account.charge(opened.bytes);
     let held = held.map_err(|full| anyhow::anyhow!("no memory for a draft: {full}; {REMEDY}"))?;
-    Ok(Some(Agency::combined(DraftKind::Model, opened.drafter, held)))
+    Ok(Some(DrafterFactory::combined(DraftKind::Model, opened.drafter, held)))
 }

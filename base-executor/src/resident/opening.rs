@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use cache::{copy::BytesPerSecond, ledger::Account};
+use cache::{copy::BytesPerSecond, ledger::MemoryAccount};
 use kernels::lora::LoraPrecision;
 use model::{
     deltas::{device_copy::DeviceMemory, prepared::PreparedAdapter},
@@ -15,18 +15,18 @@ use model::{
 use shmproto::message::{ColdStart, DeviceFacts};
 
 use super::{
-    AdapterLoader, Resident,
-    base::{Base, Loaded},
+    AdapterLoader, OpenedModel,
+    base::{LoadedBase, PendingBase},
     drafting::{self, Drafting},
     numbers,
 };
 use crate::{
     budget::{self, MemoryBudget},
-    config::Config,
-    costs::Costs,
-    device::{Arrivals, Device, DeviceSettings, FreeBytes},
-    images::Library,
-    progress::Progress,
+    config::ExecutorConfig,
+    costs::ColdStartModel,
+    device::{AdapterDeviceTier, ArrivalNotifier, DeviceSettings, FreeBytes},
+    images::ImageRegistry,
+    progress::LoadingProgress,
     workers::Workers,
 };
 
@@ -34,7 +34,7 @@ use crate::{
 const SMALLER_BASE: &str = "serve a smaller base, or one of fewer bits, or let most of it come from the disk (--resident-weight-bytes)";
 
 /// What a device does while a base is opened on it.
-pub(super) trait Opening {
+pub(super) trait BaseDevice {
     /// The weights, as the device computes with them.
     type Weights;
     /// The forward pass over them.
@@ -44,10 +44,10 @@ pub(super) trait Opening {
     const PLANS_WHOLE_PASSES: bool;
 
     /// Bytes of the host's memory that the weights of `base` will take, as far as is known before.
-    fn needs(&self, base: &Base) -> u64;
+    fn needs(&self, base: &PendingBase) -> u64;
 
     /// Loads the weights of `base`.
-    fn load(&self, base: &Base, progress: &Progress) -> anyhow::Result<Self::Weights>;
+    fn load(&self, base: &PendingBase, progress: &LoadingProgress) -> anyhow::Result<Self::Weights>;
 
     /// Their shape, and how adapters are best kept beside them.
     fn shape(weights: &Self::Weights) -> (ModelConfig, LoraPrecision);
@@ -56,13 +56,18 @@ pub(super) trait Opening {
     fn shared(weights: &Self::Weights) -> Option<SharedBase>;
 
     /// Tells the operator what was loaded.
-    fn tell(&self, base: &Loaded, weights: &Self::Weights);
+    fn tell(&self, base: &LoadedBase, weights: &Self::Weights);
 
     /// Bytes of the host's memory that they take, and that the pool will take.
-    fn host_bytes(weights: &Self::Weights, config: &Config) -> [u64; 2];
+    fn host_bytes(weights: &Self::Weights, config: &ExecutorConfig) -> [u64; 2];
 
     /// The pass, with memory for keys and values.
-    fn pass(&self, weights: Self::Weights, config: &Config, cores: &[usize]) -> anyhow::Result<Self::Pass>;
+    fn pass(
+        &self,
+        weights: Self::Weights,
+        config: &ExecutorConfig,
+        cores: &[usize],
+    ) -> anyhow::Result<Self::Pass>;
 
     /// Blocks of keys and values that the pass has memory for.
     fn kv_blocks(pass: &Self::Pass) -> usize;
@@ -73,10 +78,10 @@ pub(super) trait Opening {
     /// Sets up who sums what of an adapter is not on the device; what that takes is charged to `memory`.
     fn with_workers(
         pass: Self::Pass,
-        config: &Config,
+        config: &ExecutorConfig,
         cores: &[usize],
-        library: Library,
-        memory: &Account,
+        library: ImageRegistry,
+        memory: &MemoryAccount,
     ) -> anyhow::Result<(Self::Pass, Workers)>;
 
     /// Where adapters are copied to, and how much of that nobody uses.
@@ -87,13 +92,13 @@ pub(super) trait Opening {
 ///
 /// # Errors
 /// If it cannot be served.
-pub(super) fn open<O: Opening>(
+pub(super) fn open<O: BaseDevice>(
     device: O,
-    base: Base,
-    config: &Config,
-    progress: &Progress,
-    arrivals: Arrivals,
-) -> anyhow::Result<Resident<O::Pass, AdapterLoader>> {
+    base: PendingBase,
+    config: &ExecutorConfig,
+    progress: &LoadingProgress,
+    arrivals: ArrivalNotifier,
+) -> anyhow::Result<OpenedModel<O::Pass, AdapterLoader>> {
     let budget = MemoryBudget::of_this_machine(config.process_memory, config.adapter_bytes.0);
     // What does not fit would have the system kill this process while it loads.
     budget::expect(&budget.weights, device.needs(&base), SMALLER_BASE)?;
@@ -113,7 +118,7 @@ pub(super) fn open<O: Opening>(
         pool_bytes,
         "lower --device-bytes (or --kv-bytes and --device-adapter-bytes)",
     )?;
-    let library = Library::new().context("no descriptor is left for the images of adapters")?;
+    let library = ImageRegistry::new().context("no descriptor is left for the images of adapters")?;
     let shared = O::shared(&weights);
     let drafting = shared.clone();
     let drafting = drafting.and_then(|shared| Drafting::new(config, shared, &base.cores, &budget.drafts));
@@ -129,14 +134,14 @@ pub(super) fn open<O: Opening>(
     let costs = costs(&settings, &mut pass, &shape, (&base.cores, kv_blocks, whole_pass), progress)?;
     let (pass, workers) = O::with_workers(pass, config, &base.cores, library, &budget.workers)?;
     let (memory, free) = device.memory(&pass);
-    let tier = Device::new(settings, memory, arrivals, workers, costs);
+    let tier = AdapterDeviceTier::new(settings, memory, arrivals, workers, costs);
     let tier = tier.context("cannot start the thread that copies adapters")?;
     let placement = Box::new(tier.with_free_bytes(free));
     let layers = layer_plan.map(|plan| plan.open(&pass, budget.clients.clone())).transpose()?;
-    Ok(Resident { pass, loader, placement, layers, budget, draft_model, facts })
+    Ok(OpenedModel { pass, loader, placement, layers, budget, draft_model, facts })
 }
 
-fn device_settings(config: &Config, block_bytes: usize) -> DeviceSettings {
+fn device_settings(config: &ExecutorConfig, block_bytes: usize) -> DeviceSettings {
     let link = config.link_bytes_per_s().map(BytesPerSecond);
     if let Some(link) = link {
         tracing::warn!(
@@ -153,12 +158,12 @@ fn costs<P: ForwardPass>(
     pass: &mut P,
     shape: &ModelConfig,
     (cores, kv_blocks, whole_pass): (&[usize], u32, Option<usize>),
-    progress: &Progress,
-) -> anyhow::Result<Option<Costs>> {
+    progress: &LoadingProgress,
+) -> anyhow::Result<Option<ColdStartModel>> {
     match settings.cold_start {
         ColdStart::CpuAssist => {
             progress.stage("measuring what cold starts cost");
-            Ok(Some(Costs::measure(pass, shape, cores, kv_blocks, settings.link, whole_pass)?))
+            Ok(Some(ColdStartModel::measure(pass, shape, cores, kv_blocks, settings.link, whole_pass)?))
         }
         ColdStart::OnDemand | ColdStart::Cached => Ok(None),
     }

@@ -21,12 +21,12 @@ const WINDOW_BYTES: u32 = 4 << 20;
 const STALL: Duration = Duration::from_secs(10);
 
 /// A frame that holds a permit until it has been written.
-struct Frame {
+struct OutgoingFrame {
     bytes: Vec<u8>,
     _permit: OwnedSemaphorePermit,
 }
 
-impl AsRef<[u8]> for Frame {
+impl AsRef<[u8]> for OutgoingFrame {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -58,7 +58,7 @@ async fn frame(message: &ToGateway, window: &Arc<Semaphore>) -> Option<Bytes> {
     let bytes = message.to_bytes();
     let permits = u32::try_from(bytes.len()).unwrap_or(u32::MAX).min(WINDOW_BYTES);
     let permit = timeout(STALL, Arc::clone(window).acquire_many_owned(permits)).await.ok()?.ok()?;
-    Some(Bytes::from_owner(Frame { bytes, _permit: permit }))
+    Some(Bytes::from_owner(OutgoingFrame { bytes, _permit: permit }))
 }
 
 /// A message for one peer of a ROUTER.

@@ -14,7 +14,7 @@ use tokio::{
 };
 use zeromq::{SocketEvent, SocketRecv as _, SocketSend as _, ZmqMessage, util::PeerIdentity};
 
-use super::{Bound, address, frames_of, refuse, version_refusal};
+use super::{BoundSocket, address, frames_of, refuse, version_refusal};
 
 /// Shortest time between two messages about the loading.
 const PACE: Duration = Duration::from_millis(100);
@@ -26,9 +26,9 @@ const HEARTBEAT: Duration = Duration::from_millis(500);
 const MAX_WAITING: usize = 64;
 
 /// Gateways that have said hello, with the instance each named.
-pub(super) type Waiting = HashMap<PeerIdentity, u64>;
+pub(super) type WaitingGateways = HashMap<PeerIdentity, u64>;
 
-impl Bound {
+impl BoundSocket {
     /// Answers hellos with `progress` until `loaded` resolves. The gateways that said hello are served afterwards.
     pub(crate) async fn wait_for<T>(
         &mut self,

@@ -1,7 +1,7 @@
 //! The executor's side of the board: asks workers for heads, and computes itself what they do not.
 //!
 //! A pass on the CPU asks from its own thread, with the rows at hand. For a device the bridge asks (`super::bridge`): the
-//! rows lie in the slab already, and the sums go elsewhere. What is different between the two is in [`Ends`]; how work is
+//! rows lie in the slab already, and the sums go elsewhere. What is different between the two is in [`JobIo`]; how work is
 //! cut, how long a worker is waited for, and when one is given up is the same.
 //!
 //! # Layout
@@ -22,29 +22,29 @@ use std::{
 };
 
 use kernels::{
-    Activations, Pool,
-    lora::{HeadSegment, sum_heads},
+    Activations, ThreadPool,
+    lora::{LeadingSegment, sum_heads},
 };
 use model::{
     cpu::Compute,
-    deltas::assist::{Ask, Assist},
+    deltas::assist::{Assist, PartialSum},
 };
 use shmproto::board::{
-    Board, PostError, Poster, SUMS_ALIGN, Slice, SliceState, SliceSums, TakeBack, WorkerNumber,
+    Board, PostError, Producer, SUMS_ALIGN, Slice, SliceState, SliceSums, TakeBack, WorkerNumber,
 };
 
 use self::{
-    pace::Pace,
-    share::{Share, slice, slice_rows},
+    pace::WorkerSpeed,
+    share::{WorkSplit, slice, slice_rows},
 };
-use super::Waits;
+use super::WaitTime;
 
 /// A worker that has finished nothing for so long, although it was waited for so often, is given up.
 const STUCK: Duration = Duration::from_secs(1);
 const LEAST_STRIKES: u32 = 8;
 
 /// Where a job's rows come from and its sums go, as far as the board has no part in it.
-pub(super) trait Ends {
+pub(super) trait JobIo {
     /// These rows are about to be read here.
     fn fetch(&mut self, rows: Range<usize>);
 
@@ -55,16 +55,16 @@ pub(super) trait Ends {
     fn summed(&mut self, elements: Range<usize>, sums: &[f32]);
 
     /// How many slices of workers' are collected at a time.
-    fn together(&self, pool: &Pool) -> usize;
+    fn together(&self, pool: &ThreadPool) -> usize;
 
     /// Workers have summed these slices: each one's sums begin at an element of `sums`.
-    fn collect(&mut self, pool: &mut Pool, done: &[(usize, SliceSums)], sums: &mut [f32]);
+    fn collect(&mut self, pool: &mut ThreadPool, done: &[(usize, SliceSums)], sums: &mut [f32]);
 }
 
 /// A pass on the CPU has its rows at hand, and reads the sums when all are there.
-struct AtHand<'a>(&'a Activations);
+struct HostJobIo<'a>(&'a Activations);
 
-impl Ends for AtHand<'_> {
+impl JobIo for HostJobIo<'_> {
     fn fetch(&mut self, _rows: Range<usize>) {}
 
     fn x(&self) -> &Activations {
@@ -74,11 +74,11 @@ impl Ends for AtHand<'_> {
     fn summed(&mut self, _elements: Range<usize>, _sums: &[f32]) {}
 
     /// A copy is short beside the wait for the next slice.
-    fn together(&self, _pool: &Pool) -> usize {
+    fn together(&self, _pool: &ThreadPool) -> usize {
         1
     }
 
-    fn collect(&mut self, _pool: &mut Pool, done: &[(usize, SliceSums)], sums: &mut [f32]) {
+    fn collect(&mut self, _pool: &mut ThreadPool, done: &[(usize, SliceSums)], sums: &mut [f32]) {
         for (at, slice) in done {
             slice.read(0, &mut sums[*at..][..slice.len()]);
         }
@@ -87,10 +87,10 @@ impl Ends for AtHand<'_> {
 
 /// Asks the workers of one board.
 #[derive(Debug)]
-pub(super) struct Assistant {
+pub(super) struct WorkDispatcher {
     board: Board,
-    poster: Poster,
-    waits: Arc<Waits>,
+    poster: Producer,
+    waits: Arc<WaitTime>,
     wanted: Arc<AtomicUsize>,
     /// The rows of the job, without those of other adapters between them.
     x: Vec<f32>,
@@ -98,23 +98,28 @@ pub(super) struct Assistant {
     places: Vec<Option<usize>>,
     slices: Vec<Slice>,
     /// For each slice, which rows of which ask it is.
-    shares: Vec<Share>,
+    shares: Vec<WorkSplit>,
     /// What did not fit on the board.
-    surplus: Vec<Share>,
-    pace: Pace,
+    surplus: Vec<WorkSplit>,
+    pace: WorkerSpeed,
     /// Workers that were waited for in vain since they last finished something.
-    strikes: HashMap<WorkerNumber, Strikes>,
+    strikes: HashMap<WorkerNumber, MissedWaits>,
 }
 
 /// How often, and since when, a worker was waited for in vain.
 #[derive(Debug, Clone, Copy)]
-struct Strikes {
+struct MissedWaits {
     count: u32,
     since: Instant,
 }
 
-impl Assistant {
-    pub(super) fn new(board: Board, poster: Poster, waits: Arc<Waits>, wanted: Arc<AtomicUsize>) -> Self {
+impl WorkDispatcher {
+    pub(super) fn new(
+        board: Board,
+        poster: Producer,
+        waits: Arc<WaitTime>,
+        wanted: Arc<AtomicUsize>,
+    ) -> Self {
         Self {
             board,
             poster,
@@ -125,13 +130,13 @@ impl Assistant {
             slices: Vec::new(),
             shares: Vec::new(),
             surplus: Vec::new(),
-            pace: Pace::default(),
+            pace: WorkerSpeed::default(),
             strikes: HashMap::new(),
         }
     }
 
     /// Copies the rows of the asks one behind the other, as far as the slab has room for them.
-    fn pack(&mut self, x: &Activations, asks: &[Ask<'_>]) {
+    fn pack(&mut self, x: &Activations, asks: &[PartialSum<'_>]) {
         self.x.clear();
         self.places.clear();
         let mut known = None;
@@ -154,7 +159,7 @@ impl Assistant {
     }
 
     /// Cuts the asks, whose places are known, into slices, and keeps as surplus what the board has no room for.
-    fn cut(&mut self, width: usize, asks: &[Ask<'_>]) {
+    fn cut(&mut self, width: usize, asks: &[PartialSum<'_>]) {
         self.slices.clear();
         self.shares.clear();
         self.surplus.clear();
@@ -163,7 +168,7 @@ impl Assistant {
         let mut sums_end = 0;
         for (index, (ask, place)) in asks.iter().zip(&self.places).enumerate() {
             for first in (0..ask.rows).step_by(slice_rows) {
-                let share = Share { ask: index, first, rows: slice_rows.min(ask.rows - first) };
+                let share = WorkSplit { ask: index, first, rows: slice_rows.min(ask.rows - first) };
                 let fits = self.slices.len() < geometry.slices
                     && sums_end + share.rows * ask.matrix.rows() <= geometry.sums_elements;
                 let place = place.filter(|_| fits);
@@ -181,7 +186,7 @@ impl Assistant {
 
     /// Asks for rows that whoever computes the base has put into the slab itself, `x_rows` of them from its beginning:
     /// the asks count rows there. Their sums are those of the next [`settle`](Self::settle).
-    pub(super) fn begin_in_place(&mut self, width: usize, x_rows: usize, asks: &[Ask<'_>]) {
+    pub(super) fn begin_in_place(&mut self, width: usize, x_rows: usize, asks: &[PartialSum<'_>]) {
         self.places.clear();
         self.places.extend(asks.iter().map(|ask| Some(ask.first_row * width)));
         self.cut(width, asks);
@@ -203,16 +208,16 @@ impl Assistant {
     fn sum(
         &mut self,
         compute: &mut Compute,
-        ends: &mut dyn Ends,
-        asks: &[Ask<'_>],
-        shares: &mut [Share],
+        ends: &mut dyn JobIo,
+        asks: &[PartialSum<'_>],
+        shares: &mut [WorkSplit],
         sums: &mut [f32],
     ) {
         if shares.is_empty() {
             return;
         }
         shares.sort_unstable();
-        let segments: Vec<HeadSegment<'_>> = shares.iter().map(|share| share.segment(asks)).collect();
+        let segments: Vec<LeadingSegment<'_>> = shares.iter().map(|share| share.segment(asks)).collect();
         shares.iter().for_each(|share| ends.fetch(share.rows(asks)));
         let begin = Instant::now();
         sum_heads(&mut compute.pool, compute.isa, ends.x(), &segments, sums);
@@ -226,7 +231,13 @@ impl Assistant {
 
     /// Computes what no worker has begun, from the end, as much at a time as there are threads: meanwhile workers go on
     /// from the beginning.
-    fn help(&mut self, compute: &mut Compute, ends: &mut dyn Ends, asks: &[Ask<'_>], sums: &mut [f32]) {
+    fn help(
+        &mut self,
+        compute: &mut Compute,
+        ends: &mut dyn JobIo,
+        asks: &[PartialSum<'_>],
+        sums: &mut [f32],
+    ) {
         let mut taken = std::mem::take(&mut self.surplus);
         let threads = compute.pool.threads();
         for index in (0..self.shares.len()).rev() {
@@ -251,8 +262,8 @@ impl Assistant {
     pub(super) fn settle(
         &mut self,
         compute: &mut Compute,
-        ends: &mut dyn Ends,
-        asks: &[Ask<'_>],
+        ends: &mut dyn JobIo,
+        asks: &[PartialSum<'_>],
         sums: &mut [f32],
     ) {
         self.help(compute, ends, asks, sums);
@@ -325,7 +336,7 @@ impl Assistant {
             // Those who left are never heard of again.
             self.strikes.retain(|worker, _| self.board.is_admitted(*worker));
         }
-        let strikes = self.strikes.entry(worker).or_insert(Strikes { count: 0, since: now });
+        let strikes = self.strikes.entry(worker).or_insert(MissedWaits { count: 0, since: now });
         strikes.count += 1;
         if strikes.count >= LEAST_STRIKES && now - strikes.since > STUCK {
             tracing::warn!(%worker, "a worker begins slices and finishes none; it is given up");
@@ -335,7 +346,7 @@ impl Assistant {
     }
 }
 
-impl Assist for Assistant {
+impl Assist for WorkDispatcher {
     fn helpers(&mut self) -> usize {
         self.poster.workers()
     }
@@ -353,7 +364,7 @@ impl Assist for Assistant {
         self.poster.rest();
     }
 
-    fn begin(&mut self, x: &Activations, asks: &[Ask<'_>]) {
+    fn begin(&mut self, x: &Activations, asks: &[PartialSum<'_>]) {
         self.pack(x, asks);
         self.cut(x.width(), asks);
         failpoint::pass("executor.before_post");
@@ -361,8 +372,8 @@ impl Assist for Assistant {
         self.posted(posted);
     }
 
-    fn finish(&mut self, compute: &mut Compute, x: &Activations, asks: &[Ask<'_>], sums: &mut [f32]) {
-        self.settle(compute, &mut AtHand(x), asks, sums);
+    fn finish(&mut self, compute: &mut Compute, x: &Activations, asks: &[PartialSum<'_>], sums: &mut [f32]) {
+        self.settle(compute, &mut HostJobIo(x), asks, sums);
     }
 }
 

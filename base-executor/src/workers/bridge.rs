@@ -44,14 +44,14 @@ use std::{
 
 use anyhow::Context as _;
 use kernels::cuda::{CudaError, board::has_reached};
-use model::{cpu::Compute, deltas::assist::Job};
-use shmproto::board::XSlab;
+use model::{cpu::Compute, deltas::assist::AssistJob};
+use shmproto::board::ActivationSlab;
 
-use self::attendant::Attendant;
-use super::assistant::Assistant;
+use self::attendant::BridgeThread;
+use super::assistant::WorkDispatcher;
 
 /// The words, and the sums, that a device shares with the bridge.
-pub trait Wire: Debug + Send + Sync + 'static {
+pub trait BridgeMemory: Debug + Send + Sync + 'static {
     /// The number that the device stored last, acquired: the rows it wrote before are in the slab.
     fn asked(&self) -> u32;
 
@@ -70,11 +70,11 @@ pub trait Wire: Debug + Send + Sync + 'static {
 
 /// What the bridge is told, in this order.
 #[derive(Debug)]
-enum Order {
+enum BridgeCommand {
     /// A pass of this number begins.
     Begin(u64),
     /// A job of this number was posted.
-    Sum(u32, Job),
+    Sum(u32, AssistJob),
     /// The pass is over.
     End,
 }
@@ -90,11 +90,11 @@ struct Traffic {
 
 /// The engine's end of a bridge. When it is dropped everything that was posted is answered, and the thread ends.
 #[derive(Debug)]
-pub struct Bridge<W: Wire> {
+pub struct Bridge<W: BridgeMemory> {
     wire: Arc<W>,
     traffic: Arc<Traffic>,
     /// `None` only while it is dropped.
-    orders: Option<Sender<Order>>,
+    orders: Option<Sender<BridgeCommand>>,
     thread: Option<JoinHandle<()>>,
     x_elements: usize,
     /// Number of the job posted last.
@@ -104,12 +104,12 @@ pub struct Bridge<W: Wire> {
     is_under_way: bool,
 }
 
-impl<W: Wire> Bridge<W> {
+impl<W: BridgeMemory> Bridge<W> {
     /// Has a thread of its own, with those of `compute`, sum what `assistant` gets no worker to sum.
     pub(super) fn new(
-        assistant: Assistant,
+        assistant: WorkDispatcher,
         compute: Compute,
-        slab: XSlab,
+        slab: ActivationSlab,
         x_elements: usize,
         wire: W,
     ) -> anyhow::Result<Self> {
@@ -119,7 +119,7 @@ impl<W: Wire> Bridge<W> {
         traffic.over.store(posted, Ordering::Relaxed);
         let (orders, incoming) = channel();
         let attendant =
-            Attendant::new(assistant, compute, slab, incoming, Arc::clone(&wire), Arc::clone(&traffic));
+            BridgeThread::new(assistant, compute, slab, incoming, Arc::clone(&wire), Arc::clone(&traffic));
         let spawned = std::thread::Builder::new().name("bridge".to_owned()).spawn(move || attendant.run());
         let thread = Some(spawned.context("cannot start the thread between the device and its workers")?);
         let orders = Some(orders);
@@ -139,7 +139,7 @@ impl<W: Wire> Bridge<W> {
         }
         self.is_under_way = true;
         self.pass += 1;
-        self.order(Order::Begin(self.pass));
+        self.order(BridgeCommand::Begin(self.pass));
     }
 
     /// Takes on a job, and says its number. See [`model::cuda::assist::DeviceAssist::post`].
@@ -147,7 +147,7 @@ impl<W: Wire> Bridge<W> {
     /// # Panics
     ///
     /// If no pass is under way, or the job is larger than the slab or the sums.
-    pub fn post(&mut self, job: Job) -> u32 {
+    pub fn post(&mut self, job: AssistJob) -> u32 {
         assert!(self.is_under_way, "a job belongs to a pass");
         assert!(job.x_rows * job.width <= self.x_elements, "the rows of a job fit the slab");
         assert!(job.sums <= self.wire.sums_elements(), "the sums of a job fit their room");
@@ -157,7 +157,7 @@ impl<W: Wire> Bridge<W> {
         );
         assert!(job.asks.iter().all(|ask| ask.ask().is_some()), "what is asked for is adapted");
         self.posted = self.posted.wrapping_add(1);
-        self.order(Order::Sum(self.posted, job));
+        self.order(BridgeCommand::Sum(self.posted, job));
         self.posted
     }
 
@@ -165,14 +165,14 @@ impl<W: Wire> Bridge<W> {
     ///
     /// # Errors
     ///
-    /// [`CudaError::Unanswered`] if a job was not computed.
+    /// [`CudaError::UnansweredRequest`] if a job was not computed.
     pub fn end_pass(&mut self) -> Result<(), CudaError> {
         self.is_under_way = false;
         // SYNC POINT answered: acquires, with the answer, a failure that went before it.
         let is_answered = has_reached(self.wire.answered(), self.posted);
         let has_failed = self.traffic.failed.load(Ordering::Relaxed) == self.pass;
         self.give_up();
-        self.order(Order::End);
+        self.order(BridgeCommand::End);
         if is_answered && !has_failed { Ok(()) } else { Err(CudaError::Unanswered) }
     }
 
@@ -181,8 +181,8 @@ impl<W: Wire> Bridge<W> {
         self.traffic.over.store(self.posted, Ordering::Relaxed);
     }
 
-    fn order(&self, order: Order) {
-        let number = if let Order::Sum(number, _) = order { Some(number) } else { None };
+    fn order(&self, order: BridgeCommand) {
+        let number = if let BridgeCommand::Sum(number, _) = order { Some(number) } else { None };
         let sent = self.orders.as_ref().is_some_and(|orders| orders.send(order).is_ok());
         // The thread catches its panics, so it is there; but if it were not, a device would wait for ever.
         if !sent {
@@ -192,7 +192,7 @@ impl<W: Wire> Bridge<W> {
     }
 }
 
-impl<W: Wire> Drop for Bridge<W> {
+impl<W: BridgeMemory> Drop for Bridge<W> {
     fn drop(&mut self) {
         self.give_up();
         self.orders = None;

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cache::ledger::Charge;
+use cache::ledger::MemoryReservation;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fd::AsFd as _,
@@ -16,15 +16,15 @@ use rustix::{
 use shmproto::{
     board::{Board, WorkerNumber},
     handover::{
-        Accepted, AdapterOffered, ExecutorEnd, FromWorker, Listener, Seated as SeatedMessage, SendError,
-        ToWorker, bounded_text,
+        Accepted, AdapterOffered, BoardListener, ExecutorEnd, FromWorker, SendError,
+        SlotGranted as SeatedMessage, ToWorker, bounded_text,
     },
     image::Image,
 };
 
-use self::rate::SeatRate;
-use super::{Seated, Shared};
-use crate::images::Library;
+use self::rate::AttachRateLimit;
+use super::{AttachedWorker, SharedWorkerState};
+use crate::images::ImageRegistry;
 
 /// How often workers are looked at, at least.
 const LOOK: Duration = Duration::from_millis(100);
@@ -46,23 +46,23 @@ const NO_DESCRIPTORS: Duration = Duration::from_millis(50);
 
 /// Serves one socket.
 pub(super) struct Service {
-    listener: Listener,
-    shared: Arc<Shared>,
+    listener: BoardListener,
+    shared: Arc<SharedWorkerState>,
     board: Board,
     /// What the board takes.
-    held: Charge,
-    library: Library,
-    peers: Vec<Peer>,
-    rate: SeatRate,
+    held: MemoryReservation,
+    library: ImageRegistry,
+    peers: Vec<WorkerPeer>,
+    rate: AttachRateLimit,
 }
 
 /// A connection.
-struct Peer {
+struct WorkerPeer {
     connection: ExecutorEnd,
     pid: u32,
     seat: Option<WorkerNumber>,
     /// What its sums take.
-    held: Option<Charge>,
+    held: Option<MemoryReservation>,
     /// The core of one that has said hello and waits for its seat.
     asks: Option<u32>,
     /// Images it was offered, which it may or may not have mapped.
@@ -74,16 +74,16 @@ struct Peer {
 }
 
 /// Where workers are seated.
-struct Seating<'a> {
+struct WorkerAttachment<'a> {
     board: &'a Board,
-    shared: &'a Arc<Shared>,
-    rate: &'a mut SeatRate,
-    held: &'a Charge,
+    shared: &'a Arc<SharedWorkerState>,
+    rate: &'a mut AttachRateLimit,
+    held: &'a MemoryReservation,
 }
 
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
-enum Leave {
+enum DisconnectReason {
     #[error("it is gone: {0}")]
     Gone(String),
     #[error("it was refused: {0}")]
@@ -97,7 +97,12 @@ enum Leave {
 }
 
 impl Service {
-    pub(super) fn new(listener: Listener, shared: Arc<Shared>, held: Charge, library: Library) -> Self {
+    pub(super) fn new(
+        listener: BoardListener,
+        shared: Arc<SharedWorkerState>,
+        held: MemoryReservation,
+        library: ImageRegistry,
+    ) -> Self {
         Self {
             listener,
             board: shared.board.clone(),
@@ -105,7 +110,7 @@ impl Service {
             held,
             library,
             peers: Vec::new(),
-            rate: SeatRate::new(Instant::now()),
+            rate: AttachRateLimit::new(Instant::now()),
         }
     }
 
@@ -115,8 +120,12 @@ impl Service {
             self.library.note_changes();
             self.accept();
             let images = self.library.images();
-            let mut seating =
-                Seating { board: &self.board, shared: &self.shared, rate: &mut self.rate, held: &self.held };
+            let mut seating = WorkerAttachment {
+                board: &self.board,
+                shared: &self.shared,
+                rate: &mut self.rate,
+                held: &self.held,
+            };
             let peers = std::mem::take(&mut self.peers);
             self.peers = peers
                 .into_iter()
@@ -141,7 +150,7 @@ impl Service {
                 Ok(Some(Accepted { connection, pid })) => {
                     let callers = self.peers.iter().filter(|peer| peer.seat.is_none()).count();
                     if callers < MAX_CALLERS {
-                        self.peers.push(Peer::new(connection, pid));
+                        self.peers.push(WorkerPeer::new(connection, pid));
                     }
                 }
                 Ok(None) => return,
@@ -171,7 +180,7 @@ impl Service {
     }
 }
 
-impl Peer {
+impl WorkerPeer {
     fn new(connection: ExecutorEnd, pid: u32) -> Self {
         let now = Instant::now();
         let (seat, asks, offered) = (None, None, BTreeSet::new());
@@ -179,9 +188,14 @@ impl Peer {
     }
 
     /// Takes in what it said and sends it what it does not know.
-    fn serve(&mut self, seating: &mut Seating<'_>, images: &BTreeMap<u64, Image>) -> Result<(), Leave> {
+    fn serve(
+        &mut self,
+        seating: &mut WorkerAttachment<'_>,
+        images: &BTreeMap<u64, Image>,
+    ) -> Result<(), DisconnectReason> {
         for _ in 0..MAX_MESSAGES {
-            let received = self.connection.receive().map_err(|error| Leave::Gone(error.to_string()))?;
+            let received =
+                self.connection.receive().map_err(|error| DisconnectReason::Gone(error.to_string()))?;
             let Some((message, _)) = received else { break };
             self.heard(message)?;
         }
@@ -198,34 +212,34 @@ impl Peer {
     }
 
     /// It does not keep us waiting.
-    fn check_patience(&self, now: Instant) -> Result<(), Leave> {
+    fn check_patience(&self, now: Instant) -> Result<(), DisconnectReason> {
         match self.owes_since {
-            Some(since) if now.saturating_duration_since(since) > PATIENCE => Err(Leave::Slow),
+            Some(since) if now.saturating_duration_since(since) > PATIENCE => Err(DisconnectReason::Slow),
             _ => Ok(()),
         }
     }
 
     /// It is still admitted, and lives.
-    fn feel_pulse(&mut self, board: &Board, worker: WorkerNumber) -> Result<(), Leave> {
+    fn feel_pulse(&mut self, board: &Board, worker: WorkerNumber) -> Result<(), DisconnectReason> {
         let seats = board.figures().seats;
-        let seat = seats.iter().find(|seat| seat.worker == worker).ok_or(Leave::Fenced)?;
+        let seat = seats.iter().find(|seat| seat.worker == worker).ok_or(DisconnectReason::Fenced)?;
         let (known, since) = self.heartbeat;
         if known != seat.heartbeat {
             self.heartbeat = (seat.heartbeat, Instant::now());
         } else if since.elapsed() > LIFELESS {
-            return Err(Leave::Lifeless);
+            return Err(DisconnectReason::Lifeless);
         }
         Ok(())
     }
 
-    fn heard(&mut self, message: FromWorker) -> Result<(), Leave> {
+    fn heard(&mut self, message: FromWorker) -> Result<(), DisconnectReason> {
         match message {
             FromWorker::Hello(hello) => {
                 failpoint::pass("executor.worker_hello");
                 if self.seat.is_some() || self.asks.is_some() {
-                    return Err(Leave::Refused("it said hello twice".to_owned()));
+                    return Err(DisconnectReason::Refused("it said hello twice".to_owned()));
                 }
-                hello.check().map_err(|error| Leave::Refused(error.to_string()))?;
+                hello.check().map_err(|error| DisconnectReason::Refused(error.to_string()))?;
                 (self.asks, self.owes_since) = (Some(hello.core), None);
                 Ok(())
             }
@@ -246,21 +260,22 @@ impl Peer {
         }
     }
 
-    fn take_seat(&mut self, core: u32, seating: &Seating<'_>) -> Result<(), Leave> {
-        let offer = seating.board.seat().map_err(|error| Leave::Refused(error.to_string()))?;
+    fn take_seat(&mut self, core: u32, seating: &WorkerAttachment<'_>) -> Result<(), DisconnectReason> {
+        let offer = seating.board.seat().map_err(|error| DisconnectReason::Refused(error.to_string()))?;
         let worker = offer.worker;
         (self.seat, self.asks) = (Some(worker), None);
-        seating.shared.arrived(Seated { worker: worker.get(), core, pid: self.pid });
+        seating.shared.arrived(AttachedWorker { worker: worker.get(), core, pid: self.pid });
         let [control_bytes, x_bytes, sums_bytes] = offer.bytes().map(|bytes| bytes as u64);
         let held = seating.held.another(sums_bytes);
-        self.held = Some(held.map_err(|full| Leave::Refused(full.to_string()))?);
+        self.held = Some(held.map_err(|full| DisconnectReason::Refused(full.to_string()))?);
         let seated =
             SeatedMessage { seat: offer.seat.0, worker: worker.get(), control_bytes, x_bytes, sums_bytes };
-        let fds =
-            offer.fds().ok_or_else(|| Leave::Refused("the board is of this process alone".to_owned()))?;
+        let fds = offer
+            .fds()
+            .ok_or_else(|| DisconnectReason::Refused("the board is of this process alone".to_owned()))?;
         self.connection
             .send(&ToWorker::Seated(seated), &fds)
-            .map_err(|error| Leave::Gone(error.to_string()))?;
+            .map_err(|error| DisconnectReason::Gone(error.to_string()))?;
         failpoint::pass("executor.worker_seated");
         tracing::info!(core, pid = self.pid, %worker, "a worker is seated");
         self.heartbeat = (0, Instant::now());
@@ -268,14 +283,14 @@ impl Peer {
     }
 
     /// Offers what is new and withdraws what is gone, as far as it takes that.
-    fn reconcile(&mut self, images: &BTreeMap<u64, Image>, now: Instant) -> Result<(), Leave> {
+    fn reconcile(&mut self, images: &BTreeMap<u64, Image>, now: Instant) -> Result<(), DisconnectReason> {
         let mut told = 0;
         match self.try_reconcile(images, &mut told) {
             Ok(()) => self.owes_since = None,
             // Who takes some, of many, is at work on them.
             Err(SendError::Full) if told > 0 => self.owes_since = Some(now),
             Err(SendError::Full) => _ = self.owes_since.get_or_insert(now),
-            Err(error) => return Err(Leave::Gone(error.to_string())),
+            Err(error) => return Err(DisconnectReason::Gone(error.to_string())),
         }
         Ok(())
     }
@@ -303,8 +318,8 @@ impl Peer {
     }
 
     /// Nothing it writes is read any more.
-    fn dismiss(self, board: &Board, shared: &Arc<Shared>, leave: &Leave) {
-        if let Leave::Refused(reason) = leave {
+    fn dismiss(self, board: &Board, shared: &Arc<SharedWorkerState>, leave: &DisconnectReason) {
+        if let DisconnectReason::Refused(reason) = leave {
             let _ = self.connection.send(&ToWorker::Refused(bounded_text(reason).to_owned()), &[]);
         }
         match self.seat {
@@ -348,7 +363,7 @@ mod tests {
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None).unwrap();
         // It takes few at a time, as if there were many more.
         sockopt::set_socket_send_buffer_size(&ours, 1).unwrap();
-        let (mut peer, worker) = (Peer::new(ExecutorEnd::over(ours), 1), WorkerEnd::over(theirs));
+        let (mut peer, worker) = (WorkerPeer::new(ExecutorEnd::over(ours), 1), WorkerEnd::over(theirs));
         let image = image();
         let images: BTreeMap<u64, Image> = (0..300).map(|number| (number, image.clone())).collect();
         let mut now = Instant::now();
@@ -367,6 +382,6 @@ mod tests {
         peer.reconcile(&more, now).unwrap();
         now += PATIENCE + Duration::from_millis(100);
         peer.reconcile(&more, now).unwrap();
-        assert!(matches!(peer.check_patience(now), Err(Leave::Slow)));
+        assert!(matches!(peer.check_patience(now), Err(DisconnectReason::Slow)));
     }
 }

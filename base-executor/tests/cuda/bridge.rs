@@ -4,22 +4,24 @@
 use std::{fs::Permissions, os::unix::fs::PermissionsExt as _, sync::Arc, time::Duration};
 
 use base_executor::{
-    images::{Library, publish},
-    workers::{Bridging, Door, JobRows, Workers},
+    images::{ImageRegistry, publish},
+    workers::{BridgeSetup, JobRows, WorkerListener, Workers},
 };
-use cache::ledger::Account;
+use cache::ledger::MemoryAccount;
 use kernels::{
     Isa,
     cuda::{
-        Cuda, CudaError, Matrix, Stream,
-        board::{Await, NativeCopy, Spans, SumsPlace, add_sums, await_value, copy_and_signal, copy_native},
+        Cuda, CudaError, CudaStream, Matrix,
+        board::{
+            NativeCopy, RowSpans, SumsTarget, WaitMethod, add_sums, await_value, copy_and_signal, copy_native,
+        },
     },
-    lora::{LoraPrecision, NumberKind, sum_ranks},
+    lora::{ElementKind, LoraPrecision, sum_ranks},
 };
 use model::{
     cuda::assist::{DeviceAssist, Invocation},
     deltas::{
-        assist::{Job, OwnedAsk},
+        assist::{AssistJob, OwnedPartialSum},
         prepared::{EncodedAdapter, PreparedAdapter},
     },
     shape::{config::ModelConfig, source::Target},
@@ -29,7 +31,7 @@ use tempfile::TempDir;
 
 use crate::{
     cuda,
-    worker::{Staff, adapter_of_everything, golden, honest, numbers, until},
+    worker::{WorkerThreads, adapter_of_everything, golden, honest, numbers, until},
 };
 
 /// Rows of x; those of 5..9 and 20..50 are asked for.
@@ -38,37 +40,37 @@ const SPANS: [(usize, usize); 2] = [(5, 4), (20, 30)];
 
 const TARGETS: [Target; 3] = [Target::Q, Target::K, Target::V];
 
-struct Scene {
+struct CudaBridgeFixture {
     assist: Box<dyn DeviceAssist>,
-    stream: Stream,
-    spans: Spans,
+    stream: CudaStream,
+    spans: RowSpans,
     room: NativeCopy,
     adapter: Arc<PreparedAdapter>,
     config: ModelConfig,
     workers: Workers,
-    _staff: Staff,
+    _staff: WorkerThreads,
     _directory: TempDir,
 }
 
-impl Scene {
+impl CudaBridgeFixture {
     fn new(cuda: &Arc<Cuda>, workers: usize, invocation: Invocation) -> Self {
         let private = Permissions::from_mode(0o700);
         let directory = tempfile::Builder::new().permissions(private).tempdir().unwrap();
-        let (socket, library) = (directory.path().join("workers.sock"), Library::new().unwrap());
+        let (socket, library) = (directory.path().join("workers.sock"), ImageRegistry::new().unwrap());
         let config = open(&golden("models").join("llama-tied")).unwrap().config().clone();
-        let (memory, rows) = (Account::default(), JobRows { pass: ROWS, head: 1 });
-        let door = Door { socket: &socket, most: workers, memory: &memory };
-        let bridging = Bridging { cuda, cores: vec![0], invocation };
+        let (memory, rows) = (MemoryAccount::default(), JobRows { pass: ROWS, head: 1 });
+        let door = WorkerListener { socket: &socket, most: workers, memory: &memory };
+        let bridging = BridgeSetup { cuda, cores: vec![0], invocation };
         let (known, assist) =
             Workers::start_on_device(Some(door), rows, &config, library.clone(), bridging).unwrap();
         let adapter = adapter_of_everything(&config, &[24]);
         let encoded = EncodedAdapter::new(&adapter, &config, LoraPrecision::Exact);
         let adapter = publish(encoded, &config, &library).unwrap();
-        let mut staff = Staff::default();
+        let mut staff = WorkerThreads::default();
         (0..workers).for_each(|_| staff.hire(&socket, honest));
         until(|| known.cores().len() == workers, || "workers are seated".to_owned());
-        let stream = Stream::new(cuda).unwrap();
-        let mut spans = Spans::new(cuda).unwrap();
+        let stream = CudaStream::new(cuda).unwrap();
+        let mut spans = RowSpans::new(cuda).unwrap();
         spans.upload(&stream, &SPANS).unwrap();
         let room = NativeCopy::new(cuda, ROWS * config.hidden_size).unwrap();
         Self {
@@ -85,7 +87,7 @@ impl Scene {
     }
 
     /// The heads of queries, keys and values of the rows that travel.
-    fn job(&self, layer: usize) -> Job {
+    fn job(&self, layer: usize) -> AssistJob {
         let (mut asks, mut sums) = (Vec::new(), 0);
         let mut slab_row = 0;
         for (_, rows) in SPANS {
@@ -93,7 +95,7 @@ impl Scene {
                 let adapter = Arc::clone(&self.adapter);
                 let matrix = adapter.matrix(layer, target).unwrap();
                 let (ranks, outputs) = (matrix.rank() - layer % 3, matrix.rows());
-                asks.push(OwnedAsk {
+                asks.push(OwnedPartialSum {
                     adapter,
                     layer,
                     target,
@@ -106,11 +108,11 @@ impl Scene {
             }
             slab_row += rows;
         }
-        Job { asks, width: self.config.hidden_size, x_rows: slab_row, sums }
+        AssistJob { asks, width: self.config.hidden_size, x_rows: slab_row, sums }
     }
 
     /// What the device is to have for a job: nothing where nobody asked.
-    fn wanted(&self, job: &Job, x: &[f32], stride: usize) -> Vec<f32> {
+    fn wanted(&self, job: &AssistJob, x: &[f32], stride: usize) -> Vec<f32> {
         let mut out = vec![0.0; ROWS * stride];
         for (at, owned) in job.asks.iter().enumerate() {
             let (ask, (first, rows)) = (owned.ask().unwrap(), SPANS[at / TARGETS.len()]);
@@ -141,11 +143,11 @@ impl Scene {
                 copy_native(stream, x, &self.spans, &mut self.room, slab, 0, asked, number).unwrap();
             }
         }
-        await_value(stream, self.assist.answered(), number, Await::StreamMemory).unwrap();
+        await_value(stream, self.assist.answered(), number, WaitMethod::StreamMemory).unwrap();
         for (at, ask) in asks.iter().enumerate() {
             let width = self.adapter.matrix(layer, ask.target).unwrap().rows();
             let (first_row, column) = (SPANS[at / TARGETS.len()].0, self.column(layer, ask.target));
-            let place = SumsPlace { at: ask.offset, rows: ask.rows, width, first_row, column };
+            let place = SumsTarget { at: ask.offset, rows: ask.rows, width, first_row, column };
             add_sums(stream, self.assist.sums(), place, out).unwrap();
         }
     }
@@ -155,7 +157,7 @@ impl Scene {
         let stride = TARGETS.iter().map(|&target| self.adapter.matrix(0, target).unwrap().rows()).sum();
         let layers = self.config.layers;
         let matrix = |values: &[f32], width: usize| {
-            let mut matrix = Matrix::new(cuda, NumberKind::F32).unwrap();
+            let mut matrix = Matrix::new(cuda, ElementKind::F32).unwrap();
             matrix.reshape(ROWS, width).unwrap();
             matrix.upload(&self.stream, 0, values).unwrap();
             matrix
@@ -184,7 +186,7 @@ fn sums_of_workers_reach_the_device_in_both_ways_of_asking() {
     let Some(cuda) = cuda() else { return };
     for invocation in [Invocation::Fused, Invocation::Native] {
         for workers in 0..3 {
-            let mut scene = Scene::new(&cuda, workers, invocation);
+            let mut scene = CudaBridgeFixture::new(&cuda, workers, invocation);
             (0..20).for_each(|salt| scene.pass(&cuda, salt));
             let [device, by_workers, executor] = scene.adapter.tally().read();
             assert!(device == 0 && (by_workers > 0 || executor > 0));
@@ -195,11 +197,11 @@ fn sums_of_workers_reach_the_device_in_both_ways_of_asking() {
 #[test]
 fn a_stream_that_waits_for_what_was_never_asked_is_let_go_when_the_pass_ends() {
     let Some(cuda) = cuda() else { return };
-    let mut scene = Scene::new(&cuda, 1, Invocation::Fused);
+    let mut scene = CudaBridgeFixture::new(&cuda, 1, Invocation::Fused);
     scene.pass(&cuda, 1);
     scene.assist.begin_pass();
     let number = scene.assist.post(scene.job(0));
-    await_value(&scene.stream, scene.assist.answered(), number, Await::StreamMemory).unwrap();
+    await_value(&scene.stream, scene.assist.answered(), number, WaitMethod::StreamMemory).unwrap();
     assert_eq!(scene.assist.end_pass(), Err(CudaError::Unanswered));
     scene.stream.synchronize().unwrap();
     (2..5).for_each(|salt| scene.pass(&cuda, salt));
@@ -209,11 +211,11 @@ fn a_stream_that_waits_for_what_was_never_asked_is_let_go_when_the_pass_ends() {
 fn a_bridge_that_is_dropped_in_the_middle_of_a_pass_lets_the_stream_go_before_its_memory() {
     let Some(cuda) = cuda() else { return };
     for delay_us in [0, 300, 2000] {
-        let mut scene = Scene::new(&cuda, 1, Invocation::Fused);
+        let mut scene = CudaBridgeFixture::new(&cuda, 1, Invocation::Fused);
         let stream = scene.stream.clone();
         scene.assist.begin_pass();
         let number = scene.assist.post(scene.job(0));
-        await_value(&stream, scene.assist.answered(), number, Await::StreamMemory).unwrap();
+        await_value(&stream, scene.assist.answered(), number, WaitMethod::StreamMemory).unwrap();
         std::thread::sleep(Duration::from_micros(delay_us));
         assert_eq!(scene.workers.cores().len(), 1);
         drop(scene);

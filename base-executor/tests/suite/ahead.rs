@@ -10,14 +10,14 @@ use std::{
 };
 
 use base_executor::{
-    adapters::{Budget, Loaded, Prepared, Role},
+    adapters::{AdapterLoadOutcome, AdapterRole, Budget, ResidentAdapter},
     engine::{
-        Engine, Limits,
+        Engine, EngineLimits,
         drafts::Drafts,
-        event::{Caller, ConnectionId, Event},
+        event::{ConnectionId, EngineEvent, RequestKey},
     },
 };
-use cache::ledger::Account;
+use cache::ledger::MemoryAccount;
 use ids::{AdapterId, Generation};
 use model::{
     adapter::Adapter,
@@ -40,7 +40,7 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 use crate::{
     common::{prompt, request},
     engine::welcome,
-    planted::Planted,
+    planted::OracleDrafter,
 };
 
 const GATEWAY: ConnectionId = ConnectionId(1);
@@ -49,14 +49,14 @@ const GUESS: Duration = Duration::from_millis(1);
 const DISK_BYTES_PER_S: u64 = 12 << 20;
 const ADAPTERS: [&str; 3] = ["rank4-attention", "rank64-all-linear", "ia3"];
 
-type Model = ResidentModel<ServedLayers>;
+type StreamedModel = ResidentModel<ServedLayers>;
 
 fn golden(part: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(part)
 }
 
 /// The model in memory, or from a slow disk through the smallest window.
-fn model(directory: Option<&Path>) -> Model {
+fn model(directory: Option<&Path>) -> StreamedModel {
     let source = open(&golden("models/llama-tied")).unwrap();
     let options = ResidentOptions { cores: Vec::new(), kv_bytes: 1 << 20, kv_dtype: KvDtype::Auto };
     let weights = match directory {
@@ -81,15 +81,15 @@ fn from_disk(source: &(dyn WeightSource + Sync), directory: &Path) -> LoadedWeig
 }
 
 /// An engine with one gateway and three adapters.
-struct Rig {
-    engine: Engine<Model>,
+struct StreamedEngineFixture {
+    engine: Engine<StreamedModel>,
     queue: mpsc::Receiver<ToGateway>,
     said: HashMap<u64, Vec<u32>>,
 }
 
-impl Rig {
-    fn new(model: Model, kv_blocks: u32, drafts: Drafts) -> Self {
-        let limits = Limits {
+impl StreamedEngineFixture {
+    fn new(model: StreamedModel, kv_blocks: u32, drafts: Drafts) -> Self {
+        let limits = EngineLimits {
             max_running: 4,
             max_waiting: 64,
             max_waiting_tokens: 1 << 16,
@@ -100,13 +100,13 @@ impl Rig {
         let adapters: Vec<_> = ADAPTERS.iter().map(|name| adapter(&model, name)).collect();
         let mut engine = Engine::new(model, limits, welcome(), Box::new(SystemClock)).with_drafts(drafts);
         let (outbox, queue) = mpsc::channel(1024);
-        engine.handle(Event::Connected { connection: GATEWAY, outbox });
-        let budget = Budget::new(Account::new("adapters", 1000));
+        engine.handle(EngineEvent::Connected { connection: GATEWAY, outbox });
+        let budget = Budget::new(MemoryAccount::new("adapters", 1000));
         for (tag, adapter) in (1..).zip(adapters) {
             let id = AdapterId([tag; 32]);
             let claim = budget.claim(id, 10).unwrap();
             let generation = Generation([tag; 32]);
-            let loaded = Loaded::New(Prepared {
+            let loaded = AdapterLoadOutcome::New(ResidentAdapter {
                 invocation: None,
                 adapter,
                 claim,
@@ -114,10 +114,10 @@ impl Rig {
                 rank: 4,
                 modules: 2,
                 virtual_tokens: 0,
-                role: Role::Answers,
+                role: AdapterRole::Answers,
             });
-            let caller = Caller { connection: GATEWAY, request: u64::from(tag) };
-            engine.handle(Event::AdapterLoaded { caller, loaded });
+            let caller = RequestKey { connection: GATEWAY, request: u64::from(tag) };
+            engine.handle(EngineEvent::AdapterLoaded { caller, loaded });
         }
         Self { engine, queue, said: HashMap::new() }
     }
@@ -126,7 +126,7 @@ impl Rig {
     fn answer(mut self, requests: &[Generate], apart: usize) -> (HashMap<u64, Vec<u32>>, Stats) {
         for request in requests {
             let (connection, request, received_at) = (GATEWAY, request.clone(), Instant::now());
-            self.engine.handle(Event::Generate { connection, request, received_at });
+            self.engine.handle(EngineEvent::Generate { connection, request, received_at });
             (0..apart).for_each(|_| self.step());
         }
         while !self.engine.is_idle() {
@@ -148,7 +148,7 @@ impl Rig {
     }
 }
 
-fn adapter(model: &Model, name: &str) -> Arc<PreparedAdapter> {
+fn adapter(model: &StreamedModel, name: &str) -> Arc<PreparedAdapter> {
     let adapter = Adapter::read(&golden("adapters/llama-tied").join(name), model.config()).unwrap();
     let precision = kernels::lora::LoraPrecision::Exact;
     Arc::new(PreparedAdapter::new(&adapter, model.config(), precision).unwrap())
@@ -169,10 +169,10 @@ fn requests(seeds: u64, tokens: u32) -> Vec<Generate> {
 
 /// What is said without drafts, and authors who are right so often about it.
 fn plainly(requests: &[Generate], right: f64) -> (HashMap<u64, Vec<u32>>, Drafts) {
-    let (said, _) = Rig::new(model(None), 64, Drafts::default()).answer(requests, 0);
+    let (said, _) = StreamedEngineFixture::new(model(None), 64, Drafts::default()).answer(requests, 0);
     let answers = requests.iter().map(|asked| (asked.prompt.clone(), said[&asked.request].clone()));
     let answers = Arc::new(Mutex::new(answers.collect()));
-    (said, Planted::drafts(&answers, right, GUESS))
+    (said, OracleDrafter::drafts(&answers, right, GUESS))
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn what_is_drafted_while_weights_are_read_changes_no_answer() {
     let requests = requests(4, 24);
     for (right, kv_blocks, apart) in [(0.9, 64, 2), (0.6, 64, 0), (0.8, 5, 0)] {
         let (wanted, drafts) = plainly(&requests, right);
-        let rig = Rig::new(model(Some(directory.path())), kv_blocks, drafts);
+        let rig = StreamedEngineFixture::new(model(Some(directory.path())), kv_blocks, drafts);
         let (said, stats) = rig.answer(&requests, apart);
         assert_eq!(said, wanted);
         let drafted = stats.speculation;
@@ -193,14 +193,14 @@ fn what_is_drafted_while_weights_are_read_changes_no_answer() {
 
 /// An entry of the log: what, how long it took, and when it was done.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Done {
-    what: What,
+struct PipelineEntry {
+    what: PipelineAction,
     began: Instant,
     ended: Instant,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum What {
+enum PipelineAction {
     Load,
     Compute,
     Draft { ahead: bool },
@@ -211,15 +211,15 @@ enum What {
 
 /// Reads the log of the pipeline.
 #[derive(Debug, Clone, Default)]
-struct Reader(Arc<Mutex<Vec<Done>>>);
+struct PipelineLog(Arc<Mutex<Vec<PipelineEntry>>>);
 
 #[derive(Debug, Default)]
-struct Fields {
+struct PipelineFields {
     message: String,
     numbers: HashMap<&'static str, u64>,
 }
 
-impl Visit for Fields {
+impl Visit for PipelineFields {
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
         if field.name() == "message" {
             self.message = format!("{value:?}");
@@ -235,32 +235,32 @@ impl Visit for Fields {
     }
 }
 
-impl<S: tracing::Subscriber> Layer<S> for Reader {
+impl<S: tracing::Subscriber> Layer<S> for PipelineLog {
     fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
         if event.metadata().target() != model::sweep::PIPELINE {
             return;
         }
         let ended = Instant::now();
-        let mut fields = Fields::default();
+        let mut fields = PipelineFields::default();
         event.record(&mut fields);
         let number = |name| fields.numbers.get(name).copied().unwrap_or(0);
         let what = match fields.message.as_str() {
-            "load" => What::Load,
-            "compute" => What::Compute,
-            "draft" => What::Draft { ahead: number("ahead") == 1 },
-            "fallback" => What::Fallback,
-            "verdict" => What::Verdict,
-            "keep" => What::Keep { kept: number("kept"), discarded: number("discarded") },
+            "load" => PipelineAction::Load,
+            "compute" => PipelineAction::Compute,
+            "draft" => PipelineAction::Draft { ahead: number("ahead") == 1 },
+            "fallback" => PipelineAction::Fallback,
+            "verdict" => PipelineAction::Verdict,
+            "keep" => PipelineAction::Keep { kept: number("kept"), discarded: number("discarded") },
             other => panic!("nobody knows {other}"),
         };
         let began = ended - Duration::from_nanos(number("took_ns"));
-        self.0.lock().unwrap().push(Done { what, began, ended });
+        self.0.lock().unwrap().push(PipelineEntry { what, began, ended });
     }
 }
 
 #[test]
 fn draft_and_target_never_compute_at_once_and_drafting_ahead_waits_for_weights() {
-    let reader = Reader::default();
+    let reader = PipelineLog::default();
     tracing::subscriber::set_global_default(tracing_subscriber::registry().with(reader.clone())).unwrap();
     let directory = tempfile::tempdir().unwrap();
     let requests = requests(1, 40);
@@ -268,33 +268,36 @@ fn draft_and_target_never_compute_at_once_and_drafting_ahead_waits_for_weights()
     let model = model(Some(directory.path()));
     reader.0.lock().unwrap().clear();
     let figures = model.sweep_figures().unwrap();
-    let (said, stats) = Rig::new(model, 64, drafts).answer(&requests, 2);
+    let (said, stats) = StreamedEngineFixture::new(model, 64, drafts).answer(&requests, 2);
     assert_eq!(said, wanted);
     let log = reader.0.lock().unwrap().clone();
 
-    let computes = |done: &&Done| matches!(done.what, What::Compute | What::Draft { .. });
-    let mut busy: Vec<Done> = log.iter().filter(computes).copied().collect();
+    let computes =
+        |done: &&PipelineEntry| matches!(done.what, PipelineAction::Compute | PipelineAction::Draft { .. });
+    let mut busy: Vec<PipelineEntry> = log.iter().filter(computes).copied().collect();
     busy.sort_by_key(|done| done.began);
     for pair in busy.windows(2) {
         assert!(pair[0].ended <= pair[1].began, "{pair:?}");
     }
     // Whatever was drafted ahead, the target went on only after a load that came while or after it was decided upon.
-    let ahead = |done: &Done| done.what == What::Draft { ahead: true };
+    let ahead = |done: &PipelineEntry| done.what == PipelineAction::Draft { ahead: true };
     for (at, step) in busy.iter().enumerate().filter(|(_, done)| ahead(done)) {
-        let (before, after) = (busy[at - 1], busy[at..].iter().find(|done| done.what == What::Compute));
-        let waited_for = |done: &&Done| {
-            done.what == What::Load
+        let (before, after) =
+            (busy[at - 1], busy[at..].iter().find(|done| done.what == PipelineAction::Compute));
+        let waited_for = |done: &&PipelineEntry| {
+            done.what == PipelineAction::Load
                 && done.ended >= before.ended
                 && after.is_none_or(|after| done.ended <= after.began)
         };
         assert!(log.iter().any(|done| waited_for(&done)), "nothing was loaded for {step:?}");
     }
-    let count = |what: &dyn Fn(What) -> bool| log.iter().filter(|done| what(done.what)).count() as u64;
-    assert_eq!(count(&|what| what == What::Verdict), stats.speculation.verifications);
-    assert!(count(&|what| what == What::Fallback) >= stats.speculation.verifications);
+    let count =
+        |what: &dyn Fn(PipelineAction) -> bool| log.iter().filter(|done| what(done.what)).count() as u64;
+    assert_eq!(count(&|what| what == PipelineAction::Verdict), stats.speculation.verifications);
+    assert!(count(&|what| what == PipelineAction::Fallback) >= stats.speculation.verifications);
     let (mut kept, mut discarded) = (0, 0);
     for done in &log {
-        if let What::Keep { kept: more, discarded: others } = done.what {
+        if let PipelineAction::Keep { kept: more, discarded: others } = done.what {
             (kept, discarded) = (kept + more, discarded + others);
         }
     }

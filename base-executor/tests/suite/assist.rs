@@ -7,12 +7,12 @@ use model::deltas::prepared::PreparedAdapter;
 use serde_json::Value;
 
 use crate::worker::{
-    Desk, House, PASSES, Pace, Request, Staff, adapter_of_everything, bits, golden, honest, request,
-    resident, stage, until,
+    BatchRequest, PASSES, PassPace, TestWorker, WorkerFixture, WorkerThreads, adapter_of_everything, bits,
+    golden, honest, request, resident, stage, until,
 };
 
 /// A batch of adapters of many ranks, and of the base between them.
-fn batch(adapters: &[Arc<PreparedAdapter>]) -> Vec<Request> {
+fn batch(adapters: &[Arc<PreparedAdapter>]) -> Vec<BatchRequest> {
     let mut requests = vec![request(90, 9, None)];
     for (salt, adapter) in (0..).zip(adapters) {
         requests.push(request(salt, 1 + 13 * salt as usize, Some(adapter)));
@@ -24,7 +24,7 @@ fn batch(adapters: &[Arc<PreparedAdapter>]) -> Vec<Request> {
 
 /// The bits of the requests computed in one batch from the host tier by the pass's own threads. (That a batch has the
 /// bits of its requests alone is another test's.)
-fn host_bits(name: &str, requests: &[Request]) -> Vec<u32> {
+fn host_bits(name: &str, requests: &[BatchRequest]) -> Vec<u32> {
     requests.iter().filter_map(|request| request.adapter.as_ref()).for_each(|it| it.set_device(None));
     bits(&mut resident(name, 1), requests)
 }
@@ -38,7 +38,7 @@ fn tallies(adapters: &[Arc<PreparedAdapter>]) -> [u64; 3] {
 fn one_to_four_workers_give_the_bits_of_the_host_tier_however_much_has_arrived() {
     let name = "llama-tied";
     for count in 1..=4 {
-        let mut house = House::new(name, count, Pace::Slow);
+        let mut house = WorkerFixture::new(name, count, PassPace::Slow);
         let mut adapters: Vec<_> = ["rank64-all-linear", "rank4-attention", "patterns", "rank8-bf16"]
             .map(|adapter| house.golden_adapter(name, adapter))
             .into();
@@ -49,7 +49,7 @@ fn one_to_four_workers_give_the_bits_of_the_host_tier_however_much_has_arrived()
         let expected = host_bits(name, &requests);
         let before = tallies(&adapters);
         let per_run = before.iter().sum::<u64>();
-        let mut staff = Staff::default();
+        let mut staff = WorkerThreads::default();
         (0..count).for_each(|_| house.hire(&mut staff, honest));
         house.until_seated(count);
         let runs: u64 = 18;
@@ -74,12 +74,12 @@ fn one_to_four_workers_give_the_bits_of_the_host_tier_however_much_has_arrived()
 #[test]
 fn a_pass_that_waits_for_nobody_has_the_same_bits() {
     for (name, threads) in [("llama-rope3", 3), ("qwen2-f16", 2)] {
-        let mut house = House::new(name, threads, Pace::Swift);
+        let mut house = WorkerFixture::new(name, threads, PassPace::Swift);
         let everything = adapter_of_everything(house.model.config(), &[40, 5, 33, 16]);
         let adapter = house.publish(&everything, LoraPrecision::Compact);
         let requests = [request(1, 60, Some(&adapter)), request(2, 3, None), request(3, 2, Some(&adapter))];
         let expected = host_bits(name, &requests);
-        let mut staff = Staff::default();
+        let mut staff = WorkerThreads::default();
         (0..threads).for_each(|_| house.hire(&mut staff, honest));
         house.until_seated(threads);
         for round in 0..80 {
@@ -93,11 +93,11 @@ fn a_pass_that_waits_for_nobody_has_the_same_bits() {
 #[test]
 fn an_adapter_that_arrives_while_workers_compute_changes_no_bit() {
     let name = "llama-tied";
-    let mut house = House::new(name, 2, Pace::Slow);
+    let mut house = WorkerFixture::new(name, 2, PassPace::Slow);
     let adapter = house.golden_adapter(name, "rank64-all-linear");
     let requests = [request(4, 40, Some(&adapter)), request(5, 7, None)];
     let expected = host_bits(name, &requests);
-    let mut staff = Staff::default();
+    let mut staff = WorkerThreads::default();
     (0..2).for_each(|_| house.hire(&mut staff, honest));
     house.until_seated(2);
     let mut partly = 0;
@@ -124,11 +124,11 @@ fn an_adapter_that_arrives_while_workers_compute_changes_no_bit() {
 #[test]
 fn an_adapter_that_is_wholly_there_asks_no_worker() {
     let name = "llama-tied";
-    let mut house = House::new(name, 1, Pace::Slow);
+    let mut house = WorkerFixture::new(name, 1, PassPace::Slow);
     let adapter = house.golden_adapter(name, "rank16-all-linear");
     let requests = [request(1, 20, Some(&adapter)), request(2, 20, None)];
     let expected = host_bits(name, &requests);
-    let mut staff = Staff::default();
+    let mut staff = WorkerThreads::default();
     house.hire(&mut staff, honest);
     house.until_seated(1);
     stage(&adapter, 8);
@@ -142,9 +142,9 @@ fn an_adapter_that_is_wholly_there_asks_no_worker() {
 #[test]
 fn an_image_is_on_offer_until_the_last_that_computes_with_it_is_done() {
     let name = "llama-tied";
-    let house = House::new(name, 2, Pace::Swift);
+    let house = WorkerFixture::new(name, 2, PassPace::Swift);
     let adapter = house.golden_adapter(name, "rank16-all-linear");
-    let mut desk = Desk::sit(house.socket()).unwrap();
+    let mut desk = TestWorker::sit(house.socket()).unwrap();
     let mut until_offered = |expected: &[&Arc<PreparedAdapter>]| {
         let expected: Vec<u64> = expected.iter().map(|adapter| adapter.image().0).collect();
         let is_so = || desk.news() && desk.images.keys().copied().eq(expected.iter().copied());
@@ -165,7 +165,7 @@ fn an_image_is_on_offer_until_the_last_that_computes_with_it_is_done() {
 #[test]
 fn workers_give_the_logits_of_transformers() {
     let model = "llama-tied";
-    let mut house = House::new(model, 2, Pace::Slow);
+    let mut house = WorkerFixture::new(model, 2, PassPace::Slow);
     let asked = "rank4-attention:0.7+rank16-rslora:0.5";
     let adapters = [
         ("rank64-all-linear", house.golden_adapter(model, "rank64-all-linear")),
@@ -173,7 +173,7 @@ fn workers_give_the_logits_of_transformers() {
         ("dora/everything", house.golden_dora(model, "everything")),
         ("saved/two", house.golden_saved(model, "two")),
     ];
-    let mut staff = Staff::default();
+    let mut staff = WorkerThreads::default();
     (0..2).for_each(|_| house.hire(&mut staff, honest));
     house.until_seated(2);
     for (name, adapter) in adapters {
@@ -182,7 +182,7 @@ fn workers_give_the_logits_of_transformers() {
         for case in golden["cases"].as_array().unwrap() {
             let numbers = |field: &str| case[field].as_array().unwrap().clone();
             let prompt = numbers("prompt").iter().map(|token| token.as_u64().unwrap() as u32).collect();
-            let requests = [Request { prompt, adapter: Some(Arc::clone(&adapter)) }];
+            let requests = [BatchRequest { prompt, adapter: Some(Arc::clone(&adapter)) }];
             for part in [0, 3, 7] {
                 stage(&adapter, part);
                 let found = bits(&mut house.model, &requests);

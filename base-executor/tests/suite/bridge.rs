@@ -13,17 +13,17 @@ use std::{
 };
 
 use base_executor::{
-    images::{Library, publish},
-    workers::{Door, Workers, bridge::Bridge},
+    images::{ImageRegistry, publish},
+    workers::{WorkerListener, Workers, bridge::Bridge},
 };
-use cache::ledger::Account;
+use cache::ledger::MemoryAccount;
 use kernels::{
     cuda::{CudaError, board::has_reached},
     lora::LoraPrecision,
 };
 use model::{
     deltas::{
-        assist::{Job, OwnedAsk},
+        assist::{AssistJob, OwnedPartialSum},
         prepared::{EncodedAdapter, PreparedAdapter},
     },
     shape::{config::ModelConfig, source::Target},
@@ -33,20 +33,20 @@ use shmproto::message::Stats;
 use tempfile::TempDir;
 
 use self::{
-    question::{GROUPS, Question, ROWS},
-    stream::{Piece, Stream, Words},
+    question::{GROUPS, GroupRequest, ROWS},
+    stream::{FakeStream, HostBridgeMemory, StreamOp},
 };
 use crate::{
     hostile_workers::{comes_and_goes, dies_after_claim, fails_everything, hoards},
-    worker::{Staff, WATCHDOG, adapter_of_everything, golden, honest, until},
+    worker::{WATCHDOG, WorkerThreads, adapter_of_everything, golden, honest, until},
 };
 
 /// A device, its bridge, and the door where workers come in.
-struct Scene {
+struct StreamBridgeFixture {
     // In this order: the engine lets its bridge go before it waits for its stream.
-    bridge: Option<Bridge<Words>>,
-    stream: Stream,
-    words: Words,
+    bridge: Option<Bridge<HostBridgeMemory>>,
+    stream: FakeStream,
+    words: HostBridgeMemory,
     workers: Workers,
     config: ModelConfig,
     adapters: Vec<Arc<PreparedAdapter>>,
@@ -56,7 +56,7 @@ struct Scene {
     _directory: TempDir,
 }
 
-impl Scene {
+impl StreamBridgeFixture {
     fn new(most: usize) -> Self {
         Self::beginning_at(most, 0)
     }
@@ -65,12 +65,14 @@ impl Scene {
     fn beginning_at(most: usize, number: u32) -> Self {
         let private = Permissions::from_mode(0o700);
         let directory = tempfile::Builder::new().permissions(private).tempdir().unwrap();
-        let (socket, library) = (directory.path().join("workers.sock"), Library::new().unwrap());
+        let (socket, library) = (directory.path().join("workers.sock"), ImageRegistry::new().unwrap());
         let config = open(&golden("models").join("llama-tied")).unwrap().config().clone();
         let mut words = None;
-        let wire = |slab, sums_elements| Ok(words.insert(Words::new(slab, sums_elements, number)).clone());
-        let memory = Account::default();
-        let door = Some(Door { socket: &socket, most, memory: &memory });
+        let wire = |slab, sums_elements| {
+            Ok(words.insert(HostBridgeMemory::new(slab, sums_elements, number)).clone())
+        };
+        let memory = MemoryAccount::default();
+        let door = Some(WorkerListener { socket: &socket, most, memory: &memory });
         let (workers, bridge) =
             Workers::start_bridged(door, ROWS, &config, library.clone(), &[0, 0], wire).unwrap();
         let adapter = |ranks: &[usize]| {
@@ -82,7 +84,7 @@ impl Scene {
         let words = words.unwrap();
         Self {
             bridge: Some(bridge),
-            stream: Stream::new(words.clone()),
+            stream: FakeStream::new(words.clone()),
             words,
             workers,
             config,
@@ -94,14 +96,14 @@ impl Scene {
         }
     }
 
-    fn bridge(&mut self) -> &mut Bridge<Words> {
+    fn bridge(&mut self) -> &mut Bridge<HostBridgeMemory> {
         self.bridge.as_mut().unwrap()
     }
 
     /// The next of a series of questions that are all different.
-    fn question(&mut self, rows: usize) -> Question {
+    fn question(&mut self, rows: usize) -> GroupRequest {
         self.jobs += 1;
-        let question = Question::new(&self.config, &self.adapters, self.jobs, rows);
+        let question = GroupRequest::new(&self.config, &self.adapters, self.jobs, rows);
         self.rank_rows += question.rank_rows();
         question
     }
@@ -112,8 +114,8 @@ impl Scene {
         self.bridge().begin_pass();
         for question in &questions {
             let number = self.bridge().post(question.job());
-            self.stream.enqueue(Piece::Ask { number, x: question.x.clone() });
-            self.stream.enqueue(Piece::Add { number, elements: question.elements() });
+            self.stream.enqueue(StreamOp::Ask { number, x: question.x.clone() });
+            self.stream.enqueue(StreamOp::Add { number, elements: question.elements() });
         }
         let found = self.stream.synchronize();
         self.bridge().end_pass()?;
@@ -157,7 +159,7 @@ impl Scene {
     }
 }
 
-impl Drop for Scene {
+impl Drop for StreamBridgeFixture {
     fn drop(&mut self) {
         self.bridge = None;
     }
@@ -166,12 +168,12 @@ impl Drop for Scene {
 #[test]
 fn one_to_three_workers_sum_for_a_device_with_the_bits_of_one_thread() {
     for count in 1..=3 {
-        let mut scene = Scene::new(count);
-        let mut staff = Staff::default();
+        let mut scene = StreamBridgeFixture::new(count);
+        let mut staff = WorkerThreads::default();
         (0..count).for_each(|_| staff.hire(&scene.socket, honest));
         scene.until_seated(count);
         // A device is slow to ask, so workers have the time.
-        scene.stream.enqueue(Piece::Sleep(Duration::from_millis(2)));
+        scene.stream.enqueue(StreamOp::Sleep(Duration::from_millis(2)));
         scene.run_until("workers compute", |stats| stats.workers.iter().any(|line| line.slices > 20));
         (0..20).for_each(|_| scene.pass(10, 256));
         let [device, workers, executor] = scene.tally();
@@ -184,11 +186,11 @@ fn one_to_three_workers_sum_for_a_device_with_the_bits_of_one_thread() {
 
 #[test]
 fn without_workers_the_executors_cores_sum_everything() {
-    let mut scene = Scene::new(1);
+    let mut scene = StreamBridgeFixture::new(1);
     (0..10).for_each(|_| scene.pass(10, 256));
     assert_eq!(scene.tally(), [0, 0, scene.rank_rows]);
     // With no door at all it is the same.
-    let mut scene = Scene::new(0);
+    let mut scene = StreamBridgeFixture::new(0);
     assert!(!scene.socket.exists(), "nobody is to come in");
     (0..10).for_each(|_| scene.pass(10, 256));
     assert_eq!(scene.tally(), [0, 0, scene.rank_rows]);
@@ -196,8 +198,8 @@ fn without_workers_the_executors_cores_sum_everything() {
 
 #[test]
 fn ten_thousand_jobs_are_each_answered_once_and_in_order() {
-    let mut scene = Scene::new(2);
-    let mut staff = Staff::default();
+    let mut scene = StreamBridgeFixture::new(2);
+    let mut staff = WorkerThreads::default();
     (0..2).for_each(|_| staff.hire(&scene.socket, honest));
     scene.until_seated(2);
     for _ in 0..100 {
@@ -210,8 +212,8 @@ fn ten_thousand_jobs_are_each_answered_once_and_in_order() {
 
 #[test]
 fn numbers_go_round_without_anybody_noticing() {
-    let mut scene = Scene::beginning_at(1, u32::MAX - 25);
-    let mut staff = Staff::default();
+    let mut scene = StreamBridgeFixture::beginning_at(1, u32::MAX - 25);
+    let mut staff = WorkerThreads::default();
     staff.hire(&scene.socket, honest);
     scene.until_seated(1);
     (0..10).for_each(|_| scene.pass(5, 20));
@@ -220,8 +222,8 @@ fn numbers_go_round_without_anybody_noticing() {
 
 #[test]
 fn workers_that_die_stop_fail_or_hoard_hold_no_device_up_and_cost_no_bit() {
-    let mut scene = Scene::new(6);
-    let mut staff = Staff::default();
+    let mut scene = StreamBridgeFixture::new(6);
+    let mut staff = WorkerThreads::default();
     for behaviour in [honest, honest, dies_after_claim, hoards, fails_everything, comes_and_goes] {
         staff.hire(&scene.socket, behaviour);
     }
@@ -238,9 +240,9 @@ fn workers_that_die_stop_fail_or_hoard_hold_no_device_up_and_cost_no_bit() {
 
 #[test]
 fn workers_that_leave_at_any_moment_of_a_pass_cost_no_bit() {
-    let mut scene = Scene::new(3);
+    let mut scene = StreamBridgeFixture::new(3);
     for round in 0..40 {
-        let mut staff = Staff::default();
+        let mut staff = WorkerThreads::default();
         (0..3).for_each(|_| staff.hire(&scene.socket, honest));
         scene.until_seated(3);
         std::thread::scope(|scope| {
@@ -256,8 +258,8 @@ fn workers_that_leave_at_any_moment_of_a_pass_cost_no_bit() {
 
 #[test]
 fn the_workers_are_let_go_in_the_middle_of_a_pass_and_the_executor_goes_on_alone() {
-    let mut scene = Scene::new(2);
-    let mut staff = Staff::default();
+    let mut scene = StreamBridgeFixture::new(2);
+    let mut staff = WorkerThreads::default();
     (0..2).for_each(|_| staff.hire(&scene.socket, honest));
     scene.until_seated(2);
     let workers = std::mem::take(&mut scene.workers);
@@ -273,8 +275,8 @@ fn the_workers_are_let_go_in_the_middle_of_a_pass_and_the_executor_goes_on_alone
 
 #[test]
 fn a_panic_of_the_bridge_fails_the_pass_alone_and_the_device_goes_on() {
-    let mut scene = Scene::new(1);
-    let mut staff = Staff::default();
+    let mut scene = StreamBridgeFixture::new(1);
+    let mut staff = WorkerThreads::default();
     staff.hire(&scene.socket, honest);
     scene.until_seated(1);
     for round in 1..40 {
@@ -295,8 +297,8 @@ fn a_panic_of_the_bridge_fails_the_pass_alone_and_the_device_goes_on() {
 
 #[test]
 fn what_a_failed_pass_posted_and_never_asked_for_holds_nobody_up() {
-    let mut scene = Scene::new(1);
-    let mut staff = Staff::default();
+    let mut scene = StreamBridgeFixture::new(1);
+    let mut staff = WorkerThreads::default();
     staff.hire(&scene.socket, honest);
     scene.until_seated(1);
     for asked in 0..6 {
@@ -307,10 +309,10 @@ fn what_a_failed_pass_posted_and_never_asked_for_holds_nobody_up() {
             last = scene.bridge().post(question.job());
             // Of some the stream gets to wait without ever having asked.
             if at < asked {
-                scene.stream.enqueue(Piece::Ask { number: last, x: question.x.clone() });
+                scene.stream.enqueue(StreamOp::Ask { number: last, x: question.x.clone() });
             }
             if at <= asked {
-                scene.stream.enqueue(Piece::Add { number: last, elements: question.elements() });
+                scene.stream.enqueue(StreamOp::Add { number: last, elements: question.elements() });
             }
         }
         if asked % 2 == 0 {
@@ -327,7 +329,7 @@ fn what_a_failed_pass_posted_and_never_asked_for_holds_nobody_up() {
 
 #[test]
 fn a_pass_that_was_never_ended_is_over_when_the_next_begins() {
-    let mut scene = Scene::new(1);
+    let mut scene = StreamBridgeFixture::new(1);
     let question = scene.question(30);
     scene.bridge().begin_pass();
     scene.bridge().post(question.job());
@@ -337,8 +339,8 @@ fn a_pass_that_was_never_ended_is_over_when_the_next_begins() {
 #[test]
 fn a_bridge_that_goes_in_the_middle_of_a_pass_lets_the_stream_go() {
     for delay_us in (0..4000).step_by(331) {
-        let mut scene = Scene::new(1);
-        let mut staff = Staff::default();
+        let mut scene = StreamBridgeFixture::new(1);
+        let mut staff = WorkerThreads::default();
         staff.hire(&scene.socket, honest);
         let questions: Vec<_> = (0..50).map(|_| scene.question(100)).collect();
         scene.bridge().begin_pass();
@@ -346,9 +348,9 @@ fn a_bridge_that_goes_in_the_middle_of_a_pass_lets_the_stream_go() {
             let number = scene.bridge().post(question.job());
             // The last of them the stream never asks for.
             if at < 40 {
-                scene.stream.enqueue(Piece::Ask { number, x: question.x.clone() });
+                scene.stream.enqueue(StreamOp::Ask { number, x: question.x.clone() });
             }
-            scene.stream.enqueue(Piece::Add { number, elements: question.elements() });
+            scene.stream.enqueue(StreamOp::Add { number, elements: question.elements() });
         }
         std::thread::sleep(Duration::from_micros(delay_us));
         scene.bridge = None;
@@ -359,15 +361,15 @@ fn a_bridge_that_goes_in_the_middle_of_a_pass_lets_the_stream_go() {
 #[test]
 #[should_panic(expected = "the rows of a job fit the slab")]
 fn a_job_larger_than_the_slab_is_a_mistake_of_whoever_posts_it() {
-    let mut scene = Scene::new(0);
+    let mut scene = StreamBridgeFixture::new(0);
     let question = scene.question(10);
     scene.bridge().begin_pass();
-    scene.bridge().post(Job { x_rows: 1 << 20, ..question.job() });
+    scene.bridge().post(AssistJob { x_rows: 1 << 20, ..question.job() });
 }
 
 #[test]
 fn the_largest_jobs_that_are_configured_fit_the_slab_and_the_sums() {
-    let mut scene = Scene::new(0);
+    let mut scene = StreamBridgeFixture::new(0);
     let adapter = Arc::clone(&scene.adapters[0]);
     scene.bridge().begin_pass();
     for targets in GROUPS {
@@ -377,11 +379,11 @@ fn the_largest_jobs_that_are_configured_fit_the_slab_and_the_sums() {
         for &target in targets {
             let matrix = adapter.matrix(0, target).unwrap();
             let adapter = Arc::clone(&adapter);
-            asks.push(OwnedAsk { adapter, layer: 0, target, first_row: 0, rows, ranks: 1, offset });
+            asks.push(OwnedPartialSum { adapter, layer: 0, target, first_row: 0, rows, ranks: 1, offset });
             offset += rows * matrix.rows();
             width = matrix.columns();
         }
-        scene.bridge().post(Job { asks, width, x_rows: rows, sums: offset });
+        scene.bridge().post(AssistJob { asks, width, x_rows: rows, sums: offset });
     }
     assert_eq!(scene.bridge().end_pass(), Err(CudaError::Unanswered));
 }

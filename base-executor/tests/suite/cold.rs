@@ -8,16 +8,16 @@ use std::{
 };
 
 use base_executor::{
-    adapters::{Budget, Loaded, Prepared, Role},
-    below::Below,
+    adapters::{AdapterLoadOutcome, AdapterRole, Budget, ResidentAdapter},
+    below::KvOffload,
     engine::{
-        Engine, Limits,
-        event::{Caller, ConnectionId, Event},
+        Engine, EngineLimits,
+        event::{ConnectionId, EngineEvent, RequestKey},
     },
-    placement::{Arrival, Found, Placement, PlacementError},
+    placement::{AdapterAvailability, LoadCompletion, Placement, PlacementError},
 };
-use cache::ledger::Account;
-use cache::{Cache, Settings};
+use cache::ledger::MemoryAccount;
+use cache::{Cache, CacheSettings};
 use ids::{AdapterId, Generation};
 use model::forward::BLOCK_TOKENS;
 use patience::WATCHDOG;
@@ -31,7 +31,7 @@ use tokio::sync::mpsc;
 use crate::common::{FakeAdapter, FakePass, PANICS, prompt, request};
 
 const GATEWAY: ConnectionId = ConnectionId(1);
-const ROOMY: Limits = Limits {
+const ROOMY: EngineLimits = EngineLimits {
     max_running: 64,
     max_waiting: 256,
     max_waiting_tokens: 1 << 20,
@@ -42,7 +42,7 @@ const ROOMY: Limits = Limits {
 
 /// Where adapters are, as the test says, and what the engine did about it.
 #[derive(Debug, Default)]
-struct World {
+struct FakePlacementState {
     /// Adapters that are wholly on the device.
     there: HashSet<u8>,
     /// What a request does whose adapter is not: start, or wait.
@@ -50,7 +50,7 @@ struct World {
     /// Adapters that requests may hold at a time; 0: any number.
     room: usize,
     /// What the load of an adapter is answered.
-    loads: Option<Result<Arrival, PlacementError>>,
+    loads: Option<Result<LoadCompletion, PlacementError>>,
     /// Users by adapter.
     held: BTreeMap<u8, u32>,
     /// Pending tokens of every request that asked.
@@ -62,10 +62,10 @@ struct World {
 }
 
 #[derive(Debug, Clone, Default)]
-struct FakeTier(Arc<Mutex<World>>);
+struct FakeTier(Arc<Mutex<FakePlacementState>>);
 
 impl FakeTier {
-    fn world(&self) -> MutexGuard<'_, World> {
+    fn world(&self) -> MutexGuard<'_, FakePlacementState> {
         self.0.lock().unwrap()
     }
 }
@@ -84,10 +84,10 @@ impl Placement<FakeAdapter> for FakeTier {
         _: &mut Cache,
         id: AdapterId,
         _: &Arc<FakeAdapter>,
-    ) -> Result<Arrival, PlacementError> {
+    ) -> Result<LoadCompletion, PlacementError> {
         let mut world = self.world();
         world.loaded.push(id.0[0]);
-        world.loads.unwrap_or(Ok(Arrival::Now))
+        world.loads.unwrap_or(Ok(LoadCompletion::Now))
     }
 
     fn unloaded(&mut self, _: &mut Cache, id: AdapterId) {
@@ -100,16 +100,22 @@ impl Placement<FakeAdapter> for FakeTier {
         self.world().there.insert(id.0[0]);
     }
 
-    fn enter(&mut self, _: &mut Cache, id: AdapterId, adapter: &Arc<FakeAdapter>, tokens: usize) -> Found {
+    fn enter(
+        &mut self,
+        _: &mut Cache,
+        id: AdapterId,
+        adapter: &Arc<FakeAdapter>,
+        tokens: usize,
+    ) -> AdapterAvailability {
         assert_eq!(u64::from(id.0[0]), adapter.0);
         let (mut world, id) = (self.world(), id.0[0]);
         world.asked.push(tokens);
         let is_full = world.room > 0 && world.held.len() >= world.room && !world.held.contains_key(&id);
         let found = match (world.there.contains(&id), world.starts_cold) {
-            _ if is_full => return Found::MustWait,
-            (true, _) => Found::OnDevice,
-            (false, true) => Found::Missing,
-            (false, false) => return Found::MustWait,
+            _ if is_full => return AdapterAvailability::MustWait,
+            (true, _) => AdapterAvailability::OnDevice,
+            (false, true) => AdapterAvailability::Missing,
+            (false, false) => return AdapterAvailability::MustWait,
         };
         *world.held.entry(id).or_default() += 1;
         world.entered.push(id);
@@ -142,7 +148,7 @@ impl Clock for TestClock {
 }
 
 /// An engine with one gateway, moved step by step.
-struct Bench {
+struct ColdStartHarness {
     engine: Engine<FakePass>,
     queue: mpsc::Receiver<ToGateway>,
     clock: TestClock,
@@ -152,14 +158,14 @@ struct Bench {
     others: Vec<ToGateway>,
 }
 
-impl Bench {
+impl ColdStartHarness {
     /// With adapters 1 to 4 in the host tier, and none on the device.
-    fn new(limits: Limits) -> Self {
+    fn new(limits: EngineLimits) -> Self {
         let clock = TestClock(Arc::new(Mutex::new(Instant::now())));
         let tier = FakeTier::default();
         let engine = engine(limits, Box::new(clock.clone()), &tier);
         let (queue, budget, outputs, others) =
-            (mpsc::channel(1).1, Budget::new(Account::new("adapters", 1000)), Vec::new(), Vec::new());
+            (mpsc::channel(1).1, Budget::new(MemoryAccount::new("adapters", 1000)), Vec::new(), Vec::new());
         let mut bench = Self { engine, queue, clock, tier, budget, outputs, others };
         bench.queue = bench.connect(GATEWAY);
         (1..=4).for_each(|tag| bench.load(tag));
@@ -169,7 +175,7 @@ impl Bench {
 
     fn connect(&mut self, connection: ConnectionId) -> mpsc::Receiver<ToGateway> {
         let (outbox, queue) = mpsc::channel(1024);
-        self.engine.handle(Event::Connected { connection, outbox });
+        self.engine.handle(EngineEvent::Connected { connection, outbox });
         queue
     }
 
@@ -180,16 +186,16 @@ impl Bench {
 
     fn unload(&mut self, tag: u8) {
         let call = UnloadAdapter { request: 200 + u64::from(tag), adapter: [tag; 32] };
-        self.engine.handle(Event::UnloadAdapter { connection: GATEWAY, call });
+        self.engine.handle(EngineEvent::UnloadAdapter { connection: GATEWAY, call });
     }
 
     fn send(&mut self, request: Generate) {
         let received_at = self.clock.now();
-        self.engine.handle(Event::Generate { connection: GATEWAY, request, received_at });
+        self.engine.handle(EngineEvent::Generate { connection: GATEWAY, request, received_at });
     }
 
     fn arrive(&mut self, tag: u8) {
-        self.engine.handle(Event::AdapterArrived(AdapterId([tag; 32])));
+        self.engine.handle(EngineEvent::AdapterArrived(AdapterId([tag; 32])));
     }
 
     fn pass_ms(&self, ms: u64) {
@@ -255,7 +261,7 @@ impl Bench {
     }
 }
 
-fn engine(limits: Limits, clock: Box<dyn Clock>, tier: &FakeTier) -> Engine<FakePass> {
+fn engine(limits: EngineLimits, clock: Box<dyn Clock>, tier: &FakeTier) -> Engine<FakePass> {
     let welcome = Welcome {
         version: 1,
         instance: 1,
@@ -281,14 +287,14 @@ fn engine(limits: Limits, clock: Box<dyn Clock>, tier: &FakeTier) -> Engine<Fake
 }
 
 /// What the loader tells of adapter `tag`; its call is named 100 + `tag`.
-fn load(budget: &Budget, tag: u8) -> Event<FakeAdapter> {
+fn load(budget: &Budget, tag: u8) -> EngineEvent<FakeAdapter> {
     let id = AdapterId([tag; 32]);
-    let caller = Caller { connection: GATEWAY, request: 100 + u64::from(tag) };
+    let caller = RequestKey { connection: GATEWAY, request: 100 + u64::from(tag) };
     let Ok(claim) = budget.claim(id, 10) else {
-        return Event::AdapterLoaded { caller, loaded: Loaded::Known(id) };
+        return EngineEvent::AdapterLoaded { caller, loaded: AdapterLoadOutcome::Known(id) };
     };
     let (adapter, generation) = (Arc::new(FakeAdapter(tag.into())), Generation([100 + tag; 32]));
-    let loaded = Loaded::New(Prepared {
+    let loaded = AdapterLoadOutcome::New(ResidentAdapter {
         invocation: None,
         adapter,
         claim,
@@ -296,9 +302,9 @@ fn load(budget: &Budget, tag: u8) -> Event<FakeAdapter> {
         rank: 4,
         modules: 2,
         virtual_tokens: 0,
-        role: Role::Answers,
+        role: AdapterRole::Answers,
     });
-    Event::AdapterLoaded { caller, loaded }
+    EngineEvent::AdapterLoaded { caller, loaded }
 }
 
 /// A request for 4 tokens on adapter `tag`.
@@ -308,7 +314,7 @@ fn on(tag: u8, id: u64) -> Generate {
 
 /// What the request gets where its adapter is there from the beginning.
 fn warm_tokens(request: &Generate) -> Vec<u32> {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = ColdStartHarness::new(ROOMY);
     (1..=4).for_each(|tag| bench.arrive(tag));
     bench.send(request.clone());
     bench.finish();
@@ -318,7 +324,7 @@ fn warm_tokens(request: &Generate) -> Vec<u32> {
 
 #[test]
 fn a_request_waits_for_its_adapter_and_its_neighbours_go_on() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = ColdStartHarness::new(ROOMY);
     bench.send(request(1, prompt(1, 20), 30));
     bench.step();
     bench.send(on(1, 2));
@@ -336,7 +342,7 @@ fn a_request_waits_for_its_adapter_and_its_neighbours_go_on() {
 
 #[test]
 fn a_request_that_starts_while_its_adapter_travels_does_not_wait() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = ColdStartHarness::new(ROOMY);
     bench.tier.world().starts_cold = true;
     bench.send(on(1, 1));
     bench.step();
@@ -348,23 +354,23 @@ fn a_request_that_starts_while_its_adapter_travels_does_not_wait() {
 
 #[test]
 fn an_adapter_that_was_asked_for_is_brought_back_while_there_is_nothing_to_do() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = ColdStartHarness::new(ROOMY);
     // A pool that adapters share; none of these has a place in it.
-    let blocks = Settings::device_alone(ROOMY.kv_blocks, BLOCK_TOKENS);
-    let pool = Cache::new(Settings { max_adapter_blocks: 100, ..blocks });
-    bench.engine = bench.engine.with_memory(pool, Below::default());
+    let blocks = CacheSettings::device_alone(ROOMY.kv_blocks, BLOCK_TOKENS);
+    let pool = Cache::new(CacheSettings { max_adapter_blocks: 100, ..blocks });
+    bench.engine = bench.engine.with_memory(pool, KvOffload::default());
     (1..=2).for_each(|tag| bench.arrive(tag));
     bench.send(on(2, 1));
     bench.finish();
     bench.step();
-    let offered = |bench: &Bench| bench.tier.world().loaded.clone();
+    let offered = |bench: &ColdStartHarness| bench.tier.world().loaded.clone();
     assert_eq!(offered(&bench).iter().filter(|tag| **tag == 1).count(), 1, "nobody asked for it");
     assert!(offered(&bench).iter().filter(|tag| **tag == 2).count() > 1);
 }
 
 #[test]
 fn those_that_waited_for_their_adapter_go_ahead_of_newcomers_in_their_own_order() {
-    let mut bench = Bench::new(Limits { max_running: 1, ..ROOMY });
+    let mut bench = ColdStartHarness::new(EngineLimits { max_running: 1, ..ROOMY });
     bench.send(on(1, 1));
     bench.send(on(2, 2));
     bench.send(on(1, 3));
@@ -380,7 +386,7 @@ fn those_that_waited_for_their_adapter_go_ahead_of_newcomers_in_their_own_order(
 
 #[test]
 fn one_whose_adapter_is_still_missing_holds_up_nobody_who_waited_with_it() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = ColdStartHarness::new(ROOMY);
     [on(1, 1), on(2, 2), on(1, 3), on(3, 4)].into_iter().for_each(|one| bench.send(one));
     bench.step();
     bench.arrive(2);
@@ -399,7 +405,7 @@ fn one_whose_adapter_is_still_missing_holds_up_nobody_who_waited_with_it() {
 
 #[test]
 fn the_first_output_and_the_figures_say_what_was_waited_for_the_adapter() {
-    let mut bench = Bench::new(Limits { max_running: 1, ..ROOMY });
+    let mut bench = ColdStartHarness::new(EngineLimits { max_running: 1, ..ROOMY });
     bench.send(request(9, prompt(9, 20), 3));
     bench.step();
     bench.send(on(1, 1));
@@ -427,17 +433,17 @@ fn the_first_output_and_the_figures_say_what_was_waited_for_the_adapter() {
 
 #[test]
 fn a_cold_request_that_is_cancelled_or_whose_gateway_is_gone_leaves_nothing_behind() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = ColdStartHarness::new(ROOMY);
     let theirs = ConnectionId(2);
     let queue = bench.connect(theirs);
     bench.send(on(1, 1));
     bench.send(on(1, 2));
     let received_at = bench.clock.now();
-    bench.engine.handle(Event::Generate { connection: theirs, request: on(2, 1), received_at });
+    bench.engine.handle(EngineEvent::Generate { connection: theirs, request: on(2, 1), received_at });
     bench.step();
     assert_eq!(bench.stats().waiting, 3);
-    bench.engine.handle(Event::Cancel(Caller { connection: GATEWAY, request: 1 }));
-    bench.engine.handle(Event::Disconnected(theirs));
+    bench.engine.handle(EngineEvent::Cancel(RequestKey { connection: GATEWAY, request: 1 }));
+    bench.engine.handle(EngineEvent::Disconnected(theirs));
     drop(queue);
     bench.step();
     assert_eq!((bench.stats().waiting, bench.stats().cancelled), (1, 2));
@@ -449,7 +455,7 @@ fn a_cold_request_that_is_cancelled_or_whose_gateway_is_gone_leaves_nothing_behi
 
 #[test]
 fn a_deadline_ends_what_waits_for_its_adapter() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = ColdStartHarness::new(ROOMY);
     bench.send(Generate { deadline_ms: 100, ..on(1, 1) });
     bench.send(Generate { deadline_ms: 300, ..on(1, 2) });
     bench.step();
@@ -463,12 +469,12 @@ fn a_deadline_ends_what_waits_for_its_adapter() {
 
 #[test]
 fn draining_waits_for_a_cold_request_and_gives_it_up_at_the_end_of_the_grace() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = ColdStartHarness::new(ROOMY);
     bench.send(on(1, 1));
     bench.send(on(2, 2));
     bench.step();
     let until = bench.clock.now() + Duration::from_secs(1);
-    bench.engine.handle(Event::Drain { until });
+    bench.engine.handle(EngineEvent::Drain { until });
     bench.arrive(1);
     bench.steps(6);
     assert_eq!(bench.tokens(1).len(), 4, "it was accepted, so it is served");
@@ -481,7 +487,7 @@ fn draining_waits_for_a_cold_request_and_gives_it_up_at_the_end_of_the_grace() {
 
 #[test]
 fn cold_requests_count_among_those_that_wait() {
-    let mut bench = Bench::new(Limits { max_running: 2, max_waiting: 1, ..ROOMY });
+    let mut bench = ColdStartHarness::new(EngineLimits { max_running: 2, max_waiting: 1, ..ROOMY });
     (1..=3).for_each(|id| bench.send(on(1, id)));
     bench.step();
     bench.send(request(4, prompt(4, 20), 4));
@@ -494,7 +500,7 @@ fn cold_requests_count_among_those_that_wait() {
 
 #[test]
 fn one_that_gives_way_to_others_keeps_its_hold_on_the_adapter() {
-    let mut bench = Bench::new(Limits { kv_blocks: 8, ..ROOMY });
+    let mut bench = ColdStartHarness::new(EngineLimits { kv_blocks: 8, ..ROOMY });
     bench.arrive(1);
     (1..=3).for_each(|id| bench.send(Generate { max_tokens: 60, ..on(1, id) }));
     let end = Instant::now() + WATCHDOG;
@@ -517,7 +523,7 @@ fn one_that_gives_way_to_others_keeps_its_hold_on_the_adapter() {
 
 #[test]
 fn a_pass_that_fails_lets_go_of_its_adapters() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = ColdStartHarness::new(ROOMY);
     bench.arrive(1);
     bench.send(Generate { prompt: vec![1, 2, PANICS], ..on(1, 1) });
     bench.step();
@@ -527,7 +533,7 @@ fn a_pass_that_fails_lets_go_of_its_adapters() {
 
 #[test]
 fn an_adapter_is_unloaded_after_the_last_request_that_waits_for_it() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = ColdStartHarness::new(ROOMY);
     bench.send(on(1, 1));
     bench.step();
     bench.unload(1);
@@ -546,12 +552,12 @@ fn an_adapter_is_unloaded_after_the_last_request_that_waits_for_it() {
 
 #[test]
 fn a_load_is_answered_when_the_adapter_has_arrived_where_it_must_be_there() {
-    let mut bench = Bench::new(ROOMY);
-    bench.tier.world().loads = Some(Ok(Arrival::Later));
+    let mut bench = ColdStartHarness::new(ROOMY);
+    bench.tier.world().loads = Some(Ok(LoadCompletion::Later));
     bench.load(5);
     bench.load(5);
     bench.step();
-    let answers = |bench: &Bench| {
+    let answers = |bench: &ColdStartHarness| {
         let is_answer =
             |message: &&ToGateway| matches!(message, ToGateway::AdapterLoaded(it) if it.request == 105);
         bench.others.iter().filter(is_answer).count()
@@ -567,7 +573,7 @@ fn a_load_is_answered_when_the_adapter_has_arrived_where_it_must_be_there() {
 
 #[test]
 fn a_load_that_cannot_be_placed_is_refused_and_keeps_no_bytes() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = ColdStartHarness::new(ROOMY);
     let (asked_bytes, held_bytes, limit_bytes) = (30, 80, 100);
     bench.tier.world().loads = Some(Err(PlacementError::TierFull { asked_bytes, held_bytes, limit_bytes }));
     bench.load(5);
@@ -585,8 +591,8 @@ fn a_load_that_cannot_be_placed_is_refused_and_keeps_no_bytes() {
 
 #[test]
 fn unloading_an_adapter_on_its_way_answers_who_loads_it_and_the_next_load_is_placed_anew() {
-    let mut bench = Bench::new(ROOMY);
-    bench.tier.world().loads = Some(Ok(Arrival::Later));
+    let mut bench = ColdStartHarness::new(ROOMY);
+    bench.tier.world().loads = Some(Ok(LoadCompletion::Later));
     bench.load(5);
     bench.unload(5);
     bench.load(5);
@@ -612,12 +618,12 @@ fn room_that_the_last_request_leaves_wakes_the_one_that_waits_for_it() {
     tier.world().there.extend([1, 2]);
     let (events_sender, events) = mpsc::channel(64);
     let (outbox, mut queue) = mpsc::channel(1024);
-    events_sender.blocking_send(Event::Connected { connection: GATEWAY, outbox }).unwrap();
-    let budget = Budget::new(Account::new("adapters", 1000));
+    events_sender.blocking_send(EngineEvent::Connected { connection: GATEWAY, outbox }).unwrap();
+    let budget = Budget::new(MemoryAccount::new("adapters", 1000));
     for tag in [1, 2] {
         events_sender.blocking_send(load(&budget, tag)).unwrap();
         let request = on(tag, tag.into());
-        let event = Event::Generate { connection: GATEWAY, request, received_at: Instant::now() };
+        let event = EngineEvent::Generate { connection: GATEWAY, request, received_at: Instant::now() };
         events_sender.blocking_send(event).unwrap();
     }
     let running = thread::spawn(move || engine.run(events).unwrap());

@@ -10,10 +10,10 @@ use std::{
 use ids::BlockId;
 use model::{
     forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice},
-    sites::{Company, SitePath},
-    sweep::Waiting,
+    sites::{PassHooks, SitePath},
+    sweep::PendingWeights,
 };
-use shmproto::message::{Generate, Precision, Provisional, Sampling};
+use shmproto::message::{Generate, Precision, ProvisionalMode, Sampling};
 
 /// Tokens of the fake's vocabulary.
 pub(crate) const VOCAB: usize = 64;
@@ -35,7 +35,7 @@ pub(crate) struct FakeAdapter(pub(crate) u64);
 
 /// One slice as the pass saw it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Seen {
+pub(crate) struct SeenSlice {
     pub(crate) start: usize,
     pub(crate) tokens: usize,
     pub(crate) logits: LogitRows,
@@ -47,7 +47,7 @@ pub(crate) struct Seen {
 pub(crate) struct NoMemory;
 
 /// The batches a pass has seen.
-pub(crate) type Log = Arc<Mutex<Vec<Vec<Seen>>>>;
+pub(crate) type Log = Arc<Mutex<Vec<Vec<SeenSlice>>>>;
 
 /// What happens during a pass.
 pub(crate) type Tick = Arc<Mutex<Option<Box<dyn FnMut() + Send>>>>;
@@ -177,9 +177,9 @@ impl ForwardPass for FakePass {
         &mut self,
         batch: &[SequenceSlice<'_, FakeAdapter>],
         logits: &mut Vec<f32>,
-        company: &mut dyn Company,
+        company: &mut dyn PassHooks,
     ) -> Result<(), Self::Error> {
-        let seen = |slice: &SequenceSlice<'_, FakeAdapter>| Seen {
+        let seen = |slice: &SequenceSlice<'_, FakeAdapter>| SeenSlice {
             start: slice.start,
             tokens: slice.tokens.len(),
             logits: slice.logits,
@@ -247,7 +247,7 @@ impl ForwardPass for FakePass {
 /// A wait that is over once it was asked so often whether it is.
 struct Wait(Cell<usize>);
 
-impl Waiting for Wait {
+impl PendingWeights for Wait {
     fn is_over(&self) -> bool {
         let left = self.0.get();
         self.0.set(left.saturating_sub(1));
@@ -303,7 +303,7 @@ pub(crate) fn request(request: u64, prompt: Vec<u32>, max_tokens: u32) -> Genera
         logprobs: None,
         prompt_logprobs: None,
         deadline_ms: 0,
-        provisional: Provisional::Unwanted,
+        provisional: ProvisionalMode::Unwanted,
         precision: Precision::Serving,
         grammar: None,
         pooling: None,

@@ -9,7 +9,7 @@ use shmproto::message::{
 use crate::{
     common::{prompt, request},
     gateway::{EVERYBODY, Gateway},
-    process::{Place, Process},
+    process::{ChildProcess, ProcessFixture},
     tiny::{VOCAB, write_adapter, write_draft, write_model, write_model_of, write_tokens},
 };
 
@@ -18,26 +18,26 @@ const SLOW: (&str, &str) = ("executor.before_step", "slow 4");
 
 const TOKENS: u32 = 48;
 
-fn start(place: &Place, arguments: &[&str]) -> Process {
+fn start(place: &ProcessFixture, arguments: &[&str]) -> ChildProcess {
     let mut process = place.start_with(arguments);
     process.ready();
     process
 }
 
-async fn load(gateway: &mut Gateway, place: &Place, name: &str) -> ToGateway {
+async fn load(gateway: &mut Gateway, place: &ProcessFixture, name: &str) -> ToGateway {
     let path = place.path(name).to_str().unwrap().to_owned();
     gateway.send(ToExecutor::LoadAdapter(LoadAdapter::of_one(500, path, EVERYBODY))).await;
     gateway.answer().await
 }
 
-async fn loaded(gateway: &mut Gateway, place: &Place, name: &str) -> AdapterLoaded {
+async fn loaded(gateway: &mut Gateway, place: &ProcessFixture, name: &str) -> AdapterLoaded {
     match load(gateway, place, name).await {
         ToGateway::AdapterLoaded(loaded) => loaded,
         other => panic!("{name} is to be loaded: {other:?}"),
     }
 }
 
-async fn refused(gateway: &mut Gateway, place: &Place, name: &str) -> (ErrorCode, String) {
+async fn refused(gateway: &mut Gateway, place: &ProcessFixture, name: &str) -> (ErrorCode, String) {
     match load(gateway, place, name).await {
         ToGateway::Failed(failed) => (failed.error.code, failed.error.message),
         other => panic!("{name} is to be refused: {other:?}"),
@@ -86,15 +86,15 @@ async fn together(gateway: &mut Gateway, asks: &[Generate]) -> Vec<Vec<u32>> {
 }
 
 /// What is said where nobody drafts, by the base and by the adapter in `adapter`.
-async fn without_drafts(place: &Place) -> Vec<Vec<u32>> {
+async fn without_drafts(place: &ProcessFixture) -> Vec<Vec<u32>> {
     let _process = start(place, &["--draft", "off"]);
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
     let adapter = loaded(&mut gateway, place, "adapter").await.adapter;
     one_by_one(&mut gateway, &asks(1, adapter)).await
 }
 
-fn place() -> Place {
-    let place = Place::new();
+fn place() -> ProcessFixture {
+    let place = ProcessFixture::new();
     write_adapter(&place.path("adapter"), &[]);
     // All layers, all tokens, and nothing changed: the base itself.
     write_draft(&place.path("same"), 2, None, 0.0);

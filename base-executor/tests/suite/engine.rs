@@ -16,14 +16,14 @@ use std::{
 };
 
 use base_executor::{
-    adapters::{Budget, Loaded, Prepared, Role},
+    adapters::{AdapterLoadOutcome, AdapterRole, Budget, ResidentAdapter},
     engine::{
-        Engine, Limits,
+        Engine, EngineLimits,
         drafts::Drafts,
-        event::{Caller, ConnectionId, Event},
+        event::{ConnectionId, EngineEvent, RequestKey},
     },
 };
-use cache::ledger::Account;
+use cache::ledger::MemoryAccount;
 use ids::{AdapterId, Generation};
 use model::{adapter::Invocation, forward::LogitRows};
 use policy::clock::Clock;
@@ -39,7 +39,7 @@ use crate::common::{
 };
 
 const GATEWAY: ConnectionId = ConnectionId(1);
-const ROOMY: Limits = Limits {
+const ROOMY: EngineLimits = EngineLimits {
     max_running: 64,
     max_waiting: 256,
     max_waiting_tokens: 1 << 20,
@@ -59,7 +59,7 @@ impl Clock for TestClock {
 
 /// All that was said about one request.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Answer {
+struct RequestTranscript {
     tokens: Vec<TokenOutput>,
     prompt: Vec<TokenOutput>,
     embedding: Vec<f32>,
@@ -68,18 +68,18 @@ struct Answer {
     finish: Option<Finish>,
     error: Option<ErrorCode>,
     /// What was told of drafts, and which of it came true.
-    provisional: Told,
+    provisional: ProvisionalTokens,
 }
 
 /// Drafted tokens that were told before they were verified.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Told {
+struct ProvisionalTokens {
     standing: Vec<u32>,
     came_true: usize,
     in_vain: usize,
 }
 
-impl Told {
+impl ProvisionalTokens {
     fn verified(&mut self, tokens: &[TokenOutput]) {
         let told = std::mem::take(&mut self.standing);
         let true_ones = told.iter().zip(tokens).take_while(|(told, said)| **told == said.token).count();
@@ -88,7 +88,7 @@ impl Told {
     }
 }
 
-impl Answer {
+impl RequestTranscript {
     fn add(&mut self, mut output: Output) {
         assert!(self.finish.is_none() && self.error.is_none(), "nothing follows the last output");
         if !output.provisional.is_empty() {
@@ -119,26 +119,26 @@ impl Answer {
 }
 
 /// An engine with one gateway, moved step by step.
-struct Bench {
+struct EngineHarness {
     engine: Engine<FakePass>,
     queue: mpsc::Receiver<ToGateway>,
     clock: TestClock,
     log: Log,
     tick: Tick,
     budget: Budget,
-    answers: HashMap<u64, Answer>,
+    answers: HashMap<u64, RequestTranscript>,
     others: Vec<ToGateway>,
     steps: usize,
 }
 
-impl Bench {
-    fn new(limits: Limits) -> Self {
+impl EngineHarness {
+    fn new(limits: EngineLimits) -> Self {
         let (pass, log) = FakePass::new(limits.kv_blocks);
         Self::over(pass, log, limits, Drafts::default())
     }
 
     /// An engine that drafts; each pass takes a millisecond.
-    fn drafting(limits: Limits, drafts: Drafts) -> Self {
+    fn drafting(limits: EngineLimits, drafts: Drafts) -> Self {
         let (pass, log) = FakePass::new(limits.kv_blocks);
         let bench = Self::over(pass, log, limits, drafts);
         let clock = bench.clock.clone();
@@ -147,12 +147,12 @@ impl Bench {
         bench
     }
 
-    fn over(pass: FakePass, log: Log, limits: Limits, drafts: Drafts) -> Self {
+    fn over(pass: FakePass, log: Log, limits: EngineLimits, drafts: Drafts) -> Self {
         let clock = TestClock(Arc::new(Mutex::new(Instant::now())));
         let tick = pass.tick();
         let mut engine = Engine::new(pass, limits, welcome(), Box::new(clock.clone())).with_drafts(drafts);
         let (outbox, queue) = mpsc::channel(1024);
-        engine.handle(Event::Connected { connection: GATEWAY, outbox });
+        engine.handle(EngineEvent::Connected { connection: GATEWAY, outbox });
         let (answers, others) = (HashMap::new(), Vec::new());
         let mut bench = Self {
             engine,
@@ -160,7 +160,7 @@ impl Bench {
             clock,
             log,
             tick,
-            budget: Budget::new(Account::new("adapters", 1000)),
+            budget: Budget::new(MemoryAccount::new("adapters", 1000)),
             answers,
             others,
             steps: 0,
@@ -171,11 +171,11 @@ impl Bench {
 
     fn send(&mut self, request: Generate) {
         let received_at = self.clock.now();
-        self.engine.handle(Event::Generate { connection: GATEWAY, request, received_at });
+        self.engine.handle(EngineEvent::Generate { connection: GATEWAY, request, received_at });
     }
 
     fn cancel(&mut self, request: u64) {
-        self.engine.handle(Event::Cancel(Caller { connection: GATEWAY, request }));
+        self.engine.handle(EngineEvent::Cancel(RequestKey { connection: GATEWAY, request }));
     }
 
     fn step(&mut self) {
@@ -221,7 +221,7 @@ impl Bench {
                 let generation = Generation([100 + tag; 32]);
                 let virtual_tokens = virtual_tokens(tag);
                 let invocation = (tag == ACTIVATED).then(|| Invocation::new(Some(vec![7]), VOCAB).unwrap());
-                Loaded::New(Prepared {
+                AdapterLoadOutcome::New(ResidentAdapter {
                     adapter,
                     claim,
                     generation,
@@ -229,21 +229,21 @@ impl Bench {
                     modules: 2,
                     virtual_tokens,
                     invocation,
-                    role: Role::Answers,
+                    role: AdapterRole::Answers,
                 })
             }
-            Err(_) => Loaded::Known(id),
+            Err(_) => AdapterLoadOutcome::Known(id),
         };
-        let caller = Caller { connection: GATEWAY, request: tag.into() };
-        self.engine.handle(Event::AdapterLoaded { caller, loaded });
+        let caller = RequestKey { connection: GATEWAY, request: tag.into() };
+        self.engine.handle(EngineEvent::AdapterLoaded { caller, loaded });
     }
 
     fn unload(&mut self, tag: u8) {
         let call = UnloadAdapter { request: tag.into(), adapter: [tag; 32] };
-        self.engine.handle(Event::UnloadAdapter { connection: GATEWAY, call });
+        self.engine.handle(EngineEvent::UnloadAdapter { connection: GATEWAY, call });
     }
 
-    fn answer(&self, request: u64) -> &Answer {
+    fn answer(&self, request: u64) -> &RequestTranscript {
         self.answers.get(&request).unwrap_or_else(|| panic!("request {request} was not answered"))
     }
 
@@ -292,21 +292,21 @@ pub(crate) fn welcome() -> Welcome {
 }
 
 /// What a request gets when it has an engine for itself.
-fn alone(request: &Generate) -> Answer {
-    let mut bench = Bench::new(Limits { kv_blocks: 128, ..ROOMY });
+fn alone(request: &Generate) -> RequestTranscript {
+    let mut bench = EngineHarness::new(EngineLimits { kv_blocks: 128, ..ROOMY });
     request.adapter.iter().for_each(|id| bench.load(id[0]));
     bench.send(request.clone());
     bench.finish();
     bench.answer(request.request).clone()
 }
 
-fn assert_as_if_alone(bench: &Bench, requests: &[Generate]) {
+fn assert_as_if_alone(bench: &EngineHarness, requests: &[Generate]) {
     for request in requests {
         assert_eq!(bench.answer(request.request).content(), alone(request).content(), "request {request:?}");
     }
 }
 
-fn assert_nothing_held(bench: &Bench) {
+fn assert_nothing_held(bench: &EngineHarness) {
     let stats = bench.stats();
     assert_eq!((stats.waiting, stats.running, stats.kv_blocks_used), (0, 0, 0));
     assert!(
@@ -344,9 +344,9 @@ fn any_request() -> impl Strategy<Value = Generate> {
     })
 }
 
-fn any_limits() -> impl Strategy<Value = Limits> {
+fn any_limits() -> impl Strategy<Value = EngineLimits> {
     // The longest request has 20 + 75 + 40 tokens: 9 blocks.
-    (1..20usize, 16..200usize, 9..60u32).prop_map(|(max_running, chunk_tokens, kv_blocks)| Limits {
+    (1..20usize, 16..200usize, 9..60u32).prop_map(|(max_running, chunk_tokens, kv_blocks)| EngineLimits {
         max_running,
         chunk_tokens,
         kv_blocks,
@@ -362,7 +362,7 @@ proptest! {
         mut requests in prop::collection::vec((any_request(), 0..6usize), 1..17),
         limits in any_limits(),
     ) {
-        let mut bench = Bench::new(limits);
+        let mut bench = EngineHarness::new(limits);
         [1, 2, PREFIX, ACTIVATED].into_iter().for_each(|tag| bench.load(tag));
         for (id, (request, steps_before)) in (1..).zip(&mut requests) {
             request.request = id;
@@ -380,7 +380,7 @@ proptest! {
         moments in prop::collection::vec((any_request(), 0..3usize, 0..20usize), 300),
         limits in any_limits(),
     ) {
-        let mut bench = Bench::new(limits);
+        let mut bench = EngineHarness::new(limits);
         [1, 2, PREFIX, ACTIVATED].into_iter().for_each(|tag| bench.load(tag));
         for (id, (mut request, steps, age)) in (1..).zip(moments) {
             request.request = id;
@@ -396,7 +396,7 @@ proptest! {
 
 #[test]
 fn sixteen_requests_on_three_adapters_get_what_they_would_get_alone() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     (1..4).for_each(|tag| bench.load(tag));
     let mut requests = Vec::new();
     for id in 1..=16 {
@@ -413,8 +413,8 @@ fn sixteen_requests_on_three_adapters_get_what_they_would_get_alone() {
 
 #[test]
 fn a_preempted_request_goes_on_bit_for_bit_and_repeats_no_token() {
-    let limits = Limits { kv_blocks: 12, ..ROOMY };
-    let mut bench = Bench::new(limits);
+    let limits = EngineLimits { kv_blocks: 12, ..ROOMY };
+    let mut bench = EngineHarness::new(limits);
     let requests: Vec<_> = (1..=4)
         .map(|id| {
             let mut one = request(id, prompt(id, 20), 100);
@@ -432,7 +432,7 @@ fn a_preempted_request_goes_on_bit_for_bit_and_repeats_no_token() {
 
 #[test]
 fn a_cached_prefix_is_not_computed_again_and_changes_nothing() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     let first = request(1, prompt(5, 50), 20);
     let second = Generate { request: 2, ..first.clone() };
     bench.send(first.clone());
@@ -447,7 +447,7 @@ fn a_cached_prefix_is_not_computed_again_and_changes_nothing() {
 
 #[test]
 fn a_prompt_that_is_cached_as_a_whole_has_its_last_token_computed() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     bench.send(request(1, prompt(5, 32), 1));
     bench.finish();
     bench.send(request(2, prompt(5, 32), 1));
@@ -458,7 +458,7 @@ fn a_prompt_that_is_cached_as_a_whole_has_its_last_token_computed() {
 
 #[test]
 fn generated_tokens_are_cached_for_the_next_turn_of_a_conversation() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     bench.send(request(1, prompt(5, 20), 30));
     bench.finish();
     let mut turn = prompt(5, 20);
@@ -471,7 +471,7 @@ fn generated_tokens_are_cached_for_the_next_turn_of_a_conversation() {
 
 #[test]
 fn tenants_and_adapters_share_no_prefix() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     bench.load(1);
     let base = request(1, prompt(5, 50), 4);
     let tenant = Generate { request: 2, namespace: [1; 32], ..base.clone() };
@@ -488,7 +488,7 @@ fn tenants_and_adapters_share_no_prefix() {
 
 #[test]
 fn eight_prompts_of_128_tokens_take_two_steps() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     (1..=8).for_each(|id| bench.send(request(id, prompt(id, 128), 4)));
     bench.step();
     assert_eq!((1..=8).filter(|id| bench.answers.contains_key(id)).count(), 4, "first come, first served");
@@ -498,7 +498,7 @@ fn eight_prompts_of_128_tokens_take_two_steps() {
 
 #[test]
 fn logits_are_computed_for_the_last_chunk_of_a_prompt_only() {
-    let mut bench = Bench::new(Limits { chunk_tokens: 64, ..ROOMY });
+    let mut bench = EngineHarness::new(EngineLimits { chunk_tokens: 64, ..ROOMY });
     bench.send(request(1, prompt(1, 150), 2));
     bench.finish();
     let seen: Vec<_> =
@@ -510,7 +510,7 @@ fn logits_are_computed_for_the_last_chunk_of_a_prompt_only() {
 
 #[test]
 fn a_long_prompt_keeps_neither_short_prompts_nor_generation_waiting() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     bench.send(request(1, prompt(1, 10), 100));
     bench.step();
     bench.send(request(2, prompt(2, 1900), 4));
@@ -524,7 +524,7 @@ fn a_long_prompt_keeps_neither_short_prompts_nor_generation_waiting() {
 
 #[test]
 fn a_request_that_must_wait_for_room_is_not_overtaken_for_ever() {
-    let mut bench = Bench::new(Limits { kv_blocks: 16, ..ROOMY });
+    let mut bench = EngineHarness::new(EngineLimits { kv_blocks: 16, ..ROOMY });
     bench.send(request(1, prompt(1, 100), 20));
     bench.step();
     // Fits only when nothing else does, while small requests keep coming.
@@ -551,7 +551,7 @@ fn a_penalized_request_that_is_continued_elsewhere_goes_on_as_if_it_had_not_been
         assert_eq!(tokens, whole[cut as usize..], "cut after {cut}");
     }
     let nothing_asked = Generate { generated: 20, ..one };
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     bench.send(nothing_asked);
     bench.finish();
     assert_eq!(bench.answer(1).error, Some(ErrorCode::InvalidRequest));
@@ -559,7 +559,7 @@ fn a_penalized_request_that_is_continued_elsewhere_goes_on_as_if_it_had_not_been
 
 #[test]
 fn prompt_log_probabilities_cover_every_prompt_token_but_the_first() {
-    let mut bench = Bench::new(Limits { chunk_tokens: 40, ..ROOMY });
+    let mut bench = EngineHarness::new(EngineLimits { chunk_tokens: 40, ..ROOMY });
     let mut one = request(1, prompt(1, 150), 2);
     one.prompt_logprobs = Some(3);
     bench.send(Generate { request: 9, prompt_logprobs: None, ..one.clone() });
@@ -576,7 +576,7 @@ fn prompt_log_probabilities_cover_every_prompt_token_but_the_first() {
 
 #[test]
 fn a_prompt_can_be_scored_without_generating() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     let mut one = request(1, prompt(1, 30), 0);
     one.prompt_logprobs = Some(0);
     bench.send(one);
@@ -587,7 +587,7 @@ fn a_prompt_can_be_scored_without_generating() {
 
 #[test]
 fn a_stop_token_ends_a_request_but_not_before_min_tokens() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     bench.send(request(1, prompt(1, 10), 20));
     bench.finish();
     let free: Vec<u32> = bench.answer(1).tokens.iter().map(|output| output.token).collect();
@@ -605,7 +605,7 @@ fn a_stop_token_ends_a_request_but_not_before_min_tokens() {
 
 #[test]
 fn a_request_ends_where_the_context_does() {
-    let mut bench = Bench::new(Limits { context_length: 64, ..ROOMY });
+    let mut bench = EngineHarness::new(EngineLimits { context_length: 64, ..ROOMY });
     bench.send(request(1, prompt(1, 60), 1000));
     bench.finish();
     assert_eq!((bench.answer(1).tokens.len(), bench.answer(1).finish), (4, Some(Finish::Length)));
@@ -613,15 +613,15 @@ fn a_request_ends_where_the_context_does() {
 
 #[test]
 fn what_can_never_fit_is_refused_at_once_with_both_numbers() {
-    let mut bench = Bench::new(Limits { kv_blocks: 4, context_length: 100, ..ROOMY });
+    let mut bench = EngineHarness::new(EngineLimits { kv_blocks: 4, context_length: 100, ..ROOMY });
     bench.send(request(1, prompt(1, 100), 1));
     bench.send(request(2, prompt(1, 60), 6));
     bench.send(request(3, prompt(1, 60), 5));
     let (outbox, mut queue) = mpsc::channel(8);
-    bench.engine.handle(Event::Connected { connection: ConnectionId(2), outbox });
+    bench.engine.handle(EngineEvent::Connected { connection: ConnectionId(2), outbox });
     let received_at = bench.clock.now();
     let request = request(4, prompt(1, 60), 40);
-    bench.engine.handle(Event::Generate { connection: ConnectionId(2), request, received_at });
+    bench.engine.handle(EngineEvent::Generate { connection: ConnectionId(2), request, received_at });
     bench.step();
     assert_eq!(bench.error(1), Some(ErrorCode::ContextLengthExceeded));
     assert_eq!(bench.error(2), Some(ErrorCode::ContextLengthExceeded));
@@ -634,7 +634,7 @@ fn what_can_never_fit_is_refused_at_once_with_both_numbers() {
 
 #[test]
 fn what_makes_no_sense_is_refused_and_the_others_go_on() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     bench.send(request(1, prompt(1, 10), 5));
     bench.send(request(2, Vec::new(), 5));
     bench.send(request(3, vec![VOCAB as u32], 5));
@@ -652,7 +652,7 @@ fn what_makes_no_sense_is_refused_and_the_others_go_on() {
 
 #[test]
 fn the_first_output_says_how_long_the_request_waited_for_its_turn() {
-    let mut bench = Bench::new(Limits { max_running: 1, ..ROOMY });
+    let mut bench = EngineHarness::new(EngineLimits { max_running: 1, ..ROOMY });
     bench.send(request(1, prompt(1, 10), 3));
     bench.send(request(2, prompt(2, 10), 3));
     for _ in 0..8 {
@@ -665,7 +665,7 @@ fn the_first_output_says_how_long_the_request_waited_for_its_turn() {
 
 #[test]
 fn the_figures_say_for_each_adapter_how_many_run_and_how_many_wait() {
-    let mut bench = Bench::new(Limits { max_running: 3, ..ROOMY });
+    let mut bench = EngineHarness::new(EngineLimits { max_running: 3, ..ROOMY });
     [1, 2].into_iter().for_each(|tag| bench.load(tag));
     for (id, adapter) in [(1, Some(1)), (2, Some(2)), (3, None), (4, Some(2)), (5, Some(2))] {
         let adapter = adapter.map(|tag| [tag; 32]);
@@ -683,7 +683,8 @@ fn the_figures_say_for_each_adapter_how_many_run_and_how_many_wait() {
 
 #[test]
 fn as_many_requests_are_taken_as_may_run_and_wait_even_if_blocks_are_short() {
-    let mut bench = Bench::new(Limits { max_running: 3, max_waiting: 1, kv_blocks: 8, ..ROOMY });
+    let mut bench =
+        EngineHarness::new(EngineLimits { max_running: 3, max_waiting: 1, kv_blocks: 8, ..ROOMY });
     (1..=5).for_each(|id| bench.send(request(id, prompt(id, 80), 5)));
     bench.finish();
     let full: Vec<u64> = (1..=5).filter(|id| bench.error(*id) == Some(ErrorCode::QueueFull)).collect();

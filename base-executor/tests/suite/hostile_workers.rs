@@ -14,26 +14,27 @@ use std::{
 };
 
 use shmproto::{
-    board::Wake,
+    board::WakeReason,
     handover::{FromWorker, WorkerHello, connect},
 };
 
 use crate::worker::{
-    Desk, House, Pace, Request, Staff, WATCHDOG, attend, bits, honest, request, resident, until,
+    BatchRequest, PassPace, TestWorker, WATCHDOG, WorkerFixture, WorkerThreads, attend, bits, honest,
+    request, resident, until,
 };
 
 const MODEL: &str = "llama-tied";
 
 /// A house with a cold adapter, requests on it, and the bits they should have.
-struct Scene {
-    house: House,
-    requests: Vec<Request>,
+struct HostileWorkersFixture {
+    house: WorkerFixture,
+    requests: Vec<BatchRequest>,
     expected: Vec<u32>,
 }
 
-impl Scene {
+impl HostileWorkersFixture {
     fn new(seats: usize) -> Self {
-        let house = House::new(MODEL, seats, Pace::Slow);
+        let house = WorkerFixture::new(MODEL, seats, PassPace::Slow);
         let adapters = ["rank16-all-linear", "rank4-attention"].map(|it| house.golden_adapter(MODEL, it));
         let requests: Vec<_> =
             (0..4).map(|at| request(at, 1 + 20 * at as usize, adapters.get(at as usize % 3))).collect();
@@ -48,7 +49,7 @@ impl Scene {
     }
 
     /// Passes until something has come about; the first are many enough to meet whoever is there.
-    fn run_until(&mut self, what: &str, mut is_so: impl FnMut(&House) -> bool) {
+    fn run_until(&mut self, what: &str, mut is_so: impl FnMut(&WorkerFixture) -> bool) {
         let end = Instant::now() + WATCHDOG;
         for round in 0.. {
             self.run();
@@ -60,11 +61,11 @@ impl Scene {
     }
 }
 
-fn slices(house: &House) -> u64 {
+fn slices(house: &WorkerFixture) -> u64 {
     house.stats().workers.iter().map(|worker| worker.slices).sum()
 }
 
-fn taken_back(house: &House) -> u64 {
+fn taken_back(house: &WorkerFixture) -> u64 {
     house.stats().workers.iter().map(|worker| worker.taken_back).sum()
 }
 
@@ -109,8 +110,8 @@ pub(crate) fn comes_and_goes(socket: &Path, over: &AtomicBool) {
 
 #[test]
 fn workers_that_die_with_a_slice_are_noticed_and_cost_no_bit() {
-    let mut scene = Scene::new(2);
-    let mut staff = Staff::default();
+    let mut scene = HostileWorkersFixture::new(2);
+    let mut staff = WorkerThreads::default();
     (0..2).for_each(|_| scene.house.hire(&mut staff, dies_after_claim));
     scene.house.until_seated(2);
     scene.run_until("twenty are lost", |house| house.stats().workers_lost >= 20);
@@ -121,17 +122,17 @@ fn workers_that_die_with_a_slice_are_noticed_and_cost_no_bit() {
 
 #[test]
 fn a_worker_that_stops_with_a_slice_is_given_up_and_counts_for_nothing_when_it_goes_on() {
-    let mut scene = Scene::new(1);
+    let mut scene = HostileWorkersFixture::new(1);
     let (has_claimed, claimed) = mpsc::channel();
     let (go_on, goes_on) = mpsc::channel::<()>();
     let socket = scene.house.socket().to_owned();
     let stopped = thread::spawn(move || {
-        let mut desk = Desk::sit(&socket).unwrap();
+        let mut desk = TestWorker::sit(&socket).unwrap();
         let sums = vec![f32::NAN; desk.seat.geometry().sums_elements];
         let end = Instant::now() + WATCHDOG;
         loop {
             assert!(Instant::now() < end, "there is nothing to claim");
-            if desk.seat.wait(Duration::ZERO) != Wake::Job {
+            if desk.seat.wait(Duration::ZERO) != WakeReason::Job {
                 continue;
             }
             let Some(claim) = desk.seat.claim(|_, _| true) else { continue };
@@ -148,20 +149,20 @@ fn a_worker_that_stops_with_a_slice_is_given_up_and_counts_for_nothing_when_it_g
     scene.run_until("it is given up", |house| house.workers.cores().is_empty());
     assert_eq!(scene.house.stats().workers_lost, 1);
     // Its seat is another's now.
-    let mut staff = Staff::default();
+    let mut staff = WorkerThreads::default();
     scene.house.hire(&mut staff, honest);
     scene.house.until_seated(1);
     scene.run();
     go_on.send(()).unwrap();
     scene.run();
-    assert_eq!(stopped.join().unwrap(), (false, Wake::Fenced));
+    assert_eq!(stopped.join().unwrap(), (false, WakeReason::Fenced));
     scene.run_until("the other computes", |house| slices(house) > 0);
 }
 
 #[test]
 fn a_worker_that_claims_everything_and_finishes_nothing_is_given_up() {
-    let mut scene = Scene::new(2);
-    let mut staff = Staff::default();
+    let mut scene = HostileWorkersFixture::new(2);
+    let mut staff = WorkerThreads::default();
     scene.house.hire(&mut staff, hoards);
     scene.house.hire(&mut staff, honest);
     scene.house.until_seated(2);
@@ -175,8 +176,8 @@ fn a_worker_that_claims_everything_and_finishes_nothing_is_given_up() {
 
 #[test]
 fn a_worker_that_fails_every_slice_costs_no_bit_and_the_figures_tell() {
-    let mut scene = Scene::new(1);
-    let mut staff = Staff::default();
+    let mut scene = HostileWorkersFixture::new(1);
+    let mut staff = WorkerThreads::default();
     scene.house.hire(&mut staff, fails_everything);
     scene.house.until_seated(1);
     let before = scene.requests[0].adapter.as_ref().unwrap().tally().read();
@@ -188,14 +189,14 @@ fn a_worker_that_fails_every_slice_costs_no_bit_and_the_figures_tell() {
 
 #[test]
 fn workers_that_come_and_go_all_the_time_cost_no_bit() {
-    let mut scene = Scene::new(3);
-    let mut staff = Staff::default();
+    let mut scene = HostileWorkersFixture::new(3);
+    let mut staff = WorkerThreads::default();
     (0..3).for_each(|_| scene.house.hire(&mut staff, comes_and_goes));
     scene.run_until("sixty have come and gone", |house| house.stats().workers_lost >= 60);
     drop(staff);
     scene.house.until_seated(0);
     let generations = scene.house.stats().workers_lost;
-    let mut staff = Staff::default();
+    let mut staff = WorkerThreads::default();
     (0..3).for_each(|_| scene.house.hire(&mut staff, honest));
     scene.house.until_seated(3);
     scene.run_until("who comes after them computes", |house| slices(house) > 0);
@@ -204,8 +205,8 @@ fn workers_that_come_and_go_all_the_time_cost_no_bit() {
 
 #[test]
 fn one_that_marks_slices_done_without_computing_harms_no_pass_after_it() {
-    let mut scene = Scene::new(1);
-    let mut staff = Staff::default();
+    let mut scene = HostileWorkersFixture::new(1);
+    let mut staff = WorkerThreads::default();
     // What it says is believed: workers are of the executor's own user. But it ends with the pass.
     scene.house.hire(&mut staff, |socket, over| {
         attend(socket, over, |desk| {
@@ -235,12 +236,12 @@ fn one_that_marks_slices_done_without_computing_harms_no_pass_after_it() {
 #[test]
 fn one_that_scribbles_over_the_control_words_stops_no_pass() {
     static SCRIBBLED: AtomicU32 = AtomicU32::new(0);
-    let mut scene = Scene::new(3);
-    let mut staff = Staff::default();
+    let mut scene = HostileWorkersFixture::new(3);
+    let mut staff = WorkerThreads::default();
     scene.house.hire(&mut staff, honest);
     scene.house.until_seated(1);
     scene.house.hire(&mut staff, |socket, over| {
-        let control = Desk::sit(socket).unwrap().control();
+        let control = TestWorker::sit(socket).unwrap().control();
         let words = control.words();
         let mut state = 1u64;
         while !over.load(Ordering::Relaxed) {
@@ -269,14 +270,14 @@ fn one_that_scribbles_over_the_control_words_stops_no_pass() {
 
 #[test]
 fn callers_that_say_nothing_or_nonsense_keep_no_worker_out() {
-    let mut scene = Scene::new(1);
+    let mut scene = HostileWorkersFixture::new(1);
     let socket = scene.house.socket().to_owned();
     let silent: Vec<_> = (0..20).map(|_| connect(&socket).unwrap()).collect();
     let odd = connect(&socket).unwrap();
     odd.send(&FromWorker::Hello(WorkerHello { version: 99, ..WorkerHello::new(1, 1) }), &[]).unwrap();
     let hasty = connect(&socket).unwrap();
     hasty.send(&FromWorker::AdapterMapped(1), &[]).unwrap();
-    let mut staff = Staff::default();
+    let mut staff = WorkerThreads::default();
     scene.house.hire(&mut staff, honest);
     scene.house.until_seated(1);
     scene.run_until("it computes", |house| slices(house) > 0);
@@ -307,8 +308,8 @@ fn callers_that_say_nothing_or_nonsense_keep_no_worker_out() {
 
 #[test]
 fn workers_of_every_kind_at_once_cost_no_bit() {
-    let mut scene = Scene::new(6);
-    let mut staff = Staff::default();
+    let mut scene = HostileWorkersFixture::new(6);
+    let mut staff = WorkerThreads::default();
     for behaviour in [honest, honest, dies_after_claim, hoards, fails_everything, comes_and_goes] {
         scene.house.hire(&mut staff, behaviour);
     }

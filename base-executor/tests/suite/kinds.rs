@@ -6,13 +6,13 @@ use shmproto::message::{AdapterPart, ErrorCode, Generate, LoadAdapter, ToExecuto
 use crate::{
     common::request,
     gateway::{EVERYBODY, Gateway},
-    process::{Place, Process},
+    process::{ChildProcess, ProcessFixture},
     worker::golden,
 };
 
-fn start(place: &Place, model: &str, arguments: &[&str]) -> Process {
+fn start(place: &ProcessFixture, model: &str, arguments: &[&str]) -> ChildProcess {
     let model = golden("models").join(model);
-    let mut process = Process(place.command_for(&model, "", arguments).spawn().unwrap());
+    let mut process = ChildProcess(place.command_for(&model, "", arguments).spawn().unwrap());
     process.ready();
     process
 }
@@ -55,7 +55,7 @@ async fn sums_doras_embeddings_and_saved_modules_give_the_tokens_of_peft() {
         ("llama-tied", vec![part("saved/llama-tied/two", 1.0)], "llama-tied/saved/two.json"),
         ("llama-rope3", vec![part("saved/llama-rope3/both", 1.0)], "llama-rope3/saved/both.json"),
     ] {
-        let place = Place::new();
+        let place = ProcessFixture::new();
         let _process = start(&place, model, &[]);
         let mut gateway = Gateway::greet(&place.socket(), 1).await;
         let loaded = load(&mut gateway, parts).await;
@@ -73,10 +73,11 @@ async fn sums_doras_embeddings_and_saved_modules_give_the_tokens_of_peft() {
 
 #[tokio::test]
 async fn a_dora_over_weights_that_come_from_a_disk_is_refused_by_name() {
-    let place = Place::new();
+    let place = ProcessFixture::new();
     let model = golden("models/llama-tied");
     let told =
-        Process(place.command_for(&model, "", &["--resident-weight-bytes", "1"]).spawn().unwrap()).fails(1);
+        ChildProcess(place.command_for(&model, "", &["--resident-weight-bytes", "1"]).spawn().unwrap())
+            .fails(1);
     let least = told.split("take ").nth(1).and_then(|rest| rest.split(';').next()).unwrap();
     let _process = start(&place, "llama-tied", &["--resident-weight-bytes", least]);
     let mut gateway = Gateway::greet(&place.socket(), 1).await;

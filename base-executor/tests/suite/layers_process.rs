@@ -14,10 +14,10 @@ use shmproto::{
     channel::{ClientChannel, Geometry, LAYOUT_HASH},
     codec::Wire as _,
     layer::{
-        CallHeader, Class, Dtype, LAYER_VERSION, Op, Path as CallPath, Source, Status,
+        CallClass, CallHeader, CallStatus, Dtype, LAYER_VERSION, Op, Path as CallPath, RowSource,
         control::{
-            AdapterDtype, CATALOG, Catalog, ClientEnd, Fetch, FromLayers, KvDtype, Open, Opened, RefusalCode,
-            Refused, ToLayers,
+            AdapterDtype, CATALOG, Catalog, ClientEnd, Fetch, FromLayers, KvDtype, RefusalCode, SessionOpen,
+            SessionOpened, SessionRefused, ToLayers,
         },
     },
 };
@@ -27,12 +27,12 @@ use crate::{gateway::WATCHDOG, tiny};
 const SLAB: u64 = 1 << 20;
 
 /// The program with the tiny model; killed when its test ends.
-struct Executor {
+struct LayersExecutor {
     child: Child,
     directory: tempfile::TempDir,
 }
 
-impl Executor {
+impl LayersExecutor {
     fn start(arguments: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         tiny::write_model(&directory.path().join("model"));
@@ -47,15 +47,15 @@ impl Executor {
         self.directory.path().join("private/layers.sock")
     }
 
-    fn open(&self) -> Client {
+    fn open(&self) -> LayersClient {
         let (connection, answer) = self.try_open(&open());
         match answer {
-            FromLayers::Opened(opened) => Client { connection, opened },
+            FromLayers::Opened(opened) => LayersClient { connection, opened },
             other => panic!("the session is not opened: {other:?}"),
         }
     }
 
-    fn try_open(&self, open: &Open) -> (ClientEnd, FromLayers) {
+    fn try_open(&self, open: &SessionOpen) -> (ClientEnd, FromLayers) {
         let connection = ClientEnd::to(&self.socket()).unwrap();
         connection.send(&ToLayers::Open(open.clone()), &[]).unwrap();
         let (answer, _) = connection.receive().unwrap().unwrap();
@@ -63,7 +63,7 @@ impl Executor {
     }
 }
 
-impl Drop for Executor {
+impl Drop for LayersExecutor {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -78,8 +78,8 @@ fn spawn(directory: &Path, arguments: &[&str]) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-fn open() -> Open {
-    Open {
+fn open() -> SessionOpen {
+    SessionOpen {
         version: LAYER_VERSION,
         layout_hash: LAYOUT_HASH,
         key: String::new(),
@@ -90,12 +90,12 @@ fn open() -> Open {
 }
 
 /// A client with a session.
-struct Client {
+struct LayersClient {
     connection: ClientEnd,
-    opened: Opened,
+    opened: SessionOpened,
 }
 
-impl Client {
+impl LayersClient {
     fn ask(&self, message: &ToLayers) -> FromLayers {
         self.connection.send(message, &[]).unwrap();
         self.connection.receive().unwrap().unwrap().0
@@ -127,11 +127,11 @@ fn call(channel: &mut ClientChannel, sequence: u64, columns: usize, outputs: usi
     let header = CallHeader {
         op: Op::Forward,
         path: CallPath::Fast,
-        class: Class::Decode,
+        class: CallClass::Decode,
         dtype: Dtype::F32,
         site: 0,
         part: None,
-        source: Source::Rows,
+        source: RowSource::Rows,
         sequence,
         rows: 1,
         input: 0,
@@ -140,7 +140,7 @@ fn call(channel: &mut ClientChannel, sequence: u64, columns: usize, outputs: usi
     channel.write_rows(0, Dtype::F32, &vec![1.0; columns]).unwrap();
     channel.submit(&header).unwrap();
     let reply = channel.wait(Duration::from_micros(50), WATCHDOG).unwrap().expect("an answer comes");
-    assert_eq!((reply.status, reply.sequence), (Status::Done, sequence));
+    assert_eq!((reply.status, reply.sequence), (CallStatus::Done, sequence));
     let mut out = vec![0.0; outputs];
     channel.read_rows(SLAB / 2, Dtype::F32, &mut out).unwrap();
     out
@@ -148,7 +148,7 @@ fn call(channel: &mut ClientChannel, sequence: u64, columns: usize, outputs: usi
 
 #[test]
 fn a_client_opens_a_session_fetches_the_catalog_and_calls() {
-    let executor = Executor::start(&[]);
+    let executor = LayersExecutor::start(&[]);
     let client = executor.open();
     let catalog = client.catalog();
     assert_eq!((catalog.sites.len(), &*catalog.architecture), (9, "llama"));
@@ -164,7 +164,7 @@ fn a_client_opens_a_session_fetches_the_catalog_and_calls() {
 
 #[test]
 fn a_client_that_dies_takes_its_session_along() {
-    let executor = Executor::start(&["--layer-max-sessions", "1"]);
+    let executor = LayersExecutor::start(&["--layer-max-sessions", "1"]);
     for phase in 0..3 {
         let client = executor.open();
         let channel = (phase > 0).then(|| client.channel());
@@ -192,7 +192,7 @@ fn held_bytes(fd: &OwnedFd) -> i64 {
 
 #[test]
 fn slabs_that_were_replaced_cost_nothing_although_the_client_keeps_their_descriptors() {
-    let executor = Executor::start(&[]);
+    let executor = LayersExecutor::start(&[]);
     let client = executor.open();
     // All asked for at once: each is made in a turn of its own, and given up when the next is there.
     (0..10).for_each(|_| client.connection.send(&ToLayers::Channel(SLAB), &[]).unwrap());
@@ -217,14 +217,14 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
 
 #[test]
 fn who_is_not_let_in_is_told_why() {
-    let executor = Executor::start(&[]);
-    let code = |open: Open| match executor.try_open(&open).1 {
+    let executor = LayersExecutor::start(&[]);
+    let code = |open: SessionOpen| match executor.try_open(&open).1 {
         FromLayers::Refused(refused) => refused.code,
         other => panic!("it is let in: {other:?}"),
     };
-    assert_eq!(code(Open { version: 9, ..open() }), RefusalCode::Version);
-    assert_eq!(code(Open { layout_hash: 1, ..open() }), RefusalCode::Version);
-    assert_eq!(code(Open { masking: "perfect".to_owned(), ..open() }), RefusalCode::Masking);
+    assert_eq!(code(SessionOpen { version: 9, ..open() }), RefusalCode::Version);
+    assert_eq!(code(SessionOpen { layout_hash: 1, ..open() }), RefusalCode::Version);
+    assert_eq!(code(SessionOpen { masking: "perfect".to_owned(), ..open() }), RefusalCode::Masking);
     let early = ClientEnd::to(&executor.socket()).unwrap();
     early.send(&ToLayers::GetStats, &[]).unwrap();
     let (answer, _) = early.receive().unwrap().unwrap();
@@ -233,14 +233,14 @@ fn who_is_not_let_in_is_told_why() {
 
 #[test]
 fn clients_are_told_of_the_end() {
-    let mut executor = Executor::start(&[]);
+    let mut executor = LayersExecutor::start(&[]);
     let client = executor.open();
     let _channel = client.channel();
     kill_process(Pid::from_child(&executor.child), Signal::TERM).unwrap();
     let heard = || client.connection.receive().unwrap().unwrap().0;
     let message = match heard() {
         // On a busy machine the end comes before the channel.
-        FromLayers::Refused(Refused { code: RefusalCode::Draining, .. }) => heard(),
+        FromLayers::Refused(SessionRefused { code: RefusalCode::Draining, .. }) => heard(),
         message => message,
     };
     assert_eq!(message, FromLayers::Draining);
@@ -266,7 +266,7 @@ fn without_an_engine_an_unknown_architecture_is_served_too() {
     assert!(!refused.wait().unwrap().success());
     assert!(said.contains("--engine none"), "{said}");
 
-    let mut executor = Executor { child: spawn(directory.path(), &["--engine", "none"]), directory };
+    let mut executor = LayersExecutor { child: spawn(directory.path(), &["--engine", "none"]), directory };
     let mut line = String::new();
     BufReader::new(executor.child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "ready\n");
@@ -282,6 +282,6 @@ fn without_an_engine_an_unknown_architecture_is_served_too() {
 
 #[test]
 fn switched_off_there_is_no_door() {
-    let executor = Executor::start(&["--layers", "off"]);
+    let executor = LayersExecutor::start(&["--layers", "off"]);
     assert!(!executor.socket().exists() && !executor.socket().with_extension("zmq").exists());
 }

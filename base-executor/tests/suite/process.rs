@@ -26,12 +26,12 @@ use crate::{
 };
 
 /// A directory with a model, a socket, failpoints and a stand-in for systemd.
-pub(crate) struct Place {
+pub(crate) struct ProcessFixture {
     directory: tempfile::TempDir,
     systemd: UnixDatagram,
 }
 
-impl Place {
+impl ProcessFixture {
     pub(crate) fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         tiny::write_model(&directory.path().join("model"));
@@ -77,14 +77,14 @@ impl Place {
         command
     }
 
-    fn start(&self) -> Process {
+    fn start(&self) -> ChildProcess {
         self.start_with(&[])
     }
 
-    pub(crate) fn start_with(&self, arguments: &[&str]) -> Process {
+    pub(crate) fn start_with(&self, arguments: &[&str]) -> ChildProcess {
         let mut command = self.command("", arguments);
         command.env("NOTIFY_SOCKET", self.path("notify")).env("WATCHDOG_USEC", "200000");
-        Process(command.spawn().unwrap())
+        ChildProcess(command.spawn().unwrap())
     }
 
     /// What systemd has been told meanwhile, line by line.
@@ -109,9 +109,9 @@ impl Place {
 }
 
 /// A process that is killed when its test ends.
-pub(crate) struct Process(pub(crate) Child);
+pub(crate) struct ChildProcess(pub(crate) Child);
 
-impl Process {
+impl ChildProcess {
     fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.0), signal).unwrap();
     }
@@ -146,7 +146,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -163,7 +163,7 @@ async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 
 #[tokio::test]
 async fn a_gateway_hears_how_far_the_loading_is_until_it_is_welcome() {
-    let place = Place::new();
+    let place = ProcessFixture::new();
     place.arm("executor.before_weights", "wait 700");
     let mut process = place.start();
     eventually("the socket is there first", || place.socket().exists()).await;
@@ -189,7 +189,7 @@ async fn a_gateway_hears_how_far_the_loading_is_until_it_is_welcome() {
 
 #[test]
 fn a_model_that_cannot_be_loaded_ends_the_process_with_one_line() {
-    let place = Place::new();
+    let place = ProcessFixture::new();
     let weights = place.path("model/model.safetensors");
     let bytes = fs::read(&weights).unwrap();
     fs::write(&weights, &bytes[..bytes.len() / 2]).unwrap();
@@ -201,10 +201,10 @@ fn a_model_that_cannot_be_loaded_ends_the_process_with_one_line() {
 
 #[tokio::test]
 async fn a_model_is_named_as_it_was_written_and_gateways_hear_where_it_is() {
-    let place = Place::new();
+    let place = ProcessFixture::new();
     let start = |model: &str, engine: &str| {
         let mut command = place.command_for(model.as_ref(), "", &["--engine", engine]);
-        Process(command.current_dir(place.directory.path()).spawn().unwrap())
+        ChildProcess(command.current_dir(place.directory.path()).spawn().unwrap())
     };
     fs::write(place.path("bad.gguf"), "bad").unwrap();
     fs::create_dir(place.path("empty")).unwrap();
@@ -222,9 +222,9 @@ async fn a_model_is_named_as_it_was_written_and_gateways_hear_where_it_is() {
 
 #[test]
 fn memory_that_is_not_to_be_had_is_an_error_that_says_what_to_lower() {
-    let place = Place::new();
+    let place = ProcessFixture::new();
     let limited = |limits, arguments: &[&str]| {
-        Process(place.command(limits, arguments).env("MALLOC_ARENA_MAX", "1").spawn().unwrap()).fails(1)
+        ChildProcess(place.command(limits, arguments).env("MALLOC_ARENA_MAX", "1").spawn().unwrap()).fails(1)
     };
     let line = limited("ulimit -v 2000000;", &["--kv-bytes", "8GiB"]);
     assert!(line.contains("lower the KV budget"), "{line}");
@@ -232,7 +232,7 @@ fn memory_that_is_not_to_be_had_is_an_error_that_says_what_to_lower() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn systemd_is_told_the_loading_the_readiness_the_life_and_the_end() {
-    let place = Place::new();
+    let place = ProcessFixture::new();
     place.arm("executor.before_weights", "wait 300");
     let process = place.start();
     let told = place.told_until("READY=1");
@@ -252,7 +252,7 @@ async fn systemd_is_told_the_loading_the_readiness_the_life_and_the_end() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_that_hangs_is_not_said_to_live() {
-    let place = Place::new();
+    let place = ProcessFixture::new();
     let _process = place.start();
     place.told_until("WATCHDOG=1");
     place.arm("executor.before_step", "wait 4000");
@@ -271,7 +271,7 @@ async fn an_engine_that_hangs_is_not_said_to_live() {
 
 #[tokio::test]
 async fn a_process_that_was_stopped_goes_on_where_it_was() {
-    let place = Place::new();
+    let place = ProcessFixture::new();
     let mut process = place.start();
     process.ready();
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
@@ -288,7 +288,7 @@ async fn a_process_that_was_stopped_goes_on_where_it_was() {
 
 #[tokio::test]
 async fn a_step_that_fails_is_the_error_of_its_requests_alone() {
-    let place = Place::new();
+    let place = ProcessFixture::new();
     let mut process = place.start();
     process.ready();
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
@@ -303,8 +303,8 @@ async fn a_step_that_fails_is_the_error_of_its_requests_alone() {
 
 #[tokio::test]
 async fn connections_beyond_the_limit_of_files_leave_those_there_are_undisturbed() {
-    let place = Place::new();
-    let mut process = Process(place.command("ulimit -n 36;", &[]).spawn().unwrap());
+    let place = ProcessFixture::new();
+    let mut process = ChildProcess(place.command("ulimit -n 36;", &[]).spawn().unwrap());
     process.ready();
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
     let flood: Vec<_> =
@@ -319,7 +319,7 @@ async fn connections_beyond_the_limit_of_files_leave_those_there_are_undisturbed
 
 #[tokio::test]
 async fn an_adapter_that_cannot_fit_is_refused_before_its_file_is_read() {
-    let place = Place::new();
+    let place = ProcessFixture::new();
     let mut process = place.start_with(&["--adapter-bytes", "1MiB"]);
     process.ready();
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
@@ -338,7 +338,7 @@ async fn an_adapter_that_cannot_fit_is_refused_before_its_file_is_read() {
 
 /// Everything a life of an executor has in it: an adapter, requests that outgrow the blocks, a cancellation, a gateway
 /// that goes.
-async fn live(place: &Place) {
+async fn live(place: &ProcessFixture) {
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
     tiny::write_adapter(&place.path("adapter"), &[]);
     let path = place.path("adapter").display().to_string();
@@ -358,7 +358,7 @@ async fn live(place: &Place) {
 }
 
 /// Asks so many things that the first has left the device, and that again.
-async fn live_again(place: &Place) {
+async fn live_again(place: &ProcessFixture) {
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
     gateway.send(ToExecutor::Generate(request_of(1))).await;
     let first = gateway.tokens(1).await;
@@ -374,7 +374,7 @@ async fn live_again(place: &Place) {
 }
 
 /// Asks, kills the process once what was computed is on the disk, and asks another.
-async fn live_twice(place: &Place, process: &mut Process) {
+async fn live_twice(place: &ProcessFixture, process: &mut ChildProcess) {
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
     gateway.send(ToExecutor::Generate(request_of(1))).await;
     let first = gateway.tokens(1).await;
@@ -400,14 +400,18 @@ async fn live_twice(place: &Place, process: &mut Process) {
 
 #[tokio::test]
 async fn what_was_computed_is_there_after_a_kill() {
-    let place = Place::new();
+    let place = ProcessFixture::new();
     let mut process = place.start_with(&["--disk-bytes", "1MiB"]);
     process.ready();
     live_twice(&place, &mut process).await;
 }
 
 /// Loads an adapter for a new owner each time: so many adapters of the same bytes.
-async fn load_adapters(place: &Place, gateway: &mut Gateway, owners: std::ops::Range<u8>) -> Vec<[u8; 32]> {
+async fn load_adapters(
+    place: &ProcessFixture,
+    gateway: &mut Gateway,
+    owners: std::ops::Range<u8>,
+) -> Vec<[u8; 32]> {
     tiny::write_adapter(&place.path("adapter"), &[]);
     let mut adapters = Vec::new();
     for owner in owners {
@@ -423,7 +427,7 @@ async fn load_adapters(place: &Place, gateway: &mut Gateway, owners: std::ops::R
 
 #[tokio::test]
 async fn history_gives_way_to_an_adapter_and_an_idle_adapter_to_keys_and_values() {
-    let place = Place::new();
+    let place = ProcessFixture::new();
     // Blocks of 8 KiB: 40 of them, 10 of which adapters may have.
     let mut process = place.start_with(&["--device-bytes", "320KiB"]);
     process.ready();
@@ -469,7 +473,7 @@ async fn history_gives_way_to_an_adapter_and_an_idle_adapter_to_keys_and_values(
 }
 
 /// Two adapters on a device with room for one, over a slow link.
-async fn live_cold(place: &Place) {
+async fn live_cold(place: &ProcessFixture) {
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
     for request in 1..=2 {
         let path = place.path(&format!("cold-{request}"));
@@ -491,7 +495,7 @@ fn request_of(id: u64) -> Generate {
 }
 
 /// A worker that takes a seat, and then does nothing.
-fn idle_worker(place: &Place) -> shmproto::handover::WorkerEnd {
+fn idle_worker(place: &ProcessFixture) -> shmproto::handover::WorkerEnd {
     let worker = shmproto::handover::connect(&place.socket().with_file_name("workers.sock")).unwrap();
     worker.send(&FromWorker::Hello(WorkerHello::new(1, 0)), &[]).unwrap();
     let seated = worker.receive().unwrap();
@@ -501,7 +505,7 @@ fn idle_worker(place: &Place) -> shmproto::handover::WorkerEnd {
 
 #[tokio::test]
 async fn every_failpoint_is_reached() {
-    let place = Place::new();
+    let place = ProcessFixture::new();
     FAILPOINTS.iter().for_each(|name| place.arm(name, "wait 0"));
     let mut process = place.start_with(&["--kv-bytes", "128KiB"]);
     process.ready();

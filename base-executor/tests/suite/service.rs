@@ -8,22 +8,22 @@ use std::{
 };
 
 use base_executor::{
-    Settings,
-    adapters::Role,
+    ServeSettings,
+    adapters::AdapterRole,
     budget::MemoryBudget,
-    loader::{Loader, PrepareError, Ready},
+    loader::{Loader, PassReadyAdapter, PrepareError},
     memory::MemorySettings,
-    placement::OneTier,
-    resident::{Facts, Resident},
+    placement::HostOnlyPlacement,
+    resident::{ModelFacts, OpenedModel},
     serve,
     service::NO_REQUEST,
 };
 use ids::{AdapterId, Generation, TenantId};
 use model::{
-    adapter::{Adapter, AnyAdapter, LoraModule, Method},
+    adapter::{Adapter, AnyAdapter, LoraModule, MethodWeights},
     shape::source::Target,
 };
-use settings::Draft;
+use settings::DraftChoice;
 use shmproto::{
     codec::Wire as _,
     message::{
@@ -64,17 +64,17 @@ impl Loader for FakeLoader {
         };
         Ok(Adapter {
             generation: Generation([number; 32]),
-            method: Method::Lora(vec![module]),
+            method: MethodWeights::Lora(vec![module]),
             base_model: None,
             stored_in_16_bits: true,
         }
         .into())
     }
 
-    fn prepare(&self, adapter: AnyAdapter) -> Result<Ready<FakeAdapter>, PrepareError> {
+    fn prepare(&self, adapter: AnyAdapter) -> Result<PassReadyAdapter<FakeAdapter>, PrepareError> {
         let bytes = self.least_bytes(&adapter);
         let adapter = Arc::new(FakeAdapter(adapter.adapter().generation.0[0].into()));
-        Ok(Ready { adapter, bytes, role: Role::Answers })
+        Ok(PassReadyAdapter { adapter, bytes, role: AdapterRole::Answers })
     }
 }
 
@@ -94,18 +94,18 @@ impl Executor {
         let (on_ready, ready) = tokio::sync::oneshot::channel();
         let place = socket.clone();
         let thread = std::thread::spawn(move || {
-            let settings = Settings {
+            let settings = ServeSettings {
                 cold_start: ColdStart::Cached,
                 max_running: 8,
                 max_waiting: 8,
                 max_waiting_tokens: 1 << 20,
                 chunk_tokens: 64,
-                draft: Draft::Off,
+                draft: DraftChoice::Off,
                 draft_tokens: 16,
                 context_length: None,
                 memory: MemorySettings::default(),
             };
-            let facts = Facts {
+            let facts = ModelFacts {
                 model_path: "model.gguf".to_owned(),
                 base_hash: [3; 32],
                 text_hash: [4; 32],
@@ -114,10 +114,10 @@ impl Executor {
                 context_length: 512,
                 kv_blocks: 256,
             };
-            let resident = Resident {
+            let resident = OpenedModel {
                 pass: FakePass::slow(256),
                 loader: FakeLoader,
-                placement: Box::new(OneTier),
+                placement: Box::new(HostOnlyPlacement),
                 layers: None,
                 budget: MemoryBudget::new(u64::MAX, 100),
                 draft_model: None,

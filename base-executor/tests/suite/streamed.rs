@@ -8,25 +8,25 @@ use crate::{
     common::{prompt, request},
     control_group::ControlGroup,
     gateway::Gateway,
-    process::{Place, Process},
+    process::{ChildProcess, ProcessFixture},
 };
 
 /// The least that `--resident-weight-bytes` may be, as the program says.
-fn least(place: &Place) -> String {
+fn least(place: &ProcessFixture) -> String {
     let line = place.start_with(&["--resident-weight-bytes", "1"]).fails(1);
     assert!(line.contains("--resident-weight-bytes") && line.contains("raise the bound"), "{line}");
     let bytes = line.split("take ").nth(1).and_then(|rest| rest.split(';').next());
     bytes.unwrap_or_else(|| panic!("no number in: {line}")).to_owned()
 }
 
-fn start(place: &Place, arguments: &[&str]) -> Process {
+fn start(place: &ProcessFixture, arguments: &[&str]) -> ChildProcess {
     let mut process = place.start_with(arguments);
     process.ready();
     process
 }
 
 /// Tokens of some requests together; and a stop token would end them early.
-async fn talk(place: &Place) -> Vec<Vec<u32>> {
+async fn talk(place: &ProcessFixture) -> Vec<Vec<u32>> {
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
     for id in 1..=3 {
         let ask = request(id, prompt(id, 20), 12);
@@ -41,7 +41,7 @@ async fn talk(place: &Place) -> Vec<Vec<u32>> {
 
 #[tokio::test]
 async fn a_streamed_base_answers_as_one_in_memory_and_tells_what_it_reads() {
-    let place = Place::new();
+    let place = ProcessFixture::new();
     let bound = least(&place);
     let resident = start(&place, &[]);
     let wanted = talk(&place).await;
@@ -60,7 +60,7 @@ async fn a_streamed_base_answers_as_one_in_memory_and_tells_what_it_reads() {
 
 #[tokio::test]
 async fn weights_that_cannot_be_read_are_the_error_of_their_requests_and_slow_ones_only_slow() {
-    let place = Place::new();
+    let place = ProcessFixture::new();
     let bound = least(&place);
     let _process = start(&place, &["--resident-weight-bytes", &bound]);
     let wanted = talk(&place).await;
@@ -82,7 +82,7 @@ async fn weights_that_cannot_be_read_are_the_error_of_their_requests_and_slow_on
 
 #[tokio::test]
 async fn a_file_that_was_damaged_fails_requests_in_words_and_the_next_start_makes_it_anew() {
-    let place = Place::new();
+    let place = ProcessFixture::new();
     let bound = least(&place);
     let process = start(&place, &["--resident-weight-bytes", &bound]);
     let wanted = talk(&place).await;
@@ -100,7 +100,7 @@ async fn a_file_that_was_damaged_fails_requests_in_words_and_the_next_start_make
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_as_it_packs_or_in_a_sweep_the_next_start_goes_on() {
-    let place = Place::new();
+    let place = ProcessFixture::new();
     let bound = least(&place);
     let resident = start(&place, &[]);
     let wanted = talk(&place).await;
@@ -124,7 +124,7 @@ async fn killed_as_it_packs_or_in_a_sweep_the_next_start_goes_on() {
 }
 
 /// Bytes of memory of a process, by the system's name for them.
-fn bytes_of(process: &Process, what: &str) -> u64 {
+fn bytes_of(process: &ChildProcess, what: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(what)).unwrap();
     line.split_whitespace().next().unwrap().parse::<u64>().unwrap() << 10
@@ -137,7 +137,7 @@ fn real_model() -> PathBuf {
 
 #[tokio::test]
 async fn a_real_base_holds_no_more_memory_than_it_may() {
-    let place = Place::new();
+    let place = ProcessFixture::new();
     let model = real_model();
     let bound = 24 << 20;
     let mut held = Vec::new();
@@ -146,7 +146,7 @@ async fn a_real_base_holds_no_more_memory_than_it_may() {
         // One core: a pass has scratch for each.
         let fixed = ["--kv-bytes", "16MiB", "--cold-start", "on-demand", "--max-workers", "0"];
         let mut process =
-            Process(place.command_for(&model, "", &[&fixed[..], arguments].concat()).spawn().unwrap());
+            ChildProcess(place.command_for(&model, "", &[&fixed[..], arguments].concat()).spawn().unwrap());
         process.ready();
         tokens.push(talk(&place).await);
         held.push(bytes_of(&process, "RssAnon:"));
@@ -164,9 +164,9 @@ async fn a_real_base_holds_no_more_memory_than_it_may() {
 
 #[test]
 fn a_base_that_its_process_cannot_hold_is_refused_before_it_is_read() {
-    let place = Place::new();
+    let place = ProcessFixture::new();
     let arguments = ["--process-memory", "60MiB", "--kv-bytes", "8MiB", "--max-workers", "0"];
-    let told = Process(place.command_for(&real_model(), "", &arguments).spawn().unwrap()).fails(1);
+    let told = ChildProcess(place.command_for(&real_model(), "", &arguments).spawn().unwrap()).fails(1);
     assert!(told.contains("no memory for weights") && told.contains("--resident-weight-bytes"), "{told}");
 }
 
@@ -174,11 +174,11 @@ fn a_base_that_its_process_cannot_hold_is_refused_before_it_is_read() {
 async fn in_a_control_group_that_a_base_does_not_fit_into_it_is_served_from_the_disk() {
     let limit = 80 << 20;
     let Some(group) = ControlGroup::new("streamed", limit) else { return };
-    let (place, model) = (Place::new(), real_model());
+    let (place, model) = (ProcessFixture::new(), real_model());
     let start = |more: &[&str]| {
         let pool = ["--kv-bytes", "8MiB", "--device-adapter-bytes", "1MiB"];
         let fixed = [&pool[..], &["--cold-start", "on-demand", "--max-workers", "0"]].concat();
-        Process(place.command_for(&model, &group.enter(), &[&fixed[..], more].concat()).spawn().unwrap())
+        ChildProcess(place.command_for(&model, &group.enter(), &[&fixed[..], more].concat()).spawn().unwrap())
     };
     let told = start(&[]).fails(1);
     assert!(told.contains("no memory for weights") && told.contains("--resident-weight-bytes"), "{told}");

@@ -17,21 +17,21 @@ use std::{
 };
 
 use base_executor::{
-    images::{Library, publish},
-    workers::{Door, Workers},
+    images::{ImageRegistry, publish},
+    workers::{WorkerListener, Workers},
 };
-use cache::ledger::Account;
+use cache::ledger::MemoryAccount;
 use ids::{BlockId, Generation};
 use kernels::{
     Activations, Isa,
     blocks::BlockMemory,
-    lora::{FactorLayout, LoraMatrix, LoraPrecision, MatrixLayout, NumberKind, SharedBytes, sum_ranks},
+    lora::{ElementKind, FactorLayout, LoraMatrix, LoraPrecision, MatrixLayout, SharedBytes, sum_ranks},
 };
 use model::{
-    adapter::{Adapter, AnyAdapter, LoraModule, Method, sum::sum},
+    adapter::{Adapter, AnyAdapter, LoraModule, MethodWeights, sum::sum},
     cpu::Compute,
     deltas::{
-        assist::{Ask, Assist},
+        assist::{Assist, PartialSum},
         cpu_copy::CpuMemory,
         device_copy::{DeviceCopy, DeviceMemory as _},
         prepared::{EncodedAdapter, PreparedAdapter},
@@ -47,7 +47,7 @@ use model::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use shmproto::{
-    board::{Seat, SeatFds, SeatNumber, Wake, WorkerNumber},
+    board::{Consumer, ConsumerFds, SlotNumber, WakeReason, WorkerNumber},
     handover::{FromWorker, ToWorker, WorkerEnd, WorkerHello, connect},
     image::Image,
     message::Stats,
@@ -68,37 +68,37 @@ pub(crate) fn golden(part: &str) -> PathBuf {
 }
 
 /// A model, who helps it, and the door where workers come in.
-pub(crate) struct House {
+pub(crate) struct WorkerFixture {
     pub(crate) model: ResidentModel,
     pub(crate) workers: Workers,
-    pub(crate) library: Library,
+    pub(crate) library: ImageRegistry,
     socket: PathBuf,
     _directory: TempDir,
 }
 
 /// Whether the pass leaves its workers time to be first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pace {
+pub(crate) enum PassPace {
     /// It computes what nobody has begun, as it always does.
     Swift,
     /// It comes late to every answer.
     Slow,
 }
 
-impl House {
-    pub(crate) fn new(model: &str, seats: usize, pace: Pace) -> Self {
+impl WorkerFixture {
+    pub(crate) fn new(model: &str, seats: usize, pace: PassPace) -> Self {
         let private = Permissions::from_mode(0o700);
         let directory = tempfile::Builder::new().permissions(private).tempdir().unwrap();
-        let (socket, library) = (directory.path().join("workers.sock"), Library::new().unwrap());
+        let (socket, library) = (directory.path().join("workers.sock"), ImageRegistry::new().unwrap());
         let model = resident(model, 2);
         let (workers, assist) = Workers::start(
-            Door { socket: &socket, most: seats, memory: &Account::default() },
+            WorkerListener { socket: &socket, most: seats, memory: &MemoryAccount::default() },
             ROWS,
             model.config(),
             library.clone(),
         )
         .unwrap();
-        let assist = if pace == Pace::Slow { Box::new(Late(assist)) } else { assist };
+        let assist = if pace == PassPace::Slow { Box::new(DelayedAssist(assist)) } else { assist };
         Self { model: model.with_assist(assist), workers, library, socket, _directory: directory }
     }
 
@@ -154,7 +154,7 @@ impl House {
     }
 
     /// A thread that does as `behaviour` says until the staff goes home.
-    pub(crate) fn hire(&self, staff: &mut Staff, behaviour: fn(&Path, &AtomicBool)) {
+    pub(crate) fn hire(&self, staff: &mut WorkerThreads, behaviour: fn(&Path, &AtomicBool)) {
         staff.hire(&self.socket, behaviour);
     }
 
@@ -181,9 +181,9 @@ pub(crate) fn until(mut is_so: impl FnMut() -> bool, what: impl Fn() -> String) 
 
 /// Gives workers a moment before every answer is wanted.
 #[derive(Debug)]
-struct Late(Box<dyn Assist>);
+struct DelayedAssist(Box<dyn Assist>);
 
-impl Assist for Late {
+impl Assist for DelayedAssist {
     fn helpers(&mut self) -> usize {
         self.0.helpers()
     }
@@ -196,11 +196,11 @@ impl Assist for Late {
         self.0.end_pass();
     }
 
-    fn begin(&mut self, x: &Activations, asks: &[Ask<'_>]) {
+    fn begin(&mut self, x: &Activations, asks: &[PartialSum<'_>]) {
         self.0.begin(x, asks);
     }
 
-    fn finish(&mut self, compute: &mut Compute, x: &Activations, asks: &[Ask<'_>], sums: &mut [f32]) {
+    fn finish(&mut self, compute: &mut Compute, x: &Activations, asks: &[PartialSum<'_>], sums: &mut [f32]) {
         thread::sleep(Duration::from_micros(500));
         self.0.finish(compute, x, asks, sums);
     }
@@ -228,7 +228,7 @@ pub(crate) fn adapter_of_everything(config: &ModelConfig, ranks: &[usize]) -> Ad
     let modules = layers.into_iter().zip(ranks.iter().cycle()).map(module).collect();
     Adapter {
         generation: Generation([7; 32]),
-        method: Method::Lora(modules),
+        method: MethodWeights::Lora(modules),
         base_model: None,
         stored_in_16_bits: false,
     }
@@ -262,21 +262,21 @@ pub(crate) fn stage(adapter: &PreparedAdapter, part: usize) -> Arc<DeviceCopy> {
 
 /// A request of the tests; its blocks are those of its place in the batch.
 #[derive(Clone)]
-pub(crate) struct Request {
+pub(crate) struct BatchRequest {
     pub(crate) prompt: Vec<u32>,
     pub(crate) adapter: Option<Arc<PreparedAdapter>>,
 }
 
-pub(crate) fn request(salt: u32, length: usize, adapter: Option<&Arc<PreparedAdapter>>) -> Request {
+pub(crate) fn request(salt: u32, length: usize, adapter: Option<&Arc<PreparedAdapter>>) -> BatchRequest {
     let prompt = (0..length as u32).map(|i| (i * 37 + salt * 101 + i * i) % 300).collect();
-    Request { prompt, adapter: adapter.cloned() }
+    BatchRequest { prompt, adapter: adapter.cloned() }
 }
 
 /// Passes of [`bits`].
 pub(crate) const PASSES: usize = 3;
 
 /// Bits of the last logits of all requests, after their prompts and after each of two tokens more.
-pub(crate) fn bits(model: &mut ResidentModel, requests: &[Request]) -> Vec<u32> {
+pub(crate) fn bits(model: &mut ResidentModel, requests: &[BatchRequest]) -> Vec<u32> {
     let place = |at: u32| (at * 5..(at + 1) * 5).map(BlockId).collect();
     let blocks: Vec<Vec<BlockId>> = (0..requests.len() as u32).map(place).collect();
     let mut texts: Vec<Vec<u32>> = requests.iter().map(|request| request.prompt.clone()).collect();
@@ -304,12 +304,12 @@ pub(crate) fn bits(model: &mut ResidentModel, requests: &[Request]) -> Vec<u32> 
 
 /// Threads that work until it is dropped.
 #[derive(Default)]
-pub(crate) struct Staff {
+pub(crate) struct WorkerThreads {
     over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Staff {
+impl WorkerThreads {
     /// A thread that does as `behaviour` says until the staff goes home.
     pub(crate) fn hire(&mut self, socket: &Path, behaviour: fn(&Path, &AtomicBool)) {
         let (socket, over) = (socket.to_owned(), Arc::clone(&self.over));
@@ -317,7 +317,7 @@ impl Staff {
     }
 }
 
-impl Drop for Staff {
+impl Drop for WorkerThreads {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
@@ -329,8 +329,8 @@ impl Drop for Staff {
 }
 
 /// A worker's place at the board, and what it has mapped.
-pub(crate) struct Desk {
-    pub(crate) seat: Seat,
+pub(crate) struct TestWorker {
+    pub(crate) seat: Consumer,
     pub(crate) connection: WorkerEnd,
     /// By image, then by module.
     pub(crate) images: BTreeMap<u64, BTreeMap<u32, LoraMatrix>>,
@@ -340,7 +340,7 @@ pub(crate) struct Desk {
     sums: Vec<f32>,
 }
 
-impl Desk {
+impl TestWorker {
     /// Goes through the door; `None` if there is no seat.
     pub(crate) fn sit(socket: &Path) -> Option<Self> {
         let connection = connect(socket).ok()?;
@@ -350,7 +350,7 @@ impl Desk {
         let again = control.try_clone().unwrap();
         let number = WorkerNumber::new(seated.worker).unwrap();
         // A board that others have scribbled on is no board any more.
-        let seat = Seat::join(SeatFds { control, x, sums }, SeatNumber(seated.seat), number).ok()?;
+        let seat = Consumer::join(ConsumerFds { control, x, sums }, SlotNumber(seated.seat), number).ok()?;
         let geometry = seat.geometry();
         let (x, sums) = (vec![0.0; geometry.x_elements], vec![0.0; geometry.sums_elements]);
         Some(Self { seat, connection, images: BTreeMap::new(), control: again, x, sums })
@@ -407,7 +407,7 @@ fn matrices(image: &Image) -> BTreeMap<u32, LoraMatrix> {
     let bytes: SharedBytes = image.bytes();
     let size = |number: u64| usize::try_from(number).unwrap();
     let factor =
-        |kind, offset| FactorLayout { kind: NumberKind::from_code(kind).unwrap(), offset: size(offset) };
+        |kind, offset| FactorLayout { kind: ElementKind::from_code(kind).unwrap(), offset: size(offset) };
     let entries = image.entries().iter().map(|entry| {
         let layout = MatrixLayout {
             rank: entry.rank as usize,
@@ -423,17 +423,17 @@ fn matrices(image: &Image) -> BTreeMap<u32, LoraMatrix> {
 }
 
 /// Sits down again and again, and lets `at_work` do what a worker does on a job, as long as it says so.
-pub(crate) fn attend(socket: &Path, over: &AtomicBool, mut at_work: impl FnMut(&mut Desk) -> bool) {
+pub(crate) fn attend(socket: &Path, over: &AtomicBool, mut at_work: impl FnMut(&mut TestWorker) -> bool) {
     while !over.load(Ordering::Relaxed) {
-        let Some(mut desk) = Desk::sit(socket) else {
+        let Some(mut desk) = TestWorker::sit(socket) else {
             thread::sleep(Duration::from_millis(5));
             continue;
         };
         while !over.load(Ordering::Relaxed) && desk.news() {
             match desk.seat.wait(Duration::from_micros(50)) {
-                Wake::Job if !at_work(&mut desk) => break,
-                Wake::Fenced => break,
-                Wake::Job | Wake::Rest => {}
+                WakeReason::Job if !at_work(&mut desk) => break,
+                WakeReason::Fenced => break,
+                WakeReason::Job | WakeReason::Rest => {}
             }
         }
     }

@@ -9,13 +9,13 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use shmproto::{
-    board::{Board, Geometry, Poster, Slice, SliceState},
-    handover::{ExecutorEnd, Seated, ToWorker},
+    board::{Board, Geometry, Producer, Slice, SliceState},
+    handover::{ExecutorEnd, SlotGranted, ToWorker},
 };
 
 use super::{
-    trip::{Shape, Trip},
-    worker::{Channel, Role, Worker},
+    trip::{MessageShape, RoundTrip},
+    worker::{Channel, WorkerProcess, WorkerRole},
 };
 
 /// A trip that takes so long never ends.
@@ -23,19 +23,19 @@ const STUCK: Duration = Duration::from_secs(10);
 
 /// Workers at a board.
 #[derive(Debug)]
-pub(super) struct AtTheBoard {
-    poster: Poster,
+pub(super) struct BoardTransport {
+    poster: Producer,
     slices: Vec<Slice>,
     sums: Vec<f32>,
     _board: Board,
     // Before the workers: each ends when its socket is closed.
     _sockets: Vec<ExecutorEnd>,
-    _workers: Vec<Worker>,
+    _workers: Vec<WorkerProcess>,
 }
 
-impl AtTheBoard {
+impl BoardTransport {
     /// Seats a worker for each of `cores`.
-    pub(super) fn start(shape: Shape, cores: &[Option<usize>]) -> Result<Self> {
+    pub(super) fn start(shape: MessageShape, cores: &[Option<usize>]) -> Result<Self> {
         let slices = shape.slices(cores.len())?;
         let elements = shape.rows * shape.width;
         let geometry = Geometry {
@@ -48,8 +48,8 @@ impl AtTheBoard {
         let (mut sockets, mut workers) = (Vec::new(), Vec::new());
         for &core in cores {
             let (ours, theirs) = pair()?;
-            let role = Role { channel: Channel::Board, core, receives: 0, sends: 0 };
-            workers.push(Worker::start(role, theirs)?);
+            let role = WorkerRole { channel: Channel::Board, core, receives: 0, sends: 0 };
+            workers.push(WorkerProcess::start(role, theirs)?);
             let ours = ExecutorEnd::over(ours);
             seat(&board, &ours)?;
             sockets.push(ours);
@@ -91,12 +91,12 @@ fn seat(board: &Board, worker: &ExecutorEnd) -> Result<()> {
     let offer = board.seat().context("no seat at the board")?;
     let [control_bytes, x_bytes, sums_bytes] = offer.bytes().map(|bytes| bytes as u64);
     let (seat, number) = (offer.seat.0, offer.worker.get());
-    let seated = Seated { seat, worker: number, control_bytes, x_bytes, sums_bytes };
+    let seated = SlotGranted { seat, worker: number, control_bytes, x_bytes, sums_bytes };
     let fds = offer.fds().context("a board of regions has descriptors")?;
     worker.send(&ToWorker::Seated(seated), &fds).context("a worker takes no seat")
 }
 
-impl Trip for AtTheBoard {
+impl RoundTrip for BoardTransport {
     fn begin(&mut self) {
         self.poster.announce(u32::try_from(self.slices.len()).unwrap_or(u32::MAX));
     }

@@ -8,41 +8,41 @@ use std::{
 use anyhow::{Context, Result};
 
 use super::{
-    trip::{Shape, Trip},
-    worker::{Channel, Role, Worker, widen},
+    trip::{MessageShape, RoundTrip},
+    worker::{Channel, WorkerProcess, WorkerRole, widen},
 };
 
 /// Workers behind sockets.
 #[derive(Debug)]
 pub(super) struct Sockets {
-    shape: Shape,
+    shape: MessageShape,
     sockets: Vec<UnixStream>,
     sums: Vec<u8>,
     // Last: a worker ends when its socket is closed.
-    _workers: Vec<Worker>,
+    _workers: Vec<WorkerProcess>,
 }
 
 impl Sockets {
     /// Starts a worker for each of `cores`.
-    pub(super) fn start(shape: Shape, cores: &[Option<usize>]) -> Result<Self> {
+    pub(super) fn start(shape: MessageShape, cores: &[Option<usize>]) -> Result<Self> {
         let (mut sockets, mut workers) = (Vec::new(), Vec::new());
         for &core in cores {
             let (ours, theirs) = UnixStream::pair().context("no pair of sockets")?;
             widen(&ours);
-            let role = Role {
+            let role = WorkerRole {
                 channel: Channel::Socket,
                 core,
                 receives: shape.x_bytes(cores.len()),
                 sends: shape.sums_bytes(cores.len()),
             };
-            workers.push(Worker::start(role, OwnedFd::from(theirs))?);
+            workers.push(WorkerProcess::start(role, OwnedFd::from(theirs))?);
             sockets.push(ours);
         }
         Ok(Self { shape, sockets, sums: vec![0; shape.rows * shape.width * 4], _workers: workers })
     }
 }
 
-impl Trip for Sockets {
+impl RoundTrip for Sockets {
     fn trip(&mut self, x: &[f32]) -> Result<()> {
         let count = self.sockets.len();
         let x: &[u8] = bytemuck::cast_slice(x);

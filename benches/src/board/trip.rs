@@ -5,14 +5,14 @@ use shmproto::board::Slice;
 
 /// What each worker gets of the rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Share {
+pub(super) enum RowShare {
     /// Its part of them; it gives the sums of those.
     OwnRows,
     /// All of them; it gives its part of the columns of the sums.
     AllRows,
 }
 
-impl Share {
+impl RowShare {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::OwnRows => "each its own rows",
@@ -23,18 +23,18 @@ impl Share {
 
 /// What travels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct MessageShape {
     pub(super) rows: usize,
     pub(super) width: usize,
-    pub(super) share: Share,
+    pub(super) share: RowShare,
 }
 
-impl Shape {
+impl MessageShape {
     /// Bytes that each of `workers` is given.
     pub(super) fn x_bytes(&self, workers: usize) -> usize {
         match self.share {
-            Share::OwnRows => self.sums_bytes(workers),
-            Share::AllRows => self.rows * self.width * 4,
+            RowShare::OwnRows => self.sums_bytes(workers),
+            RowShare::AllRows => self.rows * self.width * 4,
         }
     }
 
@@ -46,8 +46,8 @@ impl Shape {
     /// Where in the rows the part of worker `index` begins.
     pub(super) fn first_byte(&self, index: usize, workers: usize) -> usize {
         match self.share {
-            Share::OwnRows => index * self.sums_bytes(workers),
-            Share::AllRows => 0,
+            RowShare::OwnRows => index * self.sums_bytes(workers),
+            RowShare::AllRows => 0,
         }
     }
 
@@ -56,8 +56,8 @@ impl Shape {
         let number = |value: usize| u32::try_from(value).context("sizes of a board are 32 bits");
         let share = self.rows * self.width / workers;
         let rows = match self.share {
-            Share::OwnRows => self.rows / workers,
-            Share::AllRows => self.rows,
+            RowShare::OwnRows => self.rows / workers,
+            RowShare::AllRows => self.rows,
         };
         (0..workers)
             .map(|index| {
@@ -80,7 +80,7 @@ impl Shape {
 }
 
 /// Whoever sends rows out and takes sums back.
-pub(super) trait Trip {
+pub(super) trait RoundTrip {
     /// Trips begin.
     fn begin(&mut self) {}
 
@@ -100,8 +100,8 @@ mod tests {
 
     #[test]
     fn the_slices_of_a_job_cover_every_sum_once_and_every_row() {
-        for (share, workers) in [(Share::OwnRows, 4), (Share::AllRows, 8), (Share::OwnRows, 1)] {
-            let shape = Shape { rows: 16, width: 4096, share };
+        for (share, workers) in [(RowShare::OwnRows, 4), (RowShare::AllRows, 8), (RowShare::OwnRows, 1)] {
+            let shape = MessageShape { rows: 16, width: 4096, share };
             let slices = shape.slices(workers).unwrap();
             let mut end = 0;
             for slice in &slices {
@@ -110,7 +110,7 @@ mod tests {
             }
             assert_eq!(end, (16 * 4096) as u64);
             let rows: u32 = slices.iter().map(|slice| slice.rows).sum();
-            let each = if share == Share::AllRows { workers } else { 1 };
+            let each = if share == RowShare::AllRows { workers } else { 1 };
             assert_eq!(rows as usize, 16 * each);
         }
     }

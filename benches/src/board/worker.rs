@@ -19,7 +19,7 @@ use rustix::{
     net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size},
 };
 use shmproto::{
-    board::{Seat, SeatFds, SeatNumber, Wake, WorkerNumber},
+    board::{Consumer, ConsumerFds, SlotNumber, WakeReason, WorkerNumber},
     handover::{ToWorker, WorkerEnd},
 };
 
@@ -36,7 +36,7 @@ const BUFFER_BYTES: usize = 1 << 20;
 
 /// What a worker is told by its arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Role {
+pub(super) struct WorkerRole {
     pub(super) channel: Channel,
     /// `None`: wherever the kernel puts it.
     pub(super) core: Option<usize>,
@@ -55,11 +55,11 @@ pub(super) enum Channel {
 
 /// A worker process. It ends when its socket is closed; dropping this waits for that.
 #[derive(Debug)]
-pub(super) struct Worker(Child);
+pub(super) struct WorkerProcess(Child);
 
-impl Worker {
+impl WorkerProcess {
     /// Starts this program again, `socket` its standard input.
-    pub(super) fn start(role: Role, socket: OwnedFd) -> Result<Self> {
+    pub(super) fn start(role: WorkerRole, socket: OwnedFd) -> Result<Self> {
         let program = std::env::current_exe().context("cannot find this program to start workers")?;
         let channel = match role.channel {
             Channel::Board => "board",
@@ -76,7 +76,7 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
+impl Drop for WorkerProcess {
     fn drop(&mut self) {
         // A board's worker looks up from its sleep ten times a second. Whoever stays is a fault of this harness.
         for _ in 0..100 {
@@ -95,7 +95,7 @@ impl Drop for Worker {
 /// # Errors
 /// If the arguments or what is handed over make no sense.
 pub(crate) fn main(arguments: impl Iterator<Item = String>) -> Result<()> {
-    let role = Role::parse(&arguments.collect::<Vec<_>>())?;
+    let role = WorkerRole::parse(&arguments.collect::<Vec<_>>())?;
     if let Some(core) = role.core {
         pin(core)?;
     }
@@ -106,7 +106,7 @@ pub(crate) fn main(arguments: impl Iterator<Item = String>) -> Result<()> {
     }
 }
 
-impl Role {
+impl WorkerRole {
     fn parse(arguments: &[String]) -> Result<Self> {
         let [channel, core, receives, sends] = arguments else {
             bail!("a worker takes channel, core and two sizes, not {arguments:?}");
@@ -129,7 +129,7 @@ fn at_the_board(socket: OwnedFd) -> Result<()> {
     let mut x = vec![0.0f32; seat.geometry().x_elements];
     loop {
         match seat.wait(SPIN) {
-            Wake::Job => {
+            WakeReason::Job => {
                 while let Some(claim) = seat.claim(|_, _| true) {
                     let rows = &mut x[..claim.slice().x_elements()];
                     claim.read_x(rows);
@@ -137,21 +137,21 @@ fn at_the_board(socket: OwnedFd) -> Result<()> {
                     claim.done(&x[..sums]);
                 }
             }
-            Wake::Fenced => return Ok(()),
-            Wake::Rest if is_closed(&executor) => return Ok(()),
-            Wake::Rest => {}
+            WakeReason::Fenced => return Ok(()),
+            WakeReason::Rest if is_closed(&executor) => return Ok(()),
+            WakeReason::Rest => {}
         }
     }
 }
 
-fn sit_down(executor: &WorkerEnd) -> Result<Seat> {
+fn sit_down(executor: &WorkerEnd) -> Result<Consumer> {
     let received = executor.receive().map_err(|error| anyhow!("no seat was handed over: {error}"))?;
     let Some((ToWorker::Seated(seated), fds)) = received else { bail!("a seat was expected") };
     let [control, x, sums] =
         <[OwnedFd; 3]>::try_from(fds).map_err(|_| anyhow!("a seat has three regions"))?;
     let worker = WorkerNumber::new(seated.worker).context("a worker has a number")?;
-    let fds = SeatFds { control, x, sums };
-    Seat::join(fds, SeatNumber(seated.seat), worker).context("the board cannot be joined")
+    let fds = ConsumerFds { control, x, sums };
+    Consumer::join(fds, SlotNumber(seated.seat), worker).context("the board cannot be joined")
 }
 
 fn is_closed(executor: &WorkerEnd) -> bool {
@@ -168,7 +168,7 @@ pub(super) fn widen(socket: &UnixStream) {
 }
 
 /// Reads rows and writes some of them back, until the harness is gone.
-fn through_a_socket(mut socket: UnixStream, role: Role) -> Result<()> {
+fn through_a_socket(mut socket: UnixStream, role: WorkerRole) -> Result<()> {
     widen(&socket);
     let mut x = vec![0u8; role.receives.max(role.sends)];
     loop {

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use crate::lora::{Adapter, Projection, Shape, write_peft, write_peft_config};
+use crate::lora::{AdapterShape, Projection, RandomAdapter, write_peft, write_peft_config};
 
 /// What the paper adapts.
 pub(crate) const ADAPTED: [Projection; 3] = [Projection::Q, Projection::K, Projection::V];
@@ -17,15 +17,20 @@ pub(crate) const ADAPTED: [Projection; 3] = [Projection::Q, Projection::K, Proje
 /// # Errors
 /// If they cannot be written.
 pub(super) fn write(model: &Path, rank: usize, count: usize, folder: &Path) -> Result<Vec<PathBuf>> {
-    write_for(&Shape::of(model)?, rank, count, folder)
+    write_for(&AdapterShape::of(model)?, rank, count, folder)
 }
 
 /// The same for a model of this shape.
 ///
 /// # Errors
 /// If they cannot be written.
-pub(crate) fn write_for(shape: &Shape, rank: usize, count: usize, folder: &Path) -> Result<Vec<PathBuf>> {
-    let adapter = Adapter::random(shape, rank, 1).on(&ADAPTED);
+pub(crate) fn write_for(
+    shape: &AdapterShape,
+    rank: usize,
+    count: usize,
+    folder: &Path,
+) -> Result<Vec<PathBuf>> {
+    let adapter = RandomAdapter::random(shape, rank, 1).on(&ADAPTED);
     let first = folder.join("0");
     write_peft(&adapter, &first)?;
     let weights = Path::new("adapter_model.safetensors");

@@ -31,7 +31,7 @@ pub(crate) enum Popularity {
 
 /// A load.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Load {
+pub(crate) struct ColdLoad {
     /// Requests a second on average; they arrive at exponentially distributed intervals.
     pub(crate) rate: f64,
     /// How many.
@@ -44,7 +44,7 @@ pub(crate) struct Load {
 
 /// One request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Arrival {
+pub(crate) struct RequestArrival {
     /// From the beginning.
     pub(crate) at: Duration,
     /// Index of the adapter; `None` is the base model.
@@ -57,15 +57,15 @@ pub(crate) struct Arrival {
     pub(crate) seed: u64,
 }
 
-impl Load {
+impl ColdLoad {
     /// Its requests in the order of their arrival.
-    pub(crate) fn arrivals(&self, seed: u64) -> Vec<Arrival> {
+    pub(crate) fn arrivals(&self, seed: u64) -> Vec<RequestArrival> {
         let mut random = StdRng::seed_from_u64(seed);
         let mut at = 0.0;
         (0..self.requests)
             .map(|number| {
                 at += -(1.0 - random.random::<f64>()).ln() / self.rate;
-                Arrival {
+                RequestArrival {
                     at: Duration::from_secs_f64(at),
                     adapter: Some(self.popularity.adapter(number, self.adapters, &mut random)),
                     prompt: length(PROMPT_LN, &mut random),
@@ -105,14 +105,14 @@ fn length((mean, deviation): (f64, f64), random: &mut StdRng) -> usize {
 mod tests {
     use super::*;
 
-    fn load(popularity: Popularity) -> Load {
-        Load { rate: 5.0, requests: 20_000, adapters: 128, popularity }
+    fn load(popularity: Popularity) -> ColdLoad {
+        ColdLoad { rate: 5.0, requests: 20_000, adapters: 128, popularity }
     }
 
     #[test]
     fn lengths_and_rate_are_those_that_were_asked_for() {
         let arrivals = load(Popularity::Distinct { first: 0 }).arrivals(7);
-        let mean = |of: fn(&Arrival) -> usize| {
+        let mean = |of: fn(&RequestArrival) -> usize| {
             arrivals.iter().map(|arrival| of(arrival) as f64).sum::<f64>() / arrivals.len() as f64
         };
         assert!((mean(|arrival| arrival.prompt) / 19.3 - 1.0).abs() < 0.05);

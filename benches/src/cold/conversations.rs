@@ -6,11 +6,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
-use super::{Executor, Mode, Place, adapters::write, arrivals::Arrival};
+use super::{ColdExecutor, ExecutorPlacement, Mode, adapters::write, arrivals::RequestArrival};
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     measure::Samples,
-    report::{Better, Comparison, Rival, Target},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
 /// Each adapter has one conversation at a time, of so many turns, each of which adds as many tokens.
@@ -36,35 +36,41 @@ const PREFILL_SHARE: f64 = 0.7;
 const RATE_RATIO: f64 = 1.3;
 
 /// Every comparison of this scenario.
-pub(super) async fn measure(config: &Config, base: Place<'_>) -> Result<Vec<Comparison>> {
+pub(super) async fn measure(config: &SuiteConfig, base: ExecutorPlacement<'_>) -> Result<Vec<Comparison>> {
     let folder = tempfile::tempdir().context("no folder for adapters")?;
     let adapters = write(&config.model, RANK, ADAPTERS, folder.path())?;
     let all = ALL_BYTES.to_string();
     let one_pool = ["--device-bytes", &all, "--disk-bytes", "4GiB"].map(str::to_owned);
     let divided = ["--cache-policy", "lru"].map(str::to_owned);
-    let ours = Place { options: &one_pool, kv_bytes: ALL_BYTES, device_bytes: ALL_BYTES, ..base };
-    let rival = Place { options: &divided, kv_bytes: KV_BYTES, device_bytes: ADAPTER_BYTES, ..base };
+    let ours = ExecutorPlacement { options: &one_pool, kv_bytes: ALL_BYTES, device_bytes: ALL_BYTES, ..base };
+    let rival =
+        ExecutorPlacement { options: &divided, kv_bytes: KV_BYTES, device_bytes: ADAPTER_BYTES, ..base };
     let mut sides = Vec::new();
     for place in [ours, rival] {
-        let mut executor = Executor::start(place, Mode::CpuAssist).await?;
+        let mut executor = ColdExecutor::start(place, Mode::CpuAssist).await?;
         executor.load(&adapters).await?;
         sides.push(hold(&mut executor).await?);
     }
     let (Some(rival), Some(ours)) = (sides.pop(), sides.pop()) else { return Ok(Vec::new()) };
     let case = format!("{ADAPTERS} adapters, each a conversation of {TURNS} turns");
     let lines = [
-        ("mean time to first token", "ms", [ours.mean_ms, rival.mean_ms], Target::ShareAtMost(TTFT_SHARE)),
+        (
+            "mean time to first token",
+            "ms",
+            [ours.mean_ms, rival.mean_ms],
+            BenchTarget::ShareAtMost(TTFT_SHARE),
+        ),
         (
             "prompt tokens computed",
             "tokens",
             [ours.computed, rival.computed],
-            Target::ShareAtMost(PREFILL_SHARE),
+            BenchTarget::ShareAtMost(PREFILL_SHARE),
         ),
         (
             "rate with first tokens in time",
             "requests/s",
             [ours.peak, rival.peak],
-            Target::RatioAtLeast(RATE_RATIO),
+            BenchTarget::RatioAtLeast(RATE_RATIO),
         ),
     ];
     let comparison = |(what, unit, sides, target): (_, _, [f64; 2], _)| {
@@ -76,7 +82,7 @@ pub(super) async fn measure(config: &Config, base: Place<'_>) -> Result<Vec<Comp
             unit,
             better: if unit == "requests/s" { Better::Higher } else { Better::Lower },
             ours: ours?,
-            rival: Rival { name, format: "Q4_1".to_owned(), samples: rival? },
+            rival: PeerSamples { name, format: "Q4_1".to_owned(), samples: rival? },
             target: Some(target),
         })
     };
@@ -84,13 +90,13 @@ pub(super) async fn measure(config: &Config, base: Place<'_>) -> Result<Vec<Comp
 }
 
 /// What one side came to.
-struct Held {
+struct ConversationResult {
     mean_ms: f64,
     computed: f64,
     peak: f64,
 }
 
-async fn hold(executor: &mut Executor) -> Result<Held> {
+async fn hold(executor: &mut ColdExecutor) -> Result<ConversationResult> {
     let mut random = StdRng::seed_from_u64(1);
     let mut first_ms = Vec::new();
     for turn in 1..=TURNS {
@@ -102,7 +108,11 @@ async fn hold(executor: &mut Executor) -> Result<Held> {
         }
     }
     let computed = executor.stats().await?.prompt_tokens as f64;
-    Ok(Held { mean_ms: Samples::new(first_ms)?.mean(), computed, peak: peak(executor, &mut random).await? })
+    Ok(ConversationResult {
+        mean_ms: Samples::new(first_ms)?.mean(),
+        computed,
+        peak: peak(executor, &mut random).await?,
+    })
 }
 
 fn shuffled(random: &mut StdRng) -> Vec<usize> {
@@ -112,7 +122,7 @@ fn shuffled(random: &mut StdRng) -> Vec<usize> {
 }
 
 /// The highest rate at which first tokens come in time.
-async fn peak(executor: &mut Executor, random: &mut StdRng) -> Result<f64> {
+async fn peak(executor: &mut ColdExecutor, random: &mut StdRng) -> Result<f64> {
     // Where each adapter's conversation is, and which of them it is.
     let mut talks = [(0, 1); ADAPTERS];
     let (mut rate, mut served_rate) = (FIRST_RATE, 0.0);
@@ -137,7 +147,7 @@ async fn peak(executor: &mut Executor, random: &mut StdRng) -> Result<f64> {
 }
 
 /// Turn `turn` of the adapter's conversation number `talk`, which begins as the turn before.
-fn request(at: Duration, adapter: usize, turn: usize, talk: u64) -> Arrival {
+fn request(at: Duration, adapter: usize, turn: usize, talk: u64) -> RequestArrival {
     let seed = talk * ADAPTERS as u64 + adapter as u64;
-    Arrival { at, adapter: Some(adapter), prompt: turn * TURN_TOKENS, answer: 1, seed }
+    RequestArrival { at, adapter: Some(adapter), prompt: turn * TURN_TOKENS, answer: 1, seed }
 }

@@ -10,14 +10,14 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 use tokio::runtime::Builder;
 
-use super::{Executor, Helper, Mode, Place, adapters, arrivals::Arrival};
+use super::{ColdCompute, ColdExecutor, ExecutorPlacement, Mode, adapters, arrivals::RequestArrival};
 use crate::{
-    config::{Config, LinkSpeed},
-    lora::Shape,
+    config::{LinkSpeed, SuiteConfig},
+    lora::AdapterShape,
     machine::Cores,
     measure::Samples,
-    plot::{self, Curve},
-    report::{Better, Comparison, Rival, Target},
+    plot::{self, PlotCurve},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
 const RANKS: [usize; 5] = [8, 16, 32, 64, 128];
@@ -37,12 +37,12 @@ const OVERLAP_ROUNDS: usize = 7;
 const OVERLAP_GROUPS: usize = 3;
 
 /// Every comparison of this benchmark.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let runtime = Builder::new_current_thread().enable_all().build().context("no runtime")?;
     runtime.block_on(measure(config, cores))
 }
 
-async fn measure(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+async fn measure(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let folder = tempfile::tempdir().context("no folder for adapters")?;
     let mut folders = Vec::new();
     for rank in RANKS {
@@ -52,25 +52,26 @@ async fn measure(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
         LinkSpeed::Gbps(gbps) => gbps,
         LinkSpeed::Prefill | LinkSpeed::Busy => LINK_GBPS,
     };
-    let place = Place { device_bytes: DEVICE_BYTES, link_gbps, ..Place::on(config, cores)? };
+    let place =
+        ExecutorPlacement { device_bytes: DEVICE_BYTES, link_gbps, ..ExecutorPlacement::on(config, cores)? };
     let mut comparisons = lengths(config, place, &folders).await?;
-    comparisons.push(overlap(Place { link_gbps: STILL_GBPS, ..place }, &folders).await?);
+    comparisons.push(overlap(ExecutorPlacement { link_gbps: STILL_GBPS, ..place }, &folders).await?);
     Ok(comparisons)
 }
 
 /// Time to the first token by rank and length: starting beside waiting.
 async fn lengths(
-    config: &Config,
-    place: Place<'_>,
+    config: &SuiteConfig,
+    place: ExecutorPlacement<'_>,
     folders: &[std::path::PathBuf],
 ) -> Result<Vec<Comparison>> {
-    let mut waits = Executor::start(place, Mode::OnDemand).await?;
-    let mut starts = Executor::start(place, Mode::CpuAssist).await?;
+    let mut waits = ColdExecutor::start(place, Mode::OnDemand).await?;
+    let mut starts = ColdExecutor::start(place, Mode::CpuAssist).await?;
     for executor in [&mut waits, &mut starts] {
         executor.load(folders).await?;
         executor.settle().await?;
     }
-    let model = Model::of(&starts, &config.model)?;
+    let model = LoggedPerfModel::of(&starts, &config.model)?;
     let mut measured = vec![[Vec::new(), Vec::new()]; RANKS.len() * LENGTHS.len()];
     for round in 0..config.runs {
         for (column, &tokens) in LENGTHS.iter().enumerate() {
@@ -105,14 +106,18 @@ fn rows(measured: Vec<[Samples; 2]>, gbps: f64) -> Vec<Comparison> {
         unit: "ms",
         better: Better::Lower,
         ours: starts,
-        rival: Rival { name: "holobiont, on-demand".to_owned(), format: "Q4_1".to_owned(), samples: waits },
+        rival: PeerSamples {
+            name: "holobiont, on-demand".to_owned(),
+            format: "Q4_1".to_owned(),
+            samples: waits,
+        },
         target: None,
     };
     places.zip(measured).map(row).collect()
 }
 
 /// Says from which length on waiting was faster, and from which it should have been.
-fn tell_crossovers(measured: &[[Samples; 2]], model: &Model, gbps: f64) {
+fn tell_crossovers(measured: &[[Samples; 2]], model: &LoggedPerfModel, gbps: f64) {
     for (row, rank) in RANKS.into_iter().enumerate() {
         let cells = &measured[row * LENGTHS.len()..][..LENGTHS.len()];
         let faster = |[waits, starts]: &[Samples; 2]| waits.median() < starts.median();
@@ -123,13 +128,13 @@ fn tell_crossovers(measured: &[[Samples; 2]], model: &Model, gbps: f64) {
         eprintln!(
             "holobiont-bench: crossover at rank {rank}, emulated link {gbps:.2} Gbit/s, of 8192 tokens at most: seen \
              {seen:?}, forecast {:?} with a worker, {:?} without",
-            forecast(Helper::Worker),
-            forecast(Helper::Nobody)
+            forecast(ColdCompute::Worker),
+            forecast(ColdCompute::Nobody)
         );
     }
 }
 
-fn draw(measured: &[[Samples; 2]], model: &Model, gbps: f64, path: &Path) -> Result<()> {
+fn draw(measured: &[[Samples; 2]], model: &LoggedPerfModel, gbps: f64, path: &Path) -> Result<()> {
     let mut curves = Vec::new();
     for (row, rank) in RANKS.into_iter().enumerate() {
         let cells = &measured[row * LENGTHS.len()..][..LENGTHS.len()];
@@ -137,19 +142,25 @@ fn draw(measured: &[[Samples; 2]], model: &Model, gbps: f64, path: &Path) -> Res
         let seen = points.map(|(&tokens, [waits, starts])| (tokens as f64, waits.median() - starts.median()));
         let forecast = (LENGTHS[0]..=LENGTHS[LENGTHS.len() - 1])
             .step_by(8)
-            .map(|tokens| (tokens as f64, model.saved_ms(rank, tokens, gbps, Helper::Worker)));
-        curves.push(Curve { name: format!("rank {rank}"), points: seen.collect(), line: forecast.collect() });
+            .map(|tokens| (tokens as f64, model.saved_ms(rank, tokens, gbps, ColdCompute::Worker)));
+        curves.push(PlotCurve {
+            name: format!("rank {rank}"),
+            points: seen.collect(),
+            line: forecast.collect(),
+        });
     }
     let title = format!("What starting at once saves a lone cold prompt, emulated link {gbps:.2} Gbit/s");
     plot::lines(path, &title, ["tokens of the prompt", "ms saved to the first token"], &curves)
 }
 
 /// How much of the adapter's time is hidden behind the base's: with a worker, without one, and without an adapter.
-async fn overlap(place: Place<'_>, folders: &[std::path::PathBuf]) -> Result<Comparison> {
+async fn overlap(place: ExecutorPlacement<'_>, folders: &[std::path::PathBuf]) -> Result<Comparison> {
     let rank = RANKS.len() - 1;
     let folders = &folders[rank * EACH..];
-    let mut helped = Executor::start(place, Mode::CpuAssist).await?;
-    let mut alone = Executor::start(Place { helper: Helper::Nobody, ..place }, Mode::CpuAssist).await?;
+    let mut helped = ColdExecutor::start(place, Mode::CpuAssist).await?;
+    let mut alone =
+        ColdExecutor::start(ExecutorPlacement { helper: ColdCompute::Nobody, ..place }, Mode::CpuAssist)
+            .await?;
     helped.load(folders).await?;
     alone.load(folders).await?;
     let mut shares = Vec::new();
@@ -180,30 +191,30 @@ async fn overlap(place: Place<'_>, folders: &[std::path::PathBuf]) -> Result<Com
         unit: "share of the shorter",
         better: Better::Higher,
         ours: Samples::new(shares)?,
-        rival: Rival {
+        rival: PeerSamples {
             name: "all of it".to_owned(),
             format: "Q4_1".to_owned(),
             samples: Samples::new(vec![1.0])?,
         },
-        target: Some(Target::OursAtLeast(LEAST_OVERLAP)),
+        target: Some(BenchTarget::OursAtLeast(LEAST_OVERLAP)),
     })
 }
 
 async fn first_token_ms(
-    executor: &mut Executor,
+    executor: &mut ColdExecutor,
     adapter: Option<usize>,
     prompt: usize,
     round: usize,
 ) -> Result<f64> {
     let seed = ((round * 64 + adapter.unwrap_or(63)) * 1024 + prompt) as u64;
-    let arrival = Arrival { at: Duration::ZERO, adapter, prompt, answer: 2, seed };
+    let arrival = RequestArrival { at: Duration::ZERO, adapter, prompt, answer: 2, seed };
     let served = executor.serve(&[arrival]).await?;
     let first = served.first().context("one request has one answer")?.first;
     Ok(first.as_secs_f64() * 1000.0)
 }
 
 /// The executor's performance model (its `perf`), from the lines it tells in its log.
-struct Model {
+struct LoggedPerfModel {
     core_ns: [f64; 2],
     base_ns: [f64; 2],
     layers: f64,
@@ -215,8 +226,8 @@ struct Model {
 /// Matrices of a layer: q, k, v.
 const MATRICES: f64 = 3.0;
 
-impl Model {
-    fn of(executor: &Executor, model: &Path) -> Result<Self> {
+impl LoggedPerfModel {
+    fn of(executor: &ColdExecutor, model: &Path) -> Result<Self> {
         let log = executor.log()?;
         let mut told = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         let number = |line: &Value, field: &str| line["fields"][field].as_f64().or(line[field].as_f64());
@@ -224,7 +235,7 @@ impl Model {
             .rfind(|line| number(line, "base_us_per_token").is_some())
             .context("the executor's log does not tell its costs")?;
         let field = |name: &str| number(&line, name).with_context(|| format!("its log has no {name}"));
-        let (layers, work) = Shape::of(model)?.layers_and_sides(&adapters::ADAPTED);
+        let (layers, work) = AdapterShape::of(model)?.layers_and_sides(&adapters::ADAPTED);
         Ok(Self {
             core_ns: [1000.0 / field("core_multiply_adds_per_us")?, field("core_ns_per_slice")?],
             base_ns: [field("base_us_per_token")? * 1000.0, field("base_us_per_pass")? * 1000.0],
@@ -235,14 +246,14 @@ impl Model {
     }
 
     /// Milliseconds by which starting at once is faster than waiting: `PerfModel::forecast`.
-    fn saved_ms(&self, rank: usize, tokens: usize, gbps: f64, helper: Helper) -> f64 {
+    fn saved_ms(&self, rank: usize, tokens: usize, gbps: f64, helper: ColdCompute) -> f64 {
         let (tokens, rank) = (tokens as f64, rank as f64);
         let load = rank * self.bytes / (gbps * 125e6) * 1e9;
         let base = (self.base_ns[0] * tokens + self.base_ns[1]) / self.layers;
         let hands = self.core_ns[0] * tokens * rank * self.work + self.core_ns[1] * MATRICES;
         let both = match helper {
-            Helper::Worker => hands.max(base),
-            Helper::Nobody => hands + base,
+            ColdCompute::Worker => hands.max(base),
+            ColdCompute::Nobody => hands + base,
         };
         let assisted = (load / both + 0.5).min(self.layers);
         (load - assisted * (both - base)) / 1e6

@@ -5,12 +5,14 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tokio::runtime::Builder;
 
-use super::{Executor, Mode, Place, adapters, arrivals::Arrival, executor::Served};
+use super::{
+    ColdExecutor, ExecutorPlacement, Mode, adapters, arrivals::RequestArrival, executor::ServedTiming,
+};
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::Cores,
     measure::Samples,
-    report::{Better, Comparison, Rival, Target},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
 const RANK: usize = 64;
@@ -26,18 +28,18 @@ const LINK_GBPS: f64 = 4.0;
 const MOST: f64 = 1.05;
 
 /// Every comparison of this benchmark.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let runtime = Builder::new_current_thread().enable_all().build().context("no runtime")?;
     runtime.block_on(measure(config, cores))
 }
 
-async fn measure(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+async fn measure(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let folder = tempfile::tempdir().context("no folder for adapters")?;
     let folders = adapters::write(&config.model, RANK, STREAMS, folder.path())?;
-    let place = Place { link_gbps: LINK_GBPS, ..Place::on(config, cores)? };
+    let place = ExecutorPlacement { link_gbps: LINK_GBPS, ..ExecutorPlacement::on(config, cores)? };
     let mut executors = Vec::new();
     for mode in Mode::EACH {
-        let mut executor = Executor::start(place, mode).await?;
+        let mut executor = ColdExecutor::start(place, mode).await?;
         executor.load(&folders).await?;
         executor.serve(&streams(u64::MAX >> 32)).await?;
         executor.settle().await?;
@@ -57,8 +59,11 @@ async fn measure(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
 }
 
 fn beside(mode: Mode, ours: Samples, cached: &Samples) -> Comparison {
-    let rival =
-        Rival { name: "holobiont, cached".to_owned(), format: "Q4_1".to_owned(), samples: cached.clone() };
+    let rival = PeerSamples {
+        name: "holobiont, cached".to_owned(),
+        format: "Q4_1".to_owned(),
+        samples: cached.clone(),
+    };
     Comparison {
         bench: "decode-modes",
         case: format!("a step of {STREAMS} streams on adapters of rank {RANK}, all arrived, {}", mode.name()),
@@ -66,13 +71,13 @@ fn beside(mode: Mode, ours: Samples, cached: &Samples) -> Comparison {
         better: Better::Lower,
         ours,
         rival,
-        target: Some(Target::ShareAtMost(MOST)),
+        target: Some(BenchTarget::ShareAtMost(MOST)),
     }
 }
 
-fn streams(round: u64) -> Vec<Arrival> {
+fn streams(round: u64) -> Vec<RequestArrival> {
     (0..STREAMS)
-        .map(|stream| Arrival {
+        .map(|stream| RequestArrival {
             at: Duration::ZERO,
             adapter: Some(stream),
             prompt: PROMPT,
@@ -83,7 +88,7 @@ fn streams(round: u64) -> Vec<Arrival> {
 }
 
 /// The median time between two tokens of a request.
-fn step_ms(served: &[Served]) -> Result<f64> {
+fn step_ms(served: &[ServedTiming]) -> Result<f64> {
     let gaps = served
         .iter()
         .flat_map(|served| served.steps.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64() * 1000.0));

@@ -19,12 +19,12 @@ use tempfile::TempDir;
 use tokio::time::{sleep, timeout, timeout_at};
 use zeromq::{DealerRecvHalf, DealerSendHalf, DealerSocket, Socket as _, SocketRecv as _, SocketSend as _};
 
-use super::arrivals::Arrival;
+use super::arrivals::RequestArrival;
 use crate::{
     asking::greedy,
-    config::Config,
+    config::SuiteConfig,
     machine::{Cores, list},
-    process::Process,
+    process::LoggedProcess,
     workload,
 };
 
@@ -60,7 +60,7 @@ impl Mode {
 
 /// Who computes what the device does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Helper {
+pub(crate) enum ColdCompute {
     /// A worker on its own core.
     Worker,
     /// The executor itself.
@@ -69,7 +69,7 @@ pub(crate) enum Helper {
 
 /// Where an executor and its worker run, and what the executor may hold.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Place<'a> {
+pub(crate) struct ExecutorPlacement<'a> {
     /// Folder of our programs.
     pub(crate) programs: &'a Path,
     pub(crate) model: &'a Path,
@@ -90,15 +90,15 @@ pub(crate) struct Place<'a> {
     /// Further options of the executor.
     pub(crate) options: &'a [String],
     /// Who computes what the device does not have.
-    pub(crate) helper: Helper,
+    pub(crate) helper: ColdCompute,
 }
 
-impl<'a> Place<'a> {
+impl<'a> ExecutorPlacement<'a> {
     /// The base on the first of `cores`, the worker on the last. Budgets and link are for the caller to set.
     ///
     /// # Errors
     /// If there is only one core.
-    pub(crate) fn on(config: &'a Config, cores: &'a Cores) -> Result<Self> {
+    pub(crate) fn on(config: &'a SuiteConfig, cores: &'a Cores) -> Result<Self> {
         let &[_, .., worker_core] = cores.numbers() else {
             bail!("cold starts take a core for the base and one for a worker; give --threads 2");
         };
@@ -113,33 +113,33 @@ impl<'a> Place<'a> {
             link_gbps: 1.0,
             kv_bytes: 256 << 20,
             options: &[],
-            helper: Helper::Worker,
+            helper: ColdCompute::Worker,
         })
     }
 
     /// Where its workers are.
     fn worker_cores(&self) -> impl Iterator<Item = usize> {
-        let first = (self.helper == Helper::Worker).then_some(self.worker_core);
+        let first = (self.helper == ColdCompute::Worker).then_some(self.worker_core);
         first.into_iter().flat_map(|first| iter::once(first).chain(self.further_workers.iter().copied()))
     }
 }
 
 /// A running executor with its workers, and a connection to it.
-pub(crate) struct Executor {
+pub(crate) struct ColdExecutor {
     pub(crate) mode: Mode,
     send: DealerSendHalf,
     receive: DealerRecvHalf,
     next: u64,
     adapters: Vec<AdapterIdBytes>,
     // All end when dropped, before their folder.
-    workers: Vec<Process>,
-    executor: Process,
+    workers: Vec<LoggedProcess>,
+    executor: LoggedProcess,
     folder: TempDir,
 }
 
 /// When the tokens of one request came, and what the executor says of its beginning.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Served {
+pub(crate) struct ServedTiming {
     /// From the request to its first token.
     pub(crate) first: Duration,
     /// From the request to its last token.
@@ -153,20 +153,24 @@ pub(crate) struct Served {
 }
 
 /// A request that has not ended.
-struct Open {
+struct OpenRequest {
     sent: Instant,
-    served: Served,
+    served: ServedTiming,
 }
 
-impl Executor {
+impl ColdExecutor {
     /// Starts both processes and says hello.
-    pub(crate) async fn start(place: Place<'_>, mode: Mode) -> Result<Self> {
+    pub(crate) async fn start(place: ExecutorPlacement<'_>, mode: Mode) -> Result<Self> {
         let folder = tempfile::tempdir().context("no folder for an executor's sockets")?;
         let socket = folder.path().join("run/executor.sock");
         let log = |name: &str| folder.path().join(name);
-        let executor = Process::start(&mut executor_command(place, mode, &socket), &log("executor.log"))?;
+        let executor =
+            LoggedProcess::start(&mut executor_command(place, mode, &socket), &log("executor.log"))?;
         let workers = place.worker_cores().map(|core| {
-            Process::start(&mut worker_command(place, core, &socket), &log(&format!("worker-{core}.log")))
+            LoggedProcess::start(
+                &mut worker_command(place, core, &socket),
+                &log(&format!("worker-{core}.log")),
+            )
         });
         let workers = workers.collect::<Result<Vec<_>>>()?;
         let connected = timeout(LIMIT, connect(&socket)).await.context("the executor does not answer")?;
@@ -208,16 +212,16 @@ impl Executor {
     }
 
     /// Sends every request at its time and follows all to their end: what each was given, in the order of arrival.
-    pub(crate) async fn serve(&mut self, arrivals: &[Arrival]) -> Result<Vec<Served>> {
+    pub(crate) async fn serve(&mut self, arrivals: &[RequestArrival]) -> Result<Vec<ServedTiming>> {
         let (first, started) = (self.next, Instant::now());
-        let mut open: HashMap<u64, Open> = HashMap::new();
-        let mut ended: Vec<Option<Served>> = vec![None; arrivals.len()];
+        let mut open: HashMap<u64, OpenRequest> = HashMap::new();
+        let mut ended: Vec<Option<ServedTiming>> = vec![None; arrivals.len()];
         let mut sent = 0;
         while sent < arrivals.len() || !open.is_empty() {
             let due = arrivals.get(sent).map(|arrival| started + arrival.at);
             if due.is_some_and(|due| due <= Instant::now()) {
                 let request = self.ask(&arrivals[sent]).await?;
-                open.insert(request, Open::new());
+                open.insert(request, OpenRequest::new());
                 sent += 1;
                 continue;
             }
@@ -236,7 +240,7 @@ impl Executor {
         ended.into_iter().map(|served| served.context("a request was lost")).collect()
     }
 
-    async fn ask(&mut self, arrival: &Arrival) -> Result<u64> {
+    async fn ask(&mut self, arrival: &RequestArrival) -> Result<u64> {
         let request = self.next;
         self.next += 1;
         let loaded = |index| self.adapters.get(index).copied().context("there is no such adapter");
@@ -289,15 +293,15 @@ impl Executor {
     }
 }
 
-impl Open {
+impl OpenRequest {
     fn new() -> Self {
         let none = Duration::ZERO;
-        let served = Served { first: none, last: none, tokens: 0, load_wait: none, steps: Vec::new() };
+        let served = ServedTiming { first: none, last: none, tokens: 0, load_wait: none, steps: Vec::new() };
         Self { sent: Instant::now(), served }
     }
 }
 
-fn executor_command(place: Place<'_>, mode: Mode, socket: &Path) -> Command {
+fn executor_command(place: ExecutorPlacement<'_>, mode: Mode, socket: &Path) -> Command {
     let device_bytes = if mode == Mode::Cached { place.host_bytes } else { place.device_bytes };
     let mut command = Command::new(place.programs.join("base-executor"));
     command.arg("--model").arg(place.model).arg("--socket").arg(socket);
@@ -322,7 +326,7 @@ fn executor_command(place: Place<'_>, mode: Mode, socket: &Path) -> Command {
     command
 }
 
-fn worker_command(place: Place<'_>, core: usize, socket: &Path) -> Command {
+fn worker_command(place: ExecutorPlacement<'_>, core: usize, socket: &Path) -> Command {
     let mut command = Command::new(place.programs.join("lora-worker"));
     command.arg("--executor").arg(socket.with_file_name("workers.sock"));
     command.arg("--core").arg(core.to_string());
@@ -360,9 +364,9 @@ fn outputs(message: &ToGateway) -> Result<&[Output]> {
 }
 
 /// Notes what came for a request; gives it back when it has ended.
-fn note(open: &mut HashMap<u64, Open>, output: &Output) -> Result<Option<Served>> {
+fn note(open: &mut HashMap<u64, OpenRequest>, output: &Output) -> Result<Option<ServedTiming>> {
     ensure!(output.error.is_none(), "a request failed: {:?}", output.error);
-    let Some(Open { sent, served }) = open.get_mut(&output.request) else {
+    let Some(OpenRequest { sent, served }) = open.get_mut(&output.request) else {
         bail!("an answer to a request that is not open");
     };
     if !output.tokens.is_empty() {

@@ -6,12 +6,12 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tokio::{runtime::Builder, time::sleep};
 
-use super::{Executor, Helper, Mode, Place, arrivals::Arrival, conversations};
+use super::{ColdCompute, ColdExecutor, ExecutorPlacement, Mode, arrivals::RequestArrival, conversations};
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::Cores,
     measure::Samples,
-    report::{Better, Comparison, Rival, Target},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
 /// Room for one long conversation, and hardly another.
@@ -33,15 +33,19 @@ const PREFILL_SHARE: f64 = 0.7;
 const DISK: [&str; 2] = ["--disk-bytes", "2GiB"];
 
 /// Every comparison of this benchmark.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let runtime = Builder::new_current_thread().enable_all().build().context("no runtime")?;
     runtime.block_on(measure(config, cores))
 }
 
-async fn measure(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+async fn measure(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let (disk, none) = (DISK.map(str::to_owned), []);
-    let base = Place { base_cores: cores.numbers(), helper: Helper::Nobody, ..Place::on(config, cores)? };
-    let place = |options, kv_bytes| Place { options, kv_bytes, ..base };
+    let base = ExecutorPlacement {
+        base_cores: cores.numbers(),
+        helper: ColdCompute::Nobody,
+        ..ExecutorPlacement::on(config, cores)?
+    };
+    let place = |options, kv_bytes| ExecutorPlacement { options, kv_bytes, ..base };
     let mut comparisons = vec![resumed(place(&disk, ONE_BYTES), config.runs).await?];
     let mut sides = Vec::new();
     for options in [&disk[..], &none[..]] {
@@ -51,12 +55,12 @@ async fn measure(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
     comparisons.push(comparison(
         format!("{CONVERSATIONS} conversations of {TURNS} turns, room for a quarter: first token"),
         ("ms", Samples::new(with.first_ms)?, Samples::new(without.first_ms)?),
-        Target::ShareAtMost(TTFT_SHARE),
+        BenchTarget::ShareAtMost(TTFT_SHARE),
     ));
     comparisons.push(comparison(
         "the same: prompt tokens computed".to_owned(),
         ("tokens", Samples::new(vec![with.computed])?, Samples::new(vec![without.computed])?),
-        Target::ShareAtMost(PREFILL_SHARE),
+        BenchTarget::ShareAtMost(PREFILL_SHARE),
     ));
     comparisons.extend(conversations::measure(config, base).await?);
     Ok(comparisons)
@@ -65,16 +69,16 @@ async fn measure(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
 fn comparison(
     case: String,
     (unit, ours, rival): (&'static str, Samples, Samples),
-    target: Target,
+    target: BenchTarget,
 ) -> Comparison {
     let rival =
-        Rival { name: "holobiont, no disk tier".to_owned(), format: "Q4_1".to_owned(), samples: rival };
+        PeerSamples { name: "holobiont, no disk tier".to_owned(), format: "Q4_1".to_owned(), samples: rival };
     Comparison { bench: "cache", case, unit, better: Better::Lower, ours, rival, target: Some(target) }
 }
 
 /// The first token of a conversation that has left the device, beside the first time it was computed.
-async fn resumed(place: Place<'_>, runs: usize) -> Result<Comparison> {
-    let mut executor = Executor::start(place, Mode::CpuAssist).await?;
+async fn resumed(place: ExecutorPlacement<'_>, runs: usize) -> Result<Comparison> {
+    let mut executor = ColdExecutor::start(place, Mode::CpuAssist).await?;
     // Whatever is slow once.
     first_ms(&mut executor, LONG_TOKENS, 0).await?;
     let [mut computed, mut resumed] = [Vec::new(), Vec::new()];
@@ -89,12 +93,12 @@ async fn resumed(place: Place<'_>, runs: usize) -> Result<Comparison> {
     Ok(comparison(
         format!("first token of a conversation of {LONG_TOKENS} tokens, from the disk beside computed"),
         ("ms", Samples::new(resumed)?, Samples::new(computed)?),
-        Target::RatioAtLeast(RESUMED),
+        BenchTarget::RatioAtLeast(RESUMED),
     ))
 }
 
 /// Waits until nothing more comes to the disk.
-async fn keep_all(executor: &mut Executor) -> Result<()> {
+async fn keep_all(executor: &mut ColdExecutor) -> Result<()> {
     let mut before = None;
     loop {
         let spilled = executor.stats().await?.memory.spilled_blocks;
@@ -107,14 +111,14 @@ async fn keep_all(executor: &mut Executor) -> Result<()> {
 }
 
 /// What taking turns came to.
-struct Taken {
+struct TurnResult {
     /// Of each turn but the first.
     first_ms: Vec<f64>,
     computed: f64,
 }
 
-async fn turns(place: Place<'_>) -> Result<Taken> {
-    let mut executor = Executor::start(place, Mode::CpuAssist).await?;
+async fn turns(place: ExecutorPlacement<'_>) -> Result<TurnResult> {
+    let mut executor = ColdExecutor::start(place, Mode::CpuAssist).await?;
     let mut first = Vec::new();
     for turn in 1..=TURNS {
         for conversation in 0..CONVERSATIONS {
@@ -124,12 +128,12 @@ async fn turns(place: Place<'_>) -> Result<Taken> {
             }
         }
     }
-    Ok(Taken { first_ms: first, computed: executor.stats().await?.prompt_tokens as f64 })
+    Ok(TurnResult { first_ms: first, computed: executor.stats().await?.prompt_tokens as f64 })
 }
 
 /// A prompt's first token. Prompts of one seed begin alike.
-async fn first_ms(executor: &mut Executor, prompt: usize, seed: u64) -> Result<f64> {
-    let arrival = Arrival { at: Duration::ZERO, adapter: None, prompt, answer: 1, seed };
+async fn first_ms(executor: &mut ColdExecutor, prompt: usize, seed: u64) -> Result<f64> {
+    let arrival = RequestArrival { at: Duration::ZERO, adapter: None, prompt, answer: 1, seed };
     let served = executor.serve(&[arrival]).await?;
     let first = served.first().context("a request was lost")?.first;
     Ok(first.as_secs_f64() * 1e3)

@@ -9,16 +9,16 @@ use anyhow::{Context, Result, ensure};
 use tokio::runtime::Builder;
 
 use super::{
-    Executor, Mode, Place, adapters,
-    arrivals::{Load, Popularity},
-    executor::Served,
-    tables::{Metric, Over, Pair, Rounds},
+    ColdExecutor, ExecutorPlacement, Mode, adapters,
+    arrivals::{ColdLoad, Popularity},
+    executor::ServedTiming,
+    tables::{Aggregate, Metric, ModePair, Rounds},
 };
 use crate::{
-    config::{Config, LinkSpeed},
+    config::{LinkSpeed, SuiteConfig},
     machine::{Cores, pin},
     plot,
-    report::{Comparison, Target},
+    report::{BenchTarget, Comparison},
 };
 
 const RANK: usize = 64;
@@ -40,7 +40,7 @@ const LONE: usize = 12;
 const GIGABIT: f64 = 125e6;
 
 /// A load to compare the modes under.
-struct Cell {
+struct LoadCell {
     name: &'static str,
     /// Share of the capacity.
     share: f64,
@@ -53,10 +53,10 @@ struct Cell {
 /// Those that were on the device first are not among the distinct ones, so each of these starts cold.
 const DISTINCT: Popularity = Popularity::Distinct { first: ON_DEVICE };
 
-const CELLS: [Cell; 3] = [
-    Cell { name: "light", share: 0.4, requests: 60, popularity: DISTINCT, on_demand: 1.4 },
-    Cell { name: "saturated", share: SATURATED, requests: 150, popularity: DISTINCT, on_demand: 4.0 },
-    Cell {
+const CELLS: [LoadCell; 3] = [
+    LoadCell { name: "light", share: 0.4, requests: 60, popularity: DISTINCT, on_demand: 1.4 },
+    LoadCell { name: "saturated", share: SATURATED, requests: 150, popularity: DISTINCT, on_demand: 4.0 },
+    LoadCell {
         name: "skewed",
         share: 0.75,
         requests: 120,
@@ -70,31 +70,31 @@ const MAX_FIRST_TOKEN_SHARE: f64 = 1.22;
 const LEAST_LATENCY: f64 = 1.25;
 
 /// Every comparison of this benchmark.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let runtime = Builder::new_current_thread().enable_all().build().context("no runtime")?;
     runtime.block_on(measure(config, cores))
 }
 
 /// What a machine takes.
 #[derive(Debug, Clone, Copy)]
-struct Pace {
+struct MachinePace {
     /// Requests a second.
     capacity: f64,
     /// Milliseconds to the first token of a lone request.
     first_token_ms: f64,
 }
 
-async fn measure(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+async fn measure(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let folder = tempfile::tempdir().context("no folder for adapters")?;
     let folders = adapters::write(&config.model, RANK, ADAPTERS, folder.path())?;
-    let mut place = Place::on(config, cores)?;
-    let mut cached = Executor::start(place, Mode::Cached).await?;
+    let mut place = ExecutorPlacement::on(config, cores)?;
+    let mut cached = ColdExecutor::start(place, Mode::Cached).await?;
     cached.load(&folders).await?;
     let bytes = cached.stats().await?.device_bytes / ADAPTERS as u64;
     let pace = pace(&mut cached).await?;
     place.device_bytes = bytes * ON_DEVICE as u64;
     place.link_gbps = pace.link_gbps(config.link, bytes);
-    let setting = Setting { pace, bytes, gbps: place.link_gbps };
+    let setting = ExperimentSetting { pace, bytes, gbps: place.link_gbps };
     setting.tell();
     let mut executors = vec![cached];
     for mode in [Mode::OnDemand, Mode::CpuAssist] {
@@ -115,16 +115,16 @@ async fn measure(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
 }
 
 /// An executor whose device tier is full of adapters that nobody asks for.
-async fn started(place: Place<'_>, mode: Mode, folders: &[PathBuf]) -> Result<Executor> {
-    let mut executor = Executor::start(place, mode).await?;
+async fn started(place: ExecutorPlacement<'_>, mode: Mode, folders: &[PathBuf]) -> Result<ColdExecutor> {
+    let mut executor = ColdExecutor::start(place, mode).await?;
     executor.load(folders).await?;
     executor.settle().await?;
     Ok(executor)
 }
 
 /// Times lone requests, and a burst of as many as can be computed together and more.
-async fn pace(cached: &mut Executor) -> Result<Pace> {
-    let load = |rate, requests| Load { rate, requests, adapters: ADAPTERS, popularity: DISTINCT };
+async fn pace(cached: &mut ColdExecutor) -> Result<MachinePace> {
+    let load = |rate, requests| ColdLoad { rate, requests, adapters: ADAPTERS, popularity: DISTINCT };
     cached.serve(&load(1e6, BURST / 3).arrivals(1)).await?;
     let mut first = Vec::new();
     for arrival in load(1e6, LONE).arrivals(2) {
@@ -134,10 +134,10 @@ async fn pace(cached: &mut Executor) -> Result<Pace> {
     let first_token_ms = crate::measure::Samples::new(first)?.mean();
     let served = cached.serve(&load(1e6, BURST).arrivals(3)).await?;
     let last = served.iter().map(|served| served.last).max().unwrap_or_default();
-    Ok(Pace { capacity: BURST as f64 / last.as_secs_f64(), first_token_ms })
+    Ok(MachinePace { capacity: BURST as f64 / last.as_secs_f64(), first_token_ms })
 }
 
-impl Pace {
+impl MachinePace {
     /// The link's speed, for adapters of so many bytes.
     fn link_gbps(self, link: LinkSpeed, bytes: u64) -> f64 {
         let load_s = match link {
@@ -150,21 +150,21 @@ impl Pace {
 }
 
 /// What every line says of the experiment.
-struct Setting {
-    pace: Pace,
+struct ExperimentSetting {
+    pace: MachinePace,
     /// Of an adapter.
     bytes: u64,
     gbps: f64,
 }
 
-impl Setting {
+impl ExperimentSetting {
     /// How long an adapter travels.
     fn load_ms(&self) -> f64 {
         self.bytes as f64 / self.gbps / GIGABIT * 1000.0
     }
 
     fn tell(&self) {
-        let Pace { capacity, first_token_ms } = self.pace;
+        let MachinePace { capacity, first_token_ms } = self.pace;
         let (gbps, mib, load_ms) = (self.gbps, self.bytes as f64 / f64::from(1 << 20), self.load_ms());
         eprintln!(
             "holobiont-bench: cold starts: capacity {capacity:.2} requests/s, lone first token {first_token_ms:.1} ms, \
@@ -173,20 +173,20 @@ impl Setting {
     }
 }
 
-impl Cell {
-    fn rate(&self, pace: Pace) -> f64 {
+impl LoadCell {
+    fn rate(&self, pace: MachinePace) -> f64 {
         self.share * pace.capacity
     }
 
     /// All modes in turn, the same arrivals for each, in another order every round.
     async fn measure(
         &self,
-        config: &Config,
-        pace: Pace,
-        executors: &mut [Executor],
+        config: &SuiteConfig,
+        pace: MachinePace,
+        executors: &mut [ColdExecutor],
         number: usize,
     ) -> Result<[Rounds; 3]> {
-        let load = Load {
+        let load = ColdLoad {
             rate: self.rate(pace),
             requests: self.requests,
             adapters: ADAPTERS,
@@ -210,7 +210,7 @@ impl Cell {
     }
 
     /// What the executor counted, for whoever watches.
-    fn tell(&self, mode: Mode, served: &[Served], [before, after]: &[shmproto::message::Stats; 2]) {
+    fn tell(&self, mode: Mode, served: &[ServedTiming], [before, after]: &[shmproto::message::Stats; 2]) {
         let requests = served.len() as f64;
         let sum = |of: fn(&shmproto::message::AdapterStats) -> u64, stats: &shmproto::message::Stats| {
             stats.adapters.iter().map(of).sum::<u64>() as f64
@@ -235,7 +235,7 @@ impl Cell {
         );
     }
 
-    fn case(&self, setting: &Setting) -> String {
+    fn case(&self, setting: &ExperimentSetting) -> String {
         let (name, rate) = (self.name, self.rate(setting.pace));
         let which = match self.popularity {
             Popularity::Distinct { .. } => "distinct adapters".to_owned(),
@@ -248,27 +248,27 @@ impl Cell {
         )
     }
 
-    fn compare(&self, setting: &Setting, rounds: &[Rounds; 3]) -> Result<Vec<Comparison>> {
+    fn compare(&self, setting: &ExperimentSetting, rounds: &[Rounds; 3]) -> Result<Vec<Comparison>> {
         let case = self.case(setting);
         let [cached, on_demand, assist] = rounds;
         let (cached, on_demand, assist) =
             ((Mode::Cached, cached), (Mode::OnDemand, on_demand), (Mode::CpuAssist, assist));
-        let pair = |ours, peer| Pair { bench: "cold-start", case: &case, ours, peer };
+        let pair = |ours, peer| ModePair { bench: "cold-start", case: &case, ours, peer };
         let mut rows = Vec::new();
         for metric in Metric::EACH {
-            for over in Over::EACH {
-                let is_goal = over == Over::Mean;
+            for over in Aggregate::EACH {
+                let is_goal = over == Aggregate::Mean;
                 if metric == Metric::LoadWait {
                     rows.push(pair(on_demand, assist).compare(metric, over, None)?);
                     continue;
                 }
                 let when = |metric_of: Metric, target| (is_goal && metric == metric_of).then_some(target);
                 let first = Metric::FirstToken;
-                let most = when(first, Target::ShareAtMost(MAX_FIRST_TOKEN_SHARE));
+                let most = when(first, BenchTarget::ShareAtMost(MAX_FIRST_TOKEN_SHARE));
                 rows.push(pair(assist, cached).compare(metric, over, most)?);
-                let least = when(first, Target::ShareAtLeast(self.on_demand));
+                let least = when(first, BenchTarget::ShareAtLeast(self.on_demand));
                 rows.push(pair(on_demand, cached).compare(metric, over, least)?);
-                let least = when(Metric::Latency, Target::RatioAtLeast(LEAST_LATENCY));
+                let least = when(Metric::Latency, BenchTarget::RatioAtLeast(LEAST_LATENCY));
                 rows.push(pair(assist, on_demand).compare(metric, over, least)?);
             }
         }
@@ -276,7 +276,7 @@ impl Cell {
         Ok(rows)
     }
 
-    fn plot(&self, setting: &Setting, rounds: &[Rounds; 3], path: &Path) -> Result<()> {
+    fn plot(&self, setting: &ExperimentSetting, rounds: &[Rounds; 3], path: &Path) -> Result<()> {
         let curves = Mode::EACH
             .iter()
             .zip(rounds)

@@ -2,10 +2,10 @@
 
 use anyhow::Result;
 
-use super::{Mode, executor::Served};
+use super::{Mode, executor::ServedTiming};
 use crate::{
     measure::Samples,
-    report::{Better, Comparison, Rival, Target},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
 /// A figure of a request.
@@ -19,7 +19,7 @@ pub(super) enum Metric {
 
 /// How the figures of many requests become one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Over {
+pub(super) enum Aggregate {
     Mean,
     Median,
     P99,
@@ -38,7 +38,7 @@ impl Metric {
     }
 
     /// In milliseconds; `None` where a request has no such figure.
-    pub(super) fn ms(self, served: &Served) -> Option<f64> {
+    pub(super) fn ms(self, served: &ServedTiming) -> Option<f64> {
         let ms = |time: std::time::Duration| time.as_secs_f64() * 1000.0;
         match self {
             Self::FirstToken => Some(ms(served.first)),
@@ -52,7 +52,7 @@ impl Metric {
     }
 }
 
-impl Over {
+impl Aggregate {
     pub(super) const EACH: [Self; 3] = [Self::Mean, Self::Median, Self::P99];
 
     fn name(self) -> &'static str {
@@ -74,12 +74,12 @@ impl Over {
 
 /// The figures of one mode: a list of requests for each round.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Rounds(pub(super) Vec<Vec<Served>>);
+pub(super) struct Rounds(pub(super) Vec<Vec<ServedTiming>>);
 
 impl Rounds {
     /// One figure for each round.
-    pub(super) fn figures(&self, metric: Metric, over: Over) -> Result<Samples> {
-        let round = |served: &Vec<Served>| {
+    pub(super) fn figures(&self, metric: Metric, over: Aggregate) -> Result<Samples> {
+        let round = |served: &Vec<ServedTiming>| {
             let values = served.iter().filter_map(|served| metric.ms(served)).collect();
             Samples::new(values).map(|samples| over.of(&samples))
         };
@@ -93,16 +93,21 @@ impl Rounds {
 }
 
 /// Two modes side by side.
-pub(super) struct Pair<'a> {
+pub(super) struct ModePair<'a> {
     pub(super) bench: &'static str,
     pub(super) case: &'a str,
     pub(super) ours: (Mode, &'a Rounds),
     pub(super) peer: (Mode, &'a Rounds),
 }
 
-impl Pair<'_> {
+impl ModePair<'_> {
     /// Their figures of one kind.
-    pub(super) fn compare(&self, metric: Metric, over: Over, target: Option<Target>) -> Result<Comparison> {
+    pub(super) fn compare(
+        &self,
+        metric: Metric,
+        over: Aggregate,
+        target: Option<BenchTarget>,
+    ) -> Result<Comparison> {
         let (ours, peer) = (self.ours.0.name(), self.peer.0.name());
         Ok(Comparison {
             bench: self.bench,
@@ -110,7 +115,7 @@ impl Pair<'_> {
             unit: "ms",
             better: Better::Lower,
             ours: self.ours.1.figures(metric, over)?,
-            rival: Rival {
+            rival: PeerSamples {
                 name: format!("holobiont, {peer}"),
                 format: "Q4_1".to_owned(),
                 samples: self.peer.1.figures(metric, over)?,
@@ -128,7 +133,7 @@ mod tests {
 
     #[test]
     fn the_time_per_token_leaves_the_first_one_out() {
-        let served = |tokens| Served {
+        let served = |tokens| ServedTiming {
             first: Duration::from_millis(100),
             last: Duration::from_millis(400),
             tokens,
@@ -138,7 +143,7 @@ mod tests {
         assert_eq!(Metric::PerToken.ms(&served(4)), Some(100.0));
         assert_eq!(Metric::PerToken.ms(&served(1)), None);
         let rounds = Rounds(vec![vec![served(4), served(1)], vec![served(2)]]);
-        assert_eq!(rounds.figures(Metric::PerToken, Over::Mean).unwrap().values(), [100.0, 300.0]);
+        assert_eq!(rounds.figures(Metric::PerToken, Aggregate::Mean).unwrap().values(), [100.0, 300.0]);
         assert_eq!(rounds.all(Metric::LoadWait).unwrap().values(), [30.0; 3]);
     }
 }

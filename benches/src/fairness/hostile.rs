@@ -13,17 +13,17 @@ use std::{
 use anyhow::{Context, Result, anyhow, ensure};
 
 use super::{
-    FIRST_TOKEN, Figures, GOODPUT,
+    FIRST_TOKEN, FairnessSample, GOODPUT,
     attacks::Attacker,
     figures, rival,
-    tenants::{Loop, Tenants},
+    tenants::{LoadWindow, Tenants},
 };
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     http::get_as,
     machine::Cores,
     measure::{Samples, alternate},
-    report::{Better, Comparison, Target},
+    report::{BenchTarget, Better, Comparison},
 };
 
 /// Those that ask, and the one that attacks or asks like them.
@@ -41,20 +41,20 @@ const GATEWAY_BYTES: f64 = ((2_u64 << 30) + (256 << 20)) as f64;
 ///
 /// # Errors
 /// If a deployment does not start, or a request of the seven fails otherwise than for want of room.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let length = Duration::from_secs(config.seconds);
     let names = [&HONEST[..], &[EIGHTH]].concat();
     let tenants = Tenants::start(config, cores, &names, "", &[])?;
-    let peak = tenants.closed(&[(HONEST[0], CLIENTS)], Loop { settle: SETTLE / 2, length: SETTLE })?;
+    let peak = tenants.closed(&[(HONEST[0], CLIENTS)], LoadWindow { settle: SETTLE / 2, length: SETTLE })?;
     let per_s = peak[0].served_per_s(SETTLE);
     ensure!(per_s > 0.0, "nothing was served");
     let each = LOAD * per_s / names.len() as f64;
     eprintln!("holobiont-bench: {each:.2} requests a second of each of {}", names.len());
     let memory = Mutex::new(Vec::new());
-    let how = Loop { settle: SETTLE, length };
+    let how = LoadWindow { settle: SETTLE, length };
     let asking = |names: &[&'static str]| names.iter().map(|name| (*name, each)).collect::<Vec<_>>();
     let (honest, all) = (asking(&HONEST), asking(&names));
-    let attacked = |round| -> Result<Figures> {
+    let attacked = |round| -> Result<FairnessSample> {
         let (tries, answers, highest) = tenants.beside(EIGHTH, || tenants.open(&honest, how, round))?;
         eprintln!("holobiont-bench: the attacks were answered {answers:?}");
         memory.lock().unwrap_or_else(PoisonError::into_inner).push(highest);
@@ -77,8 +77,8 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
         })
     };
     Ok(vec![
-        row(0, "goodput", ("tokens/s", Better::Higher), Target::ShareAtLeast(GOODPUT))?,
-        row(1, "p99 first token", ("ms", Better::Lower), Target::ShareAtMost(FIRST_TOKEN))?,
+        row(0, "goodput", ("tokens/s", Better::Higher), BenchTarget::ShareAtLeast(GOODPUT))?,
+        row(1, "p99 first token", ("ms", Better::Lower), BenchTarget::ShareAtMost(FIRST_TOKEN))?,
         Comparison {
             bench: "hostile",
             case: "highest memory of the gateway under attack".to_owned(),
@@ -86,7 +86,7 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
             better: Better::Lower,
             ours: Samples::new(memory.into_inner().unwrap_or_else(PoisonError::into_inner))?,
             rival: rival("the sum of its settings", Samples::new(vec![GATEWAY_BYTES])?),
-            target: Some(Target::OursAtMost(GATEWAY_BYTES)),
+            target: Some(BenchTarget::OursAtMost(GATEWAY_BYTES)),
         },
     ])
 }

@@ -17,13 +17,13 @@ use tempfile::TempDir;
 
 use crate::{
     arrivals::{at_their_times, poisson},
-    config::Config,
+    config::SuiteConfig,
     http::{Attempt, Timeline},
     machine::Cores,
-    ours::{Holobiont, Installation, Placement, Setting},
+    ours::{DeploymentPlacement, EnvSetting, Holobiont, Installation},
     process::output_of,
     reality::SAID,
-    workload::{Job, Says, Use, WARM_UP_ROUND, arrival, prompt},
+    workload::{AdapterChoice, AnswerKind, BenchRequest, WARM_UP_ROUND, arrival, prompt},
 };
 
 /// How long a key may take to be made.
@@ -35,16 +35,16 @@ const SHORT: (usize, usize) = (8, 2);
 
 /// For how long is asked before it counts, and then.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Loop {
+pub(super) struct LoadWindow {
     pub(super) settle: Duration,
     pub(super) length: Duration,
 }
 
 /// What became of a tenant's requests.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(super) struct Tries(Vec<Timeline>);
+pub(super) struct TenantAttempts(Vec<Timeline>);
 
-impl Tries {
+impl TenantAttempts {
     /// Tokens of those that were served.
     pub(super) fn tokens(&self) -> usize {
         self.0.iter().map(|timeline| timeline.tokens).sum()
@@ -78,11 +78,11 @@ impl Tenants {
     /// # Errors
     /// If it does not start.
     pub(super) fn start(
-        config: &Config,
+        config: &SuiteConfig,
         cores: &Cores,
         names: &[&str],
         classes: &str,
-        settings: &[Setting],
+        settings: &[EnvSetting],
     ) -> Result<Self> {
         let folder = tempfile::tempdir().context("no folder for a deployment")?;
         let (file, key_file) = (folder.path().join("deployment.toml"), folder.path().join("api-keys"));
@@ -99,7 +99,7 @@ impl Tenants {
         let installation = Installation {
             binaries: config.ours.clone(),
             model: config.model.clone(),
-            placement: Placement::Described(file),
+            placement: DeploymentPlacement::Described(file),
             key: keys.first().map(|(_, key)| key.clone()),
         };
         let server = Holobiont::start_with(&installation, &[], &folder.path().join("up"), settings)?;
@@ -114,7 +114,7 @@ impl Tenants {
 
     /// Name of the base model.
     pub(super) fn base(&self) -> &str {
-        self.server.dialect().of(Use::Base)
+        self.server.dialect().of(AdapterChoice::Base)
     }
 
     /// The key of an administrator.
@@ -131,7 +131,12 @@ impl Tenants {
     ///
     /// # Errors
     /// If a request fails otherwise than for want of room; so all others.
-    pub(super) fn open(&self, asking: &[(&str, f64)], how: Loop, round: usize) -> Result<Vec<Tries>> {
+    pub(super) fn open(
+        &self,
+        asking: &[(&str, f64)],
+        how: LoadWindow,
+        round: usize,
+    ) -> Result<Vec<TenantAttempts>> {
         let mut arrivals = Vec::new();
         for (index, &(name, per_s)) in asking.iter().enumerate() {
             let key = self.key(name)?;
@@ -142,7 +147,7 @@ impl Tenants {
         let ask = |&(at, index, key): &(Duration, usize, &str)| {
             Ok((at, index, self.server.attempt_as(key, &self.next())?))
         };
-        let mut tries = vec![Tries::default(); asking.len()];
+        let mut tries = vec![TenantAttempts::default(); asking.len()];
         for (at, index, attempt) in at_their_times(&arrivals, |(at, ..)| *at, ask)? {
             if let (true, Attempt::Served(timeline)) = (at >= how.settle, attempt) {
                 tries[index].0.push(timeline);
@@ -152,7 +157,7 @@ impl Tenants {
     }
 
     /// Tenants each with so many clients, which ask again at once; what ends while it counts, counts.
-    pub(super) fn closed(&self, clients: &[(&str, usize)], how: Loop) -> Result<Vec<Tries>> {
+    pub(super) fn closed(&self, clients: &[(&str, usize)], how: LoadWindow) -> Result<Vec<TenantAttempts>> {
         let begin = Instant::now();
         let counts = begin + how.settle..begin + how.settle + how.length;
         let client = |key: &str| -> Result<Vec<Timeline>> {
@@ -180,7 +185,7 @@ impl Tenants {
                     let client = client.join().unwrap_or_else(|_| Err(anyhow!("a client thread panicked")));
                     served.extend(client?);
                 }
-                tries.push(Tries(served));
+                tries.push(TenantAttempts(served));
             }
             Ok(tries)
         })
@@ -191,8 +196,8 @@ impl Tenants {
         let (key, together) = (self.key(name)?, Barrier::new(count));
         let ask = |number: usize| -> Result<usize> {
             let seed = (1 << 50) + ((round << 24) + number) as u64;
-            let (prompt, says) = (prompt(seed, SHORT.0), Says::Token(SAID));
-            let job = Job { prompt, who: Use::Base, generate: SHORT.1, says };
+            let (prompt, says) = (prompt(seed, SHORT.0), AnswerKind::Token(SAID));
+            let job = BenchRequest { prompt, who: AdapterChoice::Base, generate: SHORT.1, says };
             together.wait();
             Ok(usize::from(matches!(self.server.attempt_as(key, &job)?, Attempt::Served(_))))
         };
@@ -207,14 +212,14 @@ impl Tenants {
     }
 
     /// A request that nobody has sent before.
-    fn next(&self) -> Job {
+    fn next(&self) -> BenchRequest {
         job(0, self.requests.fetch_add(1, Ordering::Relaxed))
     }
 }
 
 /// As the overload's, of the base.
-fn job(round: usize, number: usize) -> Job {
-    Job { who: Use::Base, says: Says::Token(SAID), ..arrival(round, number) }
+fn job(round: usize, number: usize) -> BenchRequest {
+    BenchRequest { who: AdapterChoice::Base, says: AnswerKind::Token(SAID), ..arrival(round, number) }
 }
 
 /// A key of the tenant called `name`.

@@ -10,17 +10,17 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::{hosts, hosts::Servers, row};
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::Cores,
     measure::Samples,
-    report::{Comparison, Target},
+    report::{BenchTarget, Comparison},
 };
 
 /// What it may take beside.
 const BESIDE_MS: f64 = 100.0;
 
 /// One new host for each run.
-pub(super) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(super) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let (folder, servers) = (tempfile::tempdir()?, Servers::start()?);
     let first = servers.host(config, cores, &folder.path().join("first"))?;
     let adapters = hosts::adapters(config, config.runs, &folder.path().join("adapters"))?;
@@ -46,7 +46,7 @@ pub(super) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
     }
     let case = "a new host's first cold adapter: what its answer takes beside the bucket's";
     let fetches = ("the same requests to the bucket", Samples::new(fetches)?);
-    Ok(vec![row(case, "ms", Samples::new(beside)?, fetches, Some(Target::OursAtMost(BESIDE_MS)))])
+    Ok(vec![row(case, "ms", Samples::new(beside)?, fetches, Some(BenchTarget::OursAtMost(BESIDE_MS)))])
 }
 
 /// Milliseconds of a request, as it was made, by itself.

@@ -11,10 +11,10 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     http::{free_port, get},
     ours::Holobiont,
-    process::Process,
+    process::LoggedProcess,
 };
 
 /// The addresses of the bootstrap that are others here: Envoy's own, a gateway's, and the first picker's.
@@ -32,24 +32,24 @@ const READY: Duration = Duration::from_secs(20);
 
 /// A way to a host.
 #[derive(Debug)]
-pub(super) struct Front {
+pub(super) struct EnvoyFront {
     /// The host as it is seen through Envoy.
     pub(super) server: Holobiont,
     picker_port: u16,
-    _picker: Process,
+    _picker: LoggedProcess,
 }
 
-impl Front {
+impl EnvoyFront {
     /// Starts it before `host`.
     ///
     /// # Errors
     /// If there is no Envoy, or one of the two does not start.
-    pub(super) fn start(config: &Config, host: &Holobiont, folder: &Path) -> Result<Self> {
+    pub(super) fn start(config: &SuiteConfig, host: &Holobiont, folder: &Path) -> Result<Self> {
         let (port, picker_port) = (free_port()?, free_port()?);
         let mut command = Command::new(config.ours.join("endpoint-picker"));
         command.args(["--picker-listen", &format!("127.0.0.1:{picker_port}")]);
         command.args(["--picker-endpoints", &format!("127.0.0.1:{}", host.port())]);
-        let mut picker = Process::start(&mut command, &folder.join("picker.log"))?;
+        let mut picker = LoggedProcess::start(&mut command, &folder.join("picker.log"))?;
         let started = Instant::now();
         while get(picker_port, "/ready").is_err() {
             picker.ensure_running()?;
@@ -61,7 +61,7 @@ impl Front {
         fs::write(&bootstrap, text).with_context(|| format!("cannot write {}", bootstrap.display()))?;
         let mut command = Command::new(envoy()?);
         command.arg("-c").arg(&bootstrap).args(["--concurrency", "1", "--use-dynamic-base-id"]);
-        let envoy = Process::start(command.args(["--log-level", "error"]), &folder.join("envoy.log"))?;
+        let envoy = LoggedProcess::start(command.args(["--log-level", "error"]), &folder.join("envoy.log"))?;
         let server = Holobiont::when_ready(envoy, port, host.dialect().clone())?;
         Ok(Self { server, picker_port, _picker: picker })
     }

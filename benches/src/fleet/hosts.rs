@@ -7,11 +7,11 @@ use serde_json::json;
 
 use crate::{
     cold::adapters::write_for,
-    config::Config,
+    config::SuiteConfig,
     http::post_json,
-    lora::Shape,
+    lora::AdapterShape,
     machine::Cores,
-    ours::{Holobiont, Installation, Placement, Setting},
+    ours::{DeploymentPlacement, EnvSetting, Holobiont, Installation},
     servers::{postgres::Postgres, s3::Bucket},
 };
 
@@ -39,7 +39,7 @@ impl Servers {
     ///
     /// # Errors
     /// If it does not start.
-    pub(super) fn host(&self, config: &Config, cores: &Cores, folder: &Path) -> Result<Holobiont> {
+    pub(super) fn host(&self, config: &SuiteConfig, cores: &Cores, folder: &Path) -> Result<Holobiont> {
         let mut settings =
             vec![("HOLOBIONT_REGISTRY", self.postgres.url()), ("HOLOBIONT_STORE", self.bucket.url())];
         settings.extend(self.bucket.variables());
@@ -51,15 +51,20 @@ impl Servers {
 ///
 /// # Errors
 /// If it does not start.
-pub(super) fn alone(config: &Config, cores: &Cores, folder: &Path) -> Result<Holobiont> {
+pub(super) fn alone(config: &SuiteConfig, cores: &Cores, folder: &Path) -> Result<Holobiont> {
     host(config, cores, folder, Vec::new())
 }
 
-fn host(config: &Config, cores: &Cores, folder: &Path, mut settings: Vec<Setting>) -> Result<Holobiont> {
+fn host(
+    config: &SuiteConfig,
+    cores: &Cores,
+    folder: &Path,
+    mut settings: Vec<EnvSetting>,
+) -> Result<Holobiont> {
     let installation = Installation {
         binaries: config.ours.clone(),
         model: config.model.clone(),
-        placement: Placement::Cores(cores.list()),
+        placement: DeploymentPlacement::Cores(cores.list()),
         key: None,
     };
     settings.push(("HOLOBIONT_WORKERS", "0".to_owned()));
@@ -72,8 +77,8 @@ fn host(config: &Config, cores: &Cores, folder: &Path, mut settings: Vec<Setting
 ///
 /// # Errors
 /// If they cannot be written.
-pub(super) fn adapters(config: &Config, count: usize, folder: &Path) -> Result<Vec<PathBuf>> {
-    write_for(&Shape::of(&config.model)?, RANK, count, folder)
+pub(super) fn adapters(config: &SuiteConfig, count: usize, folder: &Path) -> Result<Vec<PathBuf>> {
+    write_for(&AdapterShape::of(&config.model)?, RANK, count, folder)
 }
 
 /// Registers an adapter.

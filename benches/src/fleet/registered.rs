@@ -12,12 +12,12 @@ use tempfile::TempDir;
 
 use super::{hosts, hosts::Servers, row};
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     http::get,
     machine::Cores,
     measure::{Samples, alternate},
     ours::Holobiont,
-    report::{Comparison, Target},
+    report::{BenchTarget, Comparison},
 };
 
 /// Adapters that are registered.
@@ -36,7 +36,7 @@ const COPY: &str = "INSERT INTO holobiont_adapters \
     FROM holobiont_adapters AS one, generate_series(2, $COUNT) AS number";
 
 /// What came of a start.
-struct Start {
+struct StartupTime {
     /// Until it is ready and has listed its models.
     seconds: f64,
     /// Of all that pickers ask for, in milliseconds.
@@ -44,7 +44,7 @@ struct Start {
 }
 
 /// Starts of hosts that know them from PostgreSQL, from SQLite, and that know none.
-pub(super) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(super) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let (folder, servers) = (tempfile::tempdir()?, Servers::start()?);
     let adapter = hosts::adapters(config, 1, &folder.path().join("adapters"))?.remove(0);
     fill_postgres(&servers, config, cores, &folder, &adapter)?;
@@ -59,13 +59,13 @@ pub(super) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
             Box::new(|run| start(0, || hosts::alone(config, cores, &fresh("none", run)))),
         ],
     )?;
-    let seconds = |starts: &[Start]| Samples::of(starts, |start| start.seconds);
-    let load_ms = |starts: &[Start]| Samples::of(starts, |start| start.load_ms);
+    let seconds = |starts: &[StartupTime]| Samples::of(starts, |start| start.seconds);
+    let load_ms = |starts: &[StartupTime]| Samples::of(starts, |start| start.load_ms);
     let mut rows = Vec::new();
     for (from, starts) in [("PostgreSQL", &shared), ("SQLite", &own)] {
         let case = format!("10,000 adapters from {from}: start until ready");
         let rival = ("without adapters", seconds(&none)?);
-        rows.push(row(&case, "s", seconds(starts)?, rival, Some(Target::OursAtMost(START_S))));
+        rows.push(row(&case, "s", seconds(starts)?, rival, Some(BenchTarget::OursAtMost(START_S))));
         let case = format!("10,000 adapters from {from}: GET /v1/load, all of it");
         rows.push(row(&case, "ms", load_ms(starts)?, ("without adapters", load_ms(&none)?), None));
     }
@@ -74,7 +74,7 @@ pub(super) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
 
 fn fill_postgres(
     servers: &Servers,
-    config: &Config,
+    config: &SuiteConfig,
     cores: &Cores,
     folder: &TempDir,
     adapter: &Path,
@@ -101,7 +101,7 @@ fn fill_sqlite(host: &Holobiont, adapter: &Path) -> Result<()> {
     })
 }
 
-fn start(registered: usize, start: impl FnOnce() -> Result<Holobiont>) -> Result<Start> {
+fn start(registered: usize, start: impl FnOnce() -> Result<Holobiont>) -> Result<StartupTime> {
     let begun = Instant::now();
     let host = start()?;
     let seconds = begun.elapsed().as_secs_f64();
@@ -115,5 +115,5 @@ fn start(registered: usize, start: impl FnOnce() -> Result<Holobiont>) -> Result
         get(host.port(), "/v1/load").context("it says no load")?;
         times.push(asked.elapsed().as_secs_f64() * 1e3);
     }
-    Ok(Start { seconds, load_ms: Samples::new(times)?.median() })
+    Ok(StartupTime { seconds, load_ms: Samples::new(times)?.median() })
 }

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::{at, front::Front, hosts, row};
+use super::{at, front::EnvoyFront, hosts, row};
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::Cores,
     measure::{Samples, alternate},
     ours::Holobiont,
-    report::{Better, Comparison, Target},
-    workload::{Job, Mix, WARM_UP_ROUND, burst, first_token},
+    report::{BenchTarget, Better, Comparison},
+    workload::{BenchRequest, BurstMix, WARM_UP_ROUND, burst, first_token},
 };
 
 /// Requests of a run, each way, one at a time and by turns.
@@ -21,10 +21,10 @@ const ADDED_MS: f64 = 1.5;
 const LEFT: f64 = 0.97;
 
 /// Both comparisons.
-pub(super) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(super) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let folder = tempfile::tempdir()?;
     let direct = hosts::alone(config, cores, &folder.path().join("host"))?;
-    let front = Front::start(config, &direct, folder.path())?;
+    let front = EnvoyFront::start(config, &direct, folder.path())?;
     for server in [&direct, &front.server] {
         server.warm_up(&together(WARM_UP_ROUND))?;
     }
@@ -52,12 +52,12 @@ pub(super) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
     for (index, name) in ["median", "p99"].into_iter().enumerate() {
         let [added, beside] = [&added, &beside].map(|all| Samples::new(all[index].clone()));
         let case = format!("through Envoy and picker: added to a first token, {name}");
-        let target = Some(Target::OursAtMost(ADDED_MS));
+        let target = Some(BenchTarget::OursAtMost(ADDED_MS));
         rows.push(row(&case, "ms", added?, ("the whole time, directly", beside?), target));
     }
     let [through, plain] = rates.map(Samples::new);
     let case = "through Envoy and picker: 16 streams";
-    let target = Some(Target::RatioAtLeast(LEFT));
+    let target = Some(BenchTarget::RatioAtLeast(LEFT));
     rows.push(Comparison {
         better: Better::Higher,
         ..row(case, "tokens/s", through?, ("directly", plain?), target)
@@ -80,6 +80,6 @@ fn rate(server: &Holobiont, round: usize) -> Result<f64> {
     Ok(server.burst(&together(round))?.aggregate_tokens_per_s())
 }
 
-fn together(round: usize) -> Vec<Job> {
-    [2 * round, 2 * round + 1].into_iter().flat_map(|round| burst(Mix::Base, round)).collect()
+fn together(round: usize) -> Vec<BenchRequest> {
+    [2 * round, 2 * round + 1].into_iter().flat_map(|round| burst(BurstMix::Base, round)).collect()
 }

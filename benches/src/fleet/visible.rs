@@ -9,12 +9,12 @@ use anyhow::{Result, ensure};
 
 use super::{at, hosts, hosts::Servers, row};
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     http::get,
     machine::Cores,
     measure::Samples,
     ours::Holobiont,
-    report::{Comparison, Target},
+    report::{BenchTarget, Comparison},
 };
 
 /// Hosts that share a registry.
@@ -27,7 +27,7 @@ const VISIBLE_MS: f64 = 1_000.0;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Milliseconds from the answer to a load.
-struct Spread {
+struct PropagationTimes {
     /// Of the load itself.
     load: Vec<f64>,
     /// Until all list it.
@@ -37,13 +37,13 @@ struct Spread {
 }
 
 /// Of loads on hosts by turns.
-pub(super) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(super) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let (folder, servers) = (tempfile::tempdir()?, Servers::start()?);
     let adapters = hosts::adapters(config, config.runs * LOADS, &folder.path().join("adapters"))?;
     let hosts: Vec<Holobiont> = (0..HOSTS)
         .map(|index| servers.host(config, cores, &folder.path().join(index.to_string())))
         .collect::<Result<_>>()?;
-    let mut spread = Spread { load: Vec::new(), listed: Vec::new(), answered: Vec::new() };
+    let mut spread = PropagationTimes { load: Vec::new(), listed: Vec::new(), answered: Vec::new() };
     for (index, path) in adapters.iter().enumerate() {
         let name = format!("spread-{index}");
         let begun = Instant::now();
@@ -61,7 +61,7 @@ pub(super) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
         let figure = |samples: &[f64]| Samples::new(vec![at(samples, share)?]);
         let load = || Ok::<_, anyhow::Error>(("the load itself", figure(&spread.load)?));
         let case = format!("registered on one host: until all three know it, {name}");
-        let target = Some(Target::OursAtMost(VISIBLE_MS));
+        let target = Some(BenchTarget::OursAtMost(VISIBLE_MS));
         rows.push(row(&case, "ms", figure(&spread.listed)?, load()?, target));
         let case = format!("registered on one host: until all three have answered, one by one, {name}");
         rows.push(row(&case, "ms", figure(&spread.answered)?, load()?, None));

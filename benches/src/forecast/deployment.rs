@@ -7,8 +7,8 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use policy::{
-    perf::line::{Line, Sample},
-    routing::Policy,
+    perf::line::{LinearFit, TimingSample},
+    routing::RoutingPolicy,
 };
 use rustix::{
     process::Pid,
@@ -18,14 +18,14 @@ use serde_json::Value;
 use simulator::cost::CostModel;
 use tempfile::TempDir;
 
-use super::share::Share;
+use super::share::CpuQuota;
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     http::{get, post},
     machine::Cores,
-    ours::{Holobiont, Installation, Placement, Setting},
+    ours::{DeploymentPlacement, EnvSetting, Holobiont, Installation},
     process::children_called,
-    reality::{costs::fitted, deployment::write, probe::Probe},
+    reality::{costs::fitted, deployment::write, probe::StepProbe},
 };
 
 /// What they are called, and which part of the second core each may use; the first has a core to itself.
@@ -53,21 +53,26 @@ const PACE: (usize, usize) = (6, 32);
 
 /// A running fleet.
 #[derive(Debug)]
-pub(super) struct Fleet {
+pub(super) struct UnequalFleet {
     // Ends before its control groups and its folder go.
     pub(super) server: Holobiont,
     ranks: Vec<usize>,
     block_bytes: u64,
-    _shares: Vec<Share>,
+    _shares: Vec<CpuQuota>,
     _folder: TempDir,
 }
 
-impl Fleet {
+impl UnequalFleet {
     /// Starts it with adapters of these ranks.
     ///
     /// # Errors
     /// If it does not start, or there are not two cores.
-    pub(super) fn start(config: &Config, cores: &Cores, policy: Policy, ranks: Vec<usize>) -> Result<Self> {
+    pub(super) fn start(
+        config: &SuiteConfig,
+        cores: &Cores,
+        policy: RoutingPolicy,
+        ranks: Vec<usize>,
+    ) -> Result<Self> {
         let [first, second] = cores.numbers()[..] else {
             bail!("three executors of unequal speed are measured on two cores: give --threads 2");
         };
@@ -80,11 +85,11 @@ impl Fleet {
         let installation = Installation {
             binaries: config.ours.clone(),
             model: config.model.clone(),
-            placement: Placement::Described(file),
+            placement: DeploymentPlacement::Described(file),
             key: None,
         };
         let adapters = write(&config.model, &ranks, &folder.path().join("adapters"))?;
-        let settings: [Setting; 2] =
+        let settings: [EnvSetting; 2] =
             [("HOLOBIONT_CORES", second.to_string()), ("HOLOBIONT_DEVICE_BYTES", DEVICE_BYTES.to_string())];
         let server = Holobiont::start_with(&installation, &adapters, &folder.path().join("up"), &settings)?;
         let status = wait_for_all(server.port())?;
@@ -99,7 +104,7 @@ impl Fleet {
     ///
     /// # Errors
     /// If a request fails.
-    pub(super) fn costs(&self, config: &Config) -> Result<Vec<CostModel>> {
+    pub(super) fn costs(&self, config: &SuiteConfig) -> Result<Vec<CostModel>> {
         let (model, pace_s) = self.alone(NAMES[0], || Ok((self.observe(config)?, self.pace_s()?)))?;
         let costs = NAMES.iter().skip(1).map(|name| {
             let slowness = self.alone(name, || self.pace_s())? / pace_s;
@@ -126,14 +131,14 @@ impl Fleet {
     fn pace_s(&self) -> Result<f64> {
         let mut seconds = 0.0;
         for _ in 0..2 {
-            let mut probe = Probe::new(&self.server, &self.ranks);
+            let mut probe = StepProbe::new(&self.server, &self.ranks);
             seconds = probe.together(PACE.0, PACE.1)?.seconds + probe.together(1, PACE.1)?.seconds;
         }
         Ok(seconds)
     }
 
-    fn observe(&self, config: &Config) -> Result<CostModel> {
-        let mut probe = Probe::new(&self.server, &self.ranks);
+    fn observe(&self, config: &SuiteConfig) -> Result<CostModel> {
+        let mut probe = StepProbe::new(&self.server, &self.ranks);
         let loads = probe.loads(LOADING)?;
         let mut observed = Vec::new();
         for tokens in ALONE {
@@ -150,9 +155,9 @@ impl Fleet {
         }
         let model = fitted(&config.model, self.block_bytes, observed.into_iter())?;
         let bytes = self.ranks.iter().map(|&rank| model.adapter_bytes(rank as u32) as f64);
-        let loads: Vec<Sample> =
-            bytes.zip(loads).map(|(bytes, seconds)| Sample::new(bytes, seconds)).collect();
-        let Line { alpha, beta } = Line::least_squares(&loads).context("there are no adapters")?;
+        let loads: Vec<TimingSample> =
+            bytes.zip(loads).map(|(bytes, seconds)| TimingSample::new(bytes, seconds)).collect();
+        let LinearFit { alpha, beta } = LinearFit::least_squares(&loads).context("there are no adapters")?;
         Ok(CostModel { load_s: beta, load_byte_s: alpha, ..model })
     }
 }
@@ -190,11 +195,11 @@ fn wait_for_all(port: u16) -> Result<Value> {
 }
 
 /// The first executor goes to the core `first`, the others are held to their shares of the one they are on.
-fn place(up: u32, first: usize) -> Result<Vec<Share>> {
+fn place(up: u32, first: usize) -> Result<Vec<CpuQuota>> {
     let mut shares = Vec::new();
     for (name, share) in NAMES.iter().zip(SHARES) {
         let process = process_of(up, name)?;
-        match share.map(|share| Share::of(process, share)) {
+        match share.map(|share| CpuQuota::of(process, share)) {
             None => move_to(process, first)?,
             Some(Ok(share)) => shares.push(share),
             Some(Err(error)) => {

@@ -18,9 +18,9 @@ const GONE: (usize, Duration) = (100, Duration::from_millis(20));
 
 /// A process held to a part of a core, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Share(PathBuf);
+pub(super) struct CpuQuota(PathBuf);
 
-impl Share {
+impl CpuQuota {
     /// Holds `process` and all its threads to `share` of one core.
     ///
     /// # Errors
@@ -48,7 +48,7 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for CpuQuota {
     fn drop(&mut self) {
         for _ in 0..GONE.0 {
             if fs::remove_dir(&self.0).is_ok() || !self.0.exists() {

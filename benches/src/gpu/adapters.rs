@@ -7,7 +7,7 @@ use ids::BlockId;
 use kernels::{
     cuda::{
         BlockMemory,
-        lora::{CopyLane, StagedAdapter},
+        lora::{StagedAdapter, UploadQueue},
     },
     lora::{LoraMatrix, LoraPrecision, SharedBytes},
 };
@@ -21,7 +21,7 @@ use model::{
     shape::{config::ModelConfig, source::Target},
 };
 
-use crate::adapters::{self, Rank};
+use crate::adapters::{self, PaddedRank};
 
 /// Bytes of a block: of keys and values of a model of 8e9 weights in 16 bits.
 pub(super) const BLOCK_BYTES: usize = 2 << 20;
@@ -31,7 +31,7 @@ pub(super) const ATTENTION: [Target; 4] = [Target::Q, Target::K, Target::V, Targ
 
 fn on_attention(config: &ModelConfig, rank: usize) -> EncodedAdapter {
     // As beside weights of bf16.
-    adapters::encoded(config, Rank::true_rank(rank), &ATTENTION, LoraPrecision::Compact)
+    adapters::encoded(config, PaddedRank::true_rank(rank), &ATTENTION, LoraPrecision::Compact)
 }
 
 /// `count` adapters of `rank` on attention, all of them on the device.
@@ -40,7 +40,7 @@ fn on_attention(config: &ModelConfig, rank: usize) -> EncodedAdapter {
 /// If the device has no room.
 pub(super) fn on_device(
     config: &ModelConfig,
-    lane: &Arc<CopyLane>,
+    lane: &Arc<UploadQueue>,
     rank: usize,
     count: usize,
 ) -> Result<Vec<Arc<PreparedAdapter>>> {
@@ -59,7 +59,7 @@ pub(super) fn on_device(
 ///
 /// # Errors
 /// If the device has no room, or refuses.
-pub(super) fn bring(adapter: &PreparedAdapter, lane: &Arc<CopyLane>) -> Result<u64> {
+pub(super) fn bring(adapter: &PreparedAdapter, lane: &Arc<UploadQueue>) -> Result<u64> {
     let copy = room(adapter, lane)?;
     travel(adapter, &copy)?;
     let bytes = copy.bytes();
@@ -71,7 +71,7 @@ pub(super) fn bring(adapter: &PreparedAdapter, lane: &Arc<CopyLane>) -> Result<u
 ///
 /// # Errors
 /// If the device has none.
-pub(super) fn room(adapter: &PreparedAdapter, lane: &Arc<CopyLane>) -> Result<DeviceCopy> {
+pub(super) fn room(adapter: &PreparedAdapter, lane: &Arc<UploadQueue>) -> Result<DeviceCopy> {
     let matrices = adapter.host().iter().map(|(_, _, matrix)| matrix);
     let (pool, blocks) = pool_of(lane, matrices, BLOCK_BYTES)?;
     let blocks: Vec<BlockId> = blocks.into_iter().map(BlockId).collect();
@@ -83,7 +83,7 @@ pub(super) fn room(adapter: &PreparedAdapter, lane: &Arc<CopyLane>) -> Result<De
 /// # Errors
 /// If the device has no room.
 pub(super) fn pool_of<'a>(
-    lane: &CopyLane,
+    lane: &UploadQueue,
     matrices: impl IntoIterator<Item = &'a LoraMatrix>,
     block_bytes: usize,
 ) -> Result<(Arc<BlockMemory>, Vec<u32>)> {

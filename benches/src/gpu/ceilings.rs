@@ -4,13 +4,13 @@ use anyhow::Result;
 use half::bf16;
 use kernels::{
     TensorType,
-    cuda::{Blas, DeviceVec, LinearPart, Matrix, Stream, Weight, Workspace, linear},
-    lora::NumberKind,
+    cuda::{Blas, CudaStream, DeviceVec, LinearPart, Matrix, Weight, Workspace, linear},
+    lora::ElementKind,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-use super::lab::{Lab, map, own};
-use crate::{measure::Samples, report::Rival};
+use super::lab::{GpuBenchContext, map, own};
+use crate::{measure::Samples, report::PeerSamples};
 
 /// Random numbers that are repeated where many are needed: an odd count, so that rows differ.
 const DISTINCT: usize = (1 << 20) - 3;
@@ -19,9 +19,9 @@ const DISTINCT: usize = (1 << 20) - 3;
 ///
 /// # Errors
 /// If the device has no room or is lost.
-pub(super) fn copy_gbps(lab: &Lab) -> Result<Samples> {
+pub(super) fn copy_gbps(lab: &GpuBenchContext) -> Result<Samples> {
     let (words, repeats) = (lab.sizes.copied_words, lab.sizes.repeats);
-    let stream = Stream::new(&lab.cuda)?;
+    let stream = CudaStream::new(&lab.cuda)?;
     let mut random = StdRng::seed_from_u64(3);
     let numbers: Vec<u32> = (0..words.min(DISTINCT)).map(|_| random.random()).collect();
     let mut from = DeviceVec::new(&lab.cuda, words)?;
@@ -38,7 +38,7 @@ pub(super) fn copy_gbps(lab: &Lab) -> Result<Samples> {
 
 /// What the matrix unit reaches, in TFLOP/s, and whether that is its own limit.
 pub(super) struct MatrixRate {
-    pub(super) rival: Rival,
+    pub(super) rival: PeerSamples,
     /// False where only our own kernel could be timed: then it is no ceiling of the device.
     pub(super) is_ceiling: bool,
 }
@@ -47,7 +47,7 @@ pub(super) struct MatrixRate {
 ///
 /// # Errors
 /// If the device has no room or is lost.
-pub(super) fn matrix_rate(lab: &Lab) -> Result<MatrixRate> {
+pub(super) fn matrix_rate(lab: &GpuBenchContext) -> Result<MatrixRate> {
     let blas = Blas::open(&lab.cuda);
     if let Err(reason) = &blas {
         eprintln!("holobiont-bench: the matrix unit is timed without cuBLASLt: {reason}");
@@ -65,9 +65,9 @@ pub(super) fn matrix_rate(lab: &Lab) -> Result<MatrixRate> {
     Ok(MatrixRate { rival, is_ceiling })
 }
 
-fn product_tflops(lab: &Lab, mut workspace: Workspace) -> Result<Samples> {
+fn product_tflops(lab: &GpuBenchContext, mut workspace: Workspace) -> Result<Samples> {
     let (size, repeats) = (lab.sizes.matrix, lab.sizes.repeats);
-    let stream = Stream::new(&lab.cuda)?;
+    let stream = CudaStream::new(&lab.cuda)?;
     let mut random = StdRng::seed_from_u64(4);
     let distinct: Vec<f32> = (0..DISTINCT.min(size * size)).map(|_| random.random_range(-1.0..1.0)).collect();
     let numbers: Vec<f32> = distinct.iter().copied().cycle().take(size * size).collect();
@@ -75,7 +75,7 @@ fn product_tflops(lab: &Lab, mut workspace: Workspace) -> Result<Samples> {
         numbers.iter().rev().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect();
     let weight = Weight::upload(&stream, TensorType::Bf16, &bytes, size, size)?;
     let (mut x, mut out) =
-        (Matrix::new(&lab.cuda, NumberKind::Bf16)?, Matrix::new(&lab.cuda, NumberKind::Bf16)?);
+        (Matrix::new(&lab.cuda, ElementKind::Bf16)?, Matrix::new(&lab.cuda, ElementKind::Bf16)?);
     x.reshape(size, size)?;
     x.upload(&stream, 0, &numbers)?;
     out.reshape(size, size)?;

@@ -6,13 +6,13 @@
 use anyhow::{Context, Result};
 
 use super::{
-    executors::{Ground, file_bytes, first_token_ms, runtime},
-    lab::{Figure, Lab, own},
+    executors::{GpuTestbed, file_bytes, first_token_ms, runtime},
+    lab::{GpuBenchContext, GpuMeasurement, own},
 };
 use crate::{
-    cold::{Executor, Helper, Load, Mode, Place, Popularity, Served},
+    cold::{ColdCompute, ColdExecutor, ColdLoad, ExecutorPlacement, Mode, Popularity, ServedTiming},
     measure::Samples,
-    report::{Better, Target},
+    report::{BenchTarget, Better},
 };
 
 const BENCH: &str = "cuda-cold";
@@ -31,20 +31,20 @@ const MAX_LOADED_SHARE: f64 = 1.22;
 ///
 /// # Errors
 /// If an executor does not start or does not answer.
-pub(super) fn run(lab: &Lab) -> Result<()> {
+pub(super) fn run(lab: &GpuBenchContext) -> Result<()> {
     runtime()?.block_on(measure(lab))
 }
 
-async fn measure(lab: &Lab) -> Result<()> {
-    let ground = Ground::new(lab, lab.sizes.cold_rank, ADAPTERS)?;
+async fn measure(lab: &GpuBenchContext) -> Result<()> {
+    let ground = GpuTestbed::new(lab, lab.sizes.cold_rank, ADAPTERS)?;
     let options = ground.options(&[]);
     let bytes = file_bytes(&ground.adapters[0])?;
-    let place = Place {
+    let place = ExecutorPlacement {
         host_bytes: (bytes * ADAPTERS as u64 * 3 / 2).max(64 << 20),
         device_bytes: bytes * ADAPTERS as u64 / 2,
         ..ground.place(&options)
     };
-    let alone = Place { helper: Helper::Nobody, ..place };
+    let alone = ExecutorPlacement { helper: ColdCompute::Nobody, ..place };
     let (cached, on_demand, assist) = tokio::join!(
         started(alone, Mode::Cached, &ground),
         started(alone, Mode::OnDemand, &ground),
@@ -55,15 +55,15 @@ async fn measure(lab: &Lab) -> Result<()> {
     loaded(lab, &mut executors).await
 }
 
-async fn started(place: Place<'_>, mode: Mode, ground: &Ground<'_>) -> Result<Executor> {
-    let mut executor = Executor::start(place, mode).await?;
+async fn started(place: ExecutorPlacement<'_>, mode: Mode, ground: &GpuTestbed<'_>) -> Result<ColdExecutor> {
+    let mut executor = ColdExecutor::start(place, mode).await?;
     executor.load(&ground.adapters).await?;
     executor.settle().await?;
     Ok(executor)
 }
 
 /// One request at a time.
-async fn lone(lab: &Lab, executors: &mut [Executor; 3]) -> Result<()> {
+async fn lone(lab: &GpuBenchContext, executors: &mut [ColdExecutor; 3]) -> Result<()> {
     let tokens = lab.sizes.prompts[0] / PROMPT_SHARE;
     let mut ms: [Vec<f64>; 3] = Default::default();
     // The first requests, on every adapter once, are not counted: they throw out what was there from the start.
@@ -88,10 +88,10 @@ async fn lone(lab: &Lab, executors: &mut [Executor; 3]) -> Result<()> {
 }
 
 /// Requests that arrive as they please, on one adapter after the other.
-async fn loaded(lab: &Lab, executors: &mut [Executor; 3]) -> Result<()> {
+async fn loaded(lab: &GpuBenchContext, executors: &mut [ColdExecutor; 3]) -> Result<()> {
     let requests = lab.sizes.arrivals;
     let load =
-        |rate| Load { rate, requests, adapters: ADAPTERS, popularity: Popularity::Distinct { first: 0 } };
+        |rate| ColdLoad { rate, requests, adapters: ADAPTERS, popularity: Popularity::Distinct { first: 0 } };
     let arrivals = |rate, seed| {
         let mut arrivals = load(rate).arrivals(seed);
         for arrival in &mut arrivals {
@@ -117,16 +117,16 @@ async fn loaded(lab: &Lab, executors: &mut [Executor; 3]) -> Result<()> {
     tell(lab, &case, ms, MAX_LOADED_SHARE)
 }
 
-fn mean_first_ms(served: &[Served]) -> Result<f64> {
+fn mean_first_ms(served: &[ServedTiming]) -> Result<f64> {
     Ok(Samples::of(served, |served| served.first.as_secs_f64() * 1000.0)?.mean())
 }
 
 /// The modes beside each other: cpu-assist has the goal, on-demand shows what there was to hide.
-fn tell(lab: &Lab, case: &str, ms: [Vec<f64>; 3], most: f64) -> Result<()> {
+fn tell(lab: &GpuBenchContext, case: &str, ms: [Vec<f64>; 3], most: f64) -> Result<()> {
     let [cached, on_demand, assist] = ms.map(Samples::new);
     let (cached, on_demand, assist) = (cached?, on_demand?, assist?);
     let rank = lab.sizes.cold_rank;
-    let figure = |mode: Mode, ours| Figure {
+    let figure = |mode: Mode, ours| GpuMeasurement {
         bench: BENCH,
         case: format!("{case}, rank {rank}, {}", mode.name()),
         unit: "ms",
@@ -134,7 +134,7 @@ fn tell(lab: &Lab, case: &str, ms: [Vec<f64>; 3], most: f64) -> Result<()> {
         ours,
     };
     let warm = || own("holobiont, cached", cached.clone());
-    lab.tell(figure(Mode::CpuAssist, assist.clone()), warm(), Some(Target::ShareAtMost(most)))?;
+    lab.tell(figure(Mode::CpuAssist, assist.clone()), warm(), Some(BenchTarget::ShareAtMost(most)))?;
     lab.tell(figure(Mode::OnDemand, on_demand.clone()), warm(), None)?;
     lab.tell(figure(Mode::CpuAssist, assist), own("holobiont, on-demand", on_demand), None)
 }

@@ -5,13 +5,13 @@ use model::cuda::Graphs;
 
 use super::{
     adapters, ceilings,
-    lab::{Figure, Lab, map, own},
-    streams::{Streams, Who},
+    lab::{GpuBenchContext, GpuMeasurement, map, own},
+    streams::{StreamAdapters, Streams},
     work,
 };
 use crate::{
     measure::Samples,
-    report::{Better, Target},
+    report::{BenchTarget, Better},
 };
 
 const BENCH: &str = "cuda-decode";
@@ -26,10 +26,10 @@ const LEAST_OF_PEER: f64 = 1.3;
 ///
 /// # Errors
 /// If the device has no room or is lost.
-pub(super) fn run(lab: &Lab, streams: &mut Streams) -> Result<()> {
+pub(super) fn run(lab: &GpuBenchContext, streams: &mut Streams) -> Result<()> {
     let one = rate(lab, streams, &[None])?;
     let limit = limit(lab)?;
-    let goal = Some(Target::RatioAtLeast(LEAST_OF_LIMIT));
+    let goal = Some(BenchTarget::RatioAtLeast(LEAST_OF_LIMIT));
     lab.tell(figure(lab, "1 stream", &one), limit, goal)?;
     beside_peer(lab, "1 stream", &one, "decode-1", None)?;
 
@@ -40,14 +40,19 @@ pub(super) fn run(lab: &Lab, streams: &mut Streams) -> Result<()> {
     let who: Vec<_> = adapters.into_iter().map(Some).collect();
     let case = format!("8 streams on 8 adapters of rank {RANK}");
     let adapted = rate(lab, streams, &who)?;
-    let goal = Some(Target::RatioAtLeast(LEAST_OF_PEER));
+    let goal = Some(BenchTarget::RatioAtLeast(LEAST_OF_PEER));
     beside_peer(lab, &case, &adapted, "decode-8-adapters", goal)?;
     lab.tell(figure(lab, &case, &adapted), own("holobiont, 8 base streams", base), None)?;
     without_records(lab, &case, &who, [one, adapted])
 }
 
 /// The same steps, enqueued launch by launch, on a second model.
-fn without_records(lab: &Lab, case: &str, who: &Who, [one, adapted]: [Samples; 2]) -> Result<()> {
+fn without_records(
+    lab: &GpuBenchContext,
+    case: &str,
+    who: &StreamAdapters,
+    [one, adapted]: [Samples; 2],
+) -> Result<()> {
     let mut streams = Streams::load(lab, Graphs::Avoid)?;
     for (case, who, with) in [("1 stream", &[None][..], one), (case, who, adapted)] {
         let without = rate(lab, &mut streams, who)?;
@@ -58,14 +63,14 @@ fn without_records(lab: &Lab, case: &str, who: &Who, [one, adapted]: [Samples; 2
 }
 
 /// Tokens a second of all streams.
-fn rate(lab: &Lab, streams: &mut Streams, who: &Who) -> Result<Samples> {
+fn rate(lab: &GpuBenchContext, streams: &mut Streams, who: &StreamAdapters) -> Result<Samples> {
     let step_s = lab.samples(|| streams.step_s(lab, who))?;
     map(&step_s, |step_s| who.len() as f64 / step_s)
 }
 
-fn figure(lab: &Lab, case: &str, rate: &Samples) -> Figure {
+fn figure(lab: &GpuBenchContext, case: &str, rate: &Samples) -> GpuMeasurement {
     let (context, tokens) = (lab.sizes.context, lab.sizes.decoded);
-    Figure {
+    GpuMeasurement {
         bench: BENCH,
         case: format!("{case}, {tokens} tokens behind {context}"),
         unit: "tokens/s",
@@ -75,7 +80,7 @@ fn figure(lab: &Lab, case: &str, rate: &Samples) -> Figure {
 }
 
 /// What one stream would reach if every byte were read at the rate of a copy.
-fn limit(lab: &Lab) -> Result<crate::report::Rival> {
+fn limit(lab: &GpuBenchContext) -> Result<crate::report::PeerSamples> {
     let sizes = &lab.sizes;
     let context = sizes.context as f64 + sizes.warm_up as f64 + sizes.decoded as f64 / 2.0;
     let bytes = work::step_bytes(lab.config(), 1, context);
@@ -84,7 +89,13 @@ fn limit(lab: &Lab) -> Result<crate::report::Rival> {
     Ok(own(name, map(&copied, |gbps| gbps * 1e9 / bytes)?))
 }
 
-fn beside_peer(lab: &Lab, case: &str, rate: &Samples, peer: &str, target: Option<Target>) -> Result<()> {
+fn beside_peer(
+    lab: &GpuBenchContext,
+    case: &str,
+    rate: &Samples,
+    peer: &str,
+    target: Option<BenchTarget>,
+) -> Result<()> {
     match lab.peers.rival(peer)? {
         Some(rival) => lab.tell(figure(lab, case, rate), rival, target),
         None => {

@@ -8,10 +8,10 @@ use model::{forward::BLOCK_TOKENS, resident::kv_shape};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
-use super::lab::{Lab, SEED};
+use super::lab::{GpuBenchContext, SEED};
 use crate::{
-    cold::{Arrival, Executor, Helper, Place, adapters},
-    lora::Shape,
+    cold::{ColdCompute, ColdExecutor, ExecutorPlacement, RequestArrival, adapters},
+    lora::AdapterShape,
 };
 
 /// Tokens of keys and values an executor has room for.
@@ -20,8 +20,8 @@ const KV_TOKENS: usize = 4096;
 const MAX_WORKERS: usize = 8;
 
 /// Where executors run: their cores, those of their workers, and the adapters they load.
-pub(super) struct Ground<'a> {
-    lab: &'a Lab,
+pub(super) struct GpuTestbed<'a> {
+    lab: &'a GpuBenchContext,
     base_cores: Vec<usize>,
     worker_cores: Vec<usize>,
     /// Their folders.
@@ -29,19 +29,19 @@ pub(super) struct Ground<'a> {
     _folder: TempDir,
 }
 
-impl<'a> Ground<'a> {
+impl<'a> GpuTestbed<'a> {
     /// A quarter of the cores for the base, most of the others for workers, and `count` adapters of `rank` on q, k and v.
     ///
     /// # Errors
     /// If adapters cannot be written.
-    pub(super) fn new(lab: &'a Lab, rank: usize, count: usize) -> Result<Self> {
+    pub(super) fn new(lab: &'a GpuBenchContext, rank: usize, count: usize) -> Result<Self> {
         let cores = lab.cores.numbers();
         let base = (cores.len() / 4).max(1);
         let others = if cores.len() > base { &cores[base..] } else { cores };
         let worker_cores = others[..others.len().min(MAX_WORKERS)].to_vec();
         let folder = tempfile::tempdir().context("no folder for adapters")?;
         let adapters = adapters::write_for(
-            &Shape::of_config(lab.config()),
+            &AdapterShape::of_config(lab.config()),
             rank,
             count,
             &folder.path().join("adapters"),
@@ -64,9 +64,9 @@ impl<'a> Ground<'a> {
 
     /// An executor over the real link with all workers, and room for every adapter. `options` come from
     /// [`Self::options`].
-    pub(super) fn place<'b>(&'b self, options: &'b [String]) -> Place<'b> {
+    pub(super) fn place<'b>(&'b self, options: &'b [String]) -> ExecutorPlacement<'b> {
         let shape = kv_shape(self.lab.config(), KvPrecision::F16);
-        Place {
+        ExecutorPlacement {
             programs: &self.lab.programs,
             model: self.lab.shape_folder(),
             base_cores: &self.base_cores,
@@ -77,7 +77,7 @@ impl<'a> Ground<'a> {
             link_gbps: f64::INFINITY,
             kv_bytes: (KvPool::block_bytes(shape) * KV_TOKENS.div_ceil(BLOCK_TOKENS)) as u64,
             options,
-            helper: Helper::Worker,
+            helper: ColdCompute::Worker,
         }
     }
 }
@@ -95,13 +95,13 @@ pub(super) fn runtime() -> Result<Runtime> {
 /// # Errors
 /// If it is not answered.
 pub(super) async fn first_token_ms(
-    executor: &mut Executor,
+    executor: &mut ColdExecutor,
     adapter: Option<usize>,
     prompt: usize,
     seed: usize,
 ) -> Result<f64> {
     let seed = (seed * 8192 + prompt) as u64;
-    let arrival = Arrival { at: std::time::Duration::ZERO, adapter, prompt, answer: 2, seed };
+    let arrival = RequestArrival { at: std::time::Duration::ZERO, adapter, prompt, answer: 2, seed };
     let served = executor.serve(&[arrival]).await?;
     let first = served.first().context("one request has one answer")?.first;
     Ok(first.as_secs_f64() * 1000.0)

@@ -6,13 +6,13 @@
 use anyhow::Result;
 
 use super::{
-    executors::{Ground, first_token_ms, runtime},
-    lab::{Figure, Lab, own},
+    executors::{GpuTestbed, first_token_ms, runtime},
+    lab::{GpuBenchContext, GpuMeasurement, own},
 };
 use crate::{
-    cold::{Executor, Mode, Place},
+    cold::{ColdExecutor, ExecutorPlacement, Mode},
     measure::Samples,
-    report::{Better, Target},
+    report::{BenchTarget, Better},
 };
 
 const BENCH: &str = "cuda-fused";
@@ -28,15 +28,15 @@ const MAX_SHARE_OF_NATIVE: f64 = 0.9;
 ///
 /// # Errors
 /// If an executor does not start or does not answer.
-pub(super) fn run(lab: &Lab) -> Result<()> {
+pub(super) fn run(lab: &GpuBenchContext) -> Result<()> {
     runtime()?.block_on(measure(lab))
 }
 
-async fn measure(lab: &Lab) -> Result<()> {
-    let ground = Ground::new(lab, RANK, ADAPTERS)?;
+async fn measure(lab: &GpuBenchContext) -> Result<()> {
+    let ground = GpuTestbed::new(lab, RANK, ADAPTERS)?;
     let ways = ["fused", "native"].map(|way| ground.options(&["--worker-invocation", way]));
-    let place = |options| Place { link_gbps: STILL_GBPS, ..ground.place(options) };
-    let [fused, native] = ways.each_ref().map(|options| Executor::start(place(options), Mode::CpuAssist));
+    let place = |options| ExecutorPlacement { link_gbps: STILL_GBPS, ..ground.place(options) };
+    let [fused, native] = ways.each_ref().map(|options| ColdExecutor::start(place(options), Mode::CpuAssist));
     let (fused, native) = tokio::join!(fused, native);
     let mut executors = [fused?, native?];
     for executor in &mut executors {
@@ -63,24 +63,30 @@ async fn measure(lab: &Lab) -> Result<()> {
     tell_who_computed(&mut executors).await
 }
 
-fn tell(lab: &Lab, ground: &Ground<'_>, tokens: usize, ms: [Vec<f64>; 2], base: Vec<f64>) -> Result<()> {
+fn tell(
+    lab: &GpuBenchContext,
+    ground: &GpuTestbed<'_>,
+    tokens: usize,
+    ms: [Vec<f64>; 2],
+    base: Vec<f64>,
+) -> Result<()> {
     let [fused, native] = ms.map(Samples::new);
     let fused = fused?;
     let workers = ground.workers();
-    let figure = |ours| Figure {
+    let figure = |ours| GpuMeasurement {
         bench: BENCH,
         case: format!("first token of {tokens}, rank {RANK}, none of it on the device, workers: {workers}"),
         unit: "ms",
         better: Better::Lower,
         ours,
     };
-    let goal = Some(Target::ShareAtMost(MAX_SHARE_OF_NATIVE));
+    let goal = Some(BenchTarget::ShareAtMost(MAX_SHARE_OF_NATIVE));
     lab.tell(figure(fused.clone()), own("holobiont, through the host", native?), goal)?;
     lab.tell(figure(fused), own("holobiont, the base model", Samples::new(base)?), None)
 }
 
 /// Says what shares of the adapters' work were whose: the device's should be nothing.
-async fn tell_who_computed(executors: &mut [Executor; 2]) -> Result<()> {
+async fn tell_who_computed(executors: &mut [ColdExecutor; 2]) -> Result<()> {
     for (executor, way) in executors.iter_mut().zip(["fused", "native"]) {
         let stats = executor.stats().await?;
         let sum =

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use kernels::cuda::{Cuda, Event, Stream};
+use kernels::cuda::{Cuda, CudaEvent, CudaStream};
 use model::{
     shape::{config::ModelConfig, source::WeightSource as _},
     sources::random::RandomSource,
@@ -20,10 +20,10 @@ use super::{
     sizes::{Sizes, is_stand_in},
 };
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::Cores,
     measure::Samples,
-    report::{Better, Comparison, Rival, Row, Target},
+    report::{BenchTarget, Better, Comparison, PeerSamples, ReportRow},
 };
 
 /// Weights are made of this number, here and by the executors.
@@ -43,7 +43,7 @@ const TINY: &str = r#"{
 "#;
 
 /// The device and what is measured on it.
-pub(super) struct Lab {
+pub(super) struct GpuBenchContext {
     pub(super) cuda: Arc<Cuda>,
     /// Weights of the shape, made when they are asked for.
     pub(super) source: RandomSource,
@@ -70,14 +70,14 @@ enum Folder {
 #[derive(Serialize)]
 struct GpuRow<'a> {
     #[serde(flatten)]
-    row: Row,
+    row: ReportRow,
     shape: &'a str,
     device: &'a str,
     driver: String,
 }
 
 /// Something that was measured, before it is set beside anything.
-pub(super) struct Figure {
+pub(super) struct GpuMeasurement {
     pub(super) bench: &'static str,
     pub(super) case: String,
     pub(super) unit: &'static str,
@@ -85,12 +85,12 @@ pub(super) struct Figure {
     pub(super) ours: Samples,
 }
 
-impl Lab {
+impl GpuBenchContext {
     /// Opens the device and reads shape and peer.
     ///
     /// # Errors
     /// If there is no such device, or a file cannot be read.
-    pub(super) fn open(config: &Config) -> Result<Self> {
+    pub(super) fn open(config: &SuiteConfig) -> Result<Self> {
         let cuda = Cuda::open(config.gpu.ordinal)?;
         let (folder, name) = match &config.gpu.shape {
             Some(given) => {
@@ -129,8 +129,13 @@ impl Lab {
     }
 
     /// Prints a row: `figure` beside `rival`.
-    pub(super) fn tell(&self, figure: Figure, rival: Rival, target: Option<Target>) -> Result<()> {
-        let Figure { bench, case, unit, better, ours } = figure;
+    pub(super) fn tell(
+        &self,
+        figure: GpuMeasurement,
+        rival: PeerSamples,
+        target: Option<BenchTarget>,
+    ) -> Result<()> {
+        let GpuMeasurement { bench, case, unit, better, ours } = figure;
         let comparison = Comparison { bench, case, unit, better, ours, rival, target };
         let info = self.cuda.info();
         let row = GpuRow {
@@ -144,9 +149,13 @@ impl Lab {
     }
 
     /// Milliseconds of the device for what `work` enqueues on `stream`: once unmeasured, then `runs` times.
-    pub(super) fn device_ms(&self, stream: &Stream, mut work: impl FnMut() -> Result<()>) -> Result<Samples> {
+    pub(super) fn device_ms(
+        &self,
+        stream: &CudaStream,
+        mut work: impl FnMut() -> Result<()>,
+    ) -> Result<Samples> {
         work()?;
-        let (begin, end) = (Event::timed(&self.cuda)?, Event::timed(&self.cuda)?);
+        let (begin, end) = (CudaEvent::timed(&self.cuda)?, CudaEvent::timed(&self.cuda)?);
         let mut times = Vec::with_capacity(self.runs);
         for _ in 0..self.runs {
             stream.synchronize()?;
@@ -182,8 +191,8 @@ impl Folder {
 }
 
 /// Something of ours, as a rival.
-pub(super) fn own(name: impl Into<String>, samples: Samples) -> Rival {
-    Rival { name: name.into(), format: "bf16".to_owned(), samples }
+pub(super) fn own(name: impl Into<String>, samples: Samples) -> PeerSamples {
+    PeerSamples { name: name.into(), format: "bf16".to_owned(), samples }
 }
 
 /// Each of `samples`, changed.

@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Instant};
 use anyhow::Result;
 use kernels::{
     cuda::{
-        DeviceVec, Pinned, Stream,
-        lora::{CopyLane, RegisteredBytes, StagedAdapter},
+        CudaStream, DeviceVec, Pinned,
+        lora::{RegisteredBytes, StagedAdapter, UploadQueue},
     },
     lora::{LoraMatrix, LoraPrecision, MatrixLayout, PIECE_ALIGNMENT, RANK_BLOCK, SharedBytes},
 };
@@ -15,7 +15,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use super::{
     adapters,
-    lab::{Figure, Lab, own},
+    lab::{GpuBenchContext, GpuMeasurement, own},
 };
 use crate::{measure::Samples, report::Better};
 
@@ -27,8 +27,8 @@ const RANKS: [usize; 2] = [16, 64];
 ///
 /// # Errors
 /// If the device has no room or is lost.
-pub(super) fn run(lab: &Lab) -> Result<()> {
-    let lane = CopyLane::new(&lab.cuda)?;
+pub(super) fn run(lab: &GpuBenchContext) -> Result<()> {
+    let lane = UploadQueue::new(&lab.cuda)?;
     let mut best = None;
     for &bytes in lab.sizes.copies {
         let [pageable, pinned] = copies(lab, bytes)?;
@@ -50,13 +50,13 @@ pub(super) fn run(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn figure(case: String, ours: Samples) -> Figure {
-    Figure { bench: BENCH, case, unit: "GB/s", better: Better::Higher, ours }
+fn figure(case: String, ours: Samples) -> GpuMeasurement {
+    GpuMeasurement { bench: BENCH, case, unit: "GB/s", better: Better::Higher, ours }
 }
 
 /// One copy, waited for: from pageable and from pinned memory.
-fn copies(lab: &Lab, bytes: usize) -> Result<[Samples; 2]> {
-    let stream = Stream::new(&lab.cuda)?;
+fn copies(lab: &GpuBenchContext, bytes: usize) -> Result<[Samples; 2]> {
+    let stream = CudaStream::new(&lab.cuda)?;
     let numbers = random_bytes(bytes);
     let pinned = Pinned::<u8>::new(&lab.cuda, bytes)?;
     pinned.write(0, &numbers);
@@ -74,7 +74,7 @@ fn copies(lab: &Lab, bytes: usize) -> Result<[Samples; 2]> {
 }
 
 /// One rank block of so many bytes from registered memory: the copies of A's and B's part, waited for.
-fn registered(lab: &Lab, lane: &Arc<CopyLane>, bytes: usize) -> Result<Samples> {
+fn registered(lab: &GpuBenchContext, lane: &Arc<UploadQueue>, bytes: usize) -> Result<Samples> {
     let side = bytes / (2 * 2 * RANK_BLOCK);
     let mut random = StdRng::seed_from_u64(bytes as u64);
     let a: Vec<f32> = (0..RANK_BLOCK * side).map(|_| random.random_range(-0.05..0.05)).collect();
@@ -94,7 +94,12 @@ fn registered(lab: &Lab, lane: &Arc<CopyLane>, bytes: usize) -> Result<Samples> 
 }
 
 /// An adapter on attention in every layer, from its first block to its last; gigabytes a second, and megabytes.
-fn adapter(lab: &Lab, lane: &Arc<CopyLane>, rank: usize, number: ImageNumber) -> Result<(Samples, f64)> {
+fn adapter(
+    lab: &GpuBenchContext,
+    lane: &Arc<UploadQueue>,
+    rank: usize,
+    number: ImageNumber,
+) -> Result<(Samples, f64)> {
     let adapter = adapters::in_image(lab.config(), rank, number)?;
     let bytes = adapter.device_bytes() as f64;
     let gbps = lab.samples(|| {

@@ -4,10 +4,10 @@ use anyhow::Result;
 
 use super::{
     adapters,
-    lab::{Figure, Lab, map, own},
+    lab::{GpuBenchContext, GpuMeasurement, map, own},
     streams::Streams,
 };
-use crate::report::{Better, Target};
+use crate::report::{BenchTarget, Better};
 
 /// Of this and of [`super::ranks`].
 pub(super) const BENCH: &str = "cuda-lora";
@@ -19,7 +19,7 @@ const MAX_SHARE_OF_BASE: f64 = 1.1;
 ///
 /// # Errors
 /// If the device has no room or is lost.
-pub(super) fn run(lab: &Lab, streams: &mut Streams) -> Result<()> {
+pub(super) fn run(lab: &GpuBenchContext, streams: &mut Streams) -> Result<()> {
     let count = lab.sizes.adapters;
     let base = lab.samples(|| streams.step_s(lab, &vec![None; count]))?;
     let base = map(&base, |step_s| step_s * 1e3)?;
@@ -27,14 +27,14 @@ pub(super) fn run(lab: &Lab, streams: &mut Streams) -> Result<()> {
         let adapters = adapters::on_device(lab.config(), &streams.copy_lane(), rank, count)?;
         let who: Vec<_> = adapters.into_iter().map(Some).collect();
         let step_s = lab.samples(|| streams.step_s(lab, &who))?;
-        let figure = Figure {
+        let figure = GpuMeasurement {
             bench: BENCH,
             case: format!("a step of {count} streams on {count} adapters of rank {rank}"),
             unit: "ms",
             better: Better::Lower,
             ours: map(&step_s, |step_s| step_s * 1e3)?,
         };
-        let goal = (rank == RANK).then_some(Target::ShareAtMost(MAX_SHARE_OF_BASE));
+        let goal = (rank == RANK).then_some(BenchTarget::ShareAtMost(MAX_SHARE_OF_BASE));
         lab.tell(figure, own(format!("holobiont, {count} base streams"), base.clone()), goal)?;
     }
     Ok(())

@@ -5,11 +5,11 @@ use std::{collections::HashMap, fs, path::Path};
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use crate::{measure::Samples, report::Rival};
+use crate::{measure::Samples, report::PeerSamples};
 
 /// A line of the file; others, such as versions, lack these fields.
 #[derive(Debug, Deserialize)]
-struct Figure {
+struct PeerMeasurement {
     figure: String,
     runs: Vec<f64>,
     peer: String,
@@ -18,7 +18,7 @@ struct Figure {
 
 /// The peer's figures by their names.
 #[derive(Debug, Default)]
-pub(super) struct Peers(HashMap<String, Figure>);
+pub(super) struct Peers(HashMap<String, PeerMeasurement>);
 
 impl Peers {
     /// Reads the figures of a file.
@@ -36,7 +36,8 @@ impl Peers {
         for line in text.lines().filter(|line| !line.trim().is_empty()) {
             let line: serde_json::Value = serde_json::from_str(line).context("a line is not JSON")?;
             if line.get("runs").is_some() {
-                let figure: Figure = serde_json::from_value(line).context("a figure lacks something")?;
+                let figure: PeerMeasurement =
+                    serde_json::from_value(line).context("a figure lacks something")?;
                 figures.insert(figure.figure.clone(), figure);
             }
         }
@@ -47,12 +48,12 @@ impl Peers {
     ///
     /// # Errors
     /// If there is no number in it.
-    pub(super) fn rival(&self, name: &str) -> Result<Option<Rival>> {
+    pub(super) fn rival(&self, name: &str) -> Result<Option<PeerSamples>> {
         let Some(figure) = self.0.get(name) else { return Ok(None) };
         let samples = Samples::new(figure.runs.clone())
             .with_context(|| format!("the peer's {name} is no measurement"))?;
         let name = format!("{}, {}", figure.peer, figure.shape);
-        Ok(Some(Rival { name, format: "bf16".to_owned(), samples }))
+        Ok(Some(PeerSamples { name, format: "bf16".to_owned(), samples }))
     }
 }
 

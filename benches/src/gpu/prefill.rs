@@ -4,11 +4,11 @@ use anyhow::Result;
 
 use super::{
     ceilings,
-    lab::{Figure, Lab, map},
+    lab::{GpuBenchContext, GpuMeasurement, map},
     streams::Streams,
     work,
 };
-use crate::report::{Better, Target};
+use crate::report::{BenchTarget, Better};
 
 const BENCH: &str = "cuda-prefill";
 /// Of the matrix unit's rate, in one pass.
@@ -18,16 +18,16 @@ const LEAST_OF_RATE: f64 = 0.7;
 ///
 /// # Errors
 /// If the device has no room or is lost.
-pub(super) fn run(lab: &Lab, streams: &mut Streams) -> Result<()> {
+pub(super) fn run(lab: &GpuBenchContext, streams: &mut Streams) -> Result<()> {
     let (tokens, chunk) = (lab.sizes.prompt, lab.sizes.chunk);
     let flops = work::prompt_flops(lab.config(), tokens);
     let unit = ceilings::matrix_rate(lab)?;
-    let goal = unit.is_ceiling.then_some(Target::RatioAtLeast(LEAST_OF_RATE));
+    let goal = unit.is_ceiling.then_some(BenchTarget::RatioAtLeast(LEAST_OF_RATE));
     for (case, chunk, target) in
         [("in one pass".to_owned(), tokens, goal), (format!("in chunks of {chunk}"), chunk, None)]
     {
         let seconds = lab.samples(|| Ok(streams.prefill(tokens, chunk)?.as_secs_f64()))?;
-        let figure = |unit, ours| Figure {
+        let figure = |unit, ours| GpuMeasurement {
             bench: BENCH,
             case: format!("{tokens} tokens {case}"),
             unit,

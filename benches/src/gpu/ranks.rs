@@ -9,22 +9,22 @@ use std::sync::Arc;
 use anyhow::Result;
 use kernels::{
     cuda::{
-        Cuda, CudaError, Matrix, Stream,
-        lora::{CopyLane, LoraPlan, LoraSegment, StagedAdapter, add_deltas},
+        Cuda, CudaError, CudaStream, Matrix,
+        lora::{LoraPlan, LoraSegment, StagedAdapter, UploadQueue, add_deltas},
     },
-    lora::{LoraMatrix, LoraPrecision, MatrixLayout, NumberKind, SharedBytes},
+    lora::{ElementKind, LoraMatrix, LoraPrecision, MatrixLayout, SharedBytes},
 };
 use model::shape::{layout::linear_shape, source::Target as Layer};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use super::{
     adapters, ceilings, fit,
-    lab::{Figure, Lab, map, own},
+    lab::{GpuBenchContext, GpuMeasurement, map, own},
     overhead::BENCH,
 };
 use crate::{
     measure::Samples,
-    report::{Better, Target},
+    report::{BenchTarget, Better},
 };
 
 /// What is adapted: what shares an input is one launch.
@@ -40,35 +40,35 @@ const RANK: usize = 16;
 ///
 /// # Errors
 /// If the device has no room or is lost.
-pub(super) fn run(lab: &Lab) -> Result<()> {
-    let mut rig = Rig::new(lab)?;
+pub(super) fn run(lab: &GpuBenchContext) -> Result<()> {
+    let mut rig = RankBench::new(lab)?;
     bandwidth(lab, &mut rig)?;
     fits(lab, &mut rig)
 }
 
 /// Bytes of the factors a second, with as many adapters as there are.
-fn bandwidth(lab: &Lab, rig: &mut Rig) -> Result<()> {
+fn bandwidth(lab: &GpuBenchContext, rig: &mut RankBench) -> Result<()> {
     let slots = lab.sizes.adapters;
     let copied = ceilings::copy_gbps(lab)?;
     for &rank in lab.sizes.ranks {
         let batch = vec![rank; slots];
         let (bytes, layers) = (rig.bytes(&batch), rig.layers.len());
         let ms = rig.ms(lab, &batch, LoraPlan::new)?;
-        let figure = Figure {
+        let figure = GpuMeasurement {
             bench: BENCH,
             case: format!("deltas of {slots} adapters of rank {rank}, q k v of {layers} layers"),
             unit: "GB/s of factors",
             better: Better::Higher,
             ours: map(&ms, |ms| bytes as f64 / ms / 1e6)?,
         };
-        let goal = (rank >= RANK).then_some(Target::RatioAtLeast(LEAST_BANDWIDTH));
+        let goal = (rank >= RANK).then_some(BenchTarget::RatioAtLeast(LEAST_BANDWIDTH));
         lab.tell(figure, own("a copy on the device", copied.clone()), goal)?;
     }
     Ok(())
 }
 
 /// How well each form's time is told by each line.
-fn fits(lab: &Lab, rig: &mut Rig) -> Result<()> {
+fn fits(lab: &GpuBenchContext, rig: &mut RankBench) -> Result<()> {
     let mut random = StdRng::seed_from_u64(12);
     let mixes: Vec<Vec<usize>> = (0..lab.sizes.mixes)
         .map(|_| {
@@ -89,14 +89,18 @@ fn fits(lab: &Lab, rig: &mut Rig) -> Result<()> {
         let sum = (line(|mix| mix.iter().sum())?, "the sum of ranks");
         let most = (line(|mix| mix.len() * mix.iter().max().unwrap_or(&0))?, "count times the largest rank");
         let (ours, other) = if is_padded { (most, sum) } else { (sum, most) };
-        let figure = Figure {
+        let figure = GpuMeasurement {
             bench: BENCH,
             case: format!("{form}: time of {} random batches told by {}", mixes.len(), ours.1),
             unit: "R²",
             better: Better::Higher,
             ours: ours.0,
         };
-        lab.tell(figure, own(format!("told by {}", other.1), other.0), Some(Target::OursAtLeast(LEAST_FIT)))?;
+        lab.tell(
+            figure,
+            own(format!("told by {}", other.1), other.0),
+            Some(BenchTarget::OursAtLeast(LEAST_FIT)),
+        )?;
     }
     Ok(())
 }
@@ -105,8 +109,8 @@ fn fits(lab: &Lab, rig: &mut Rig) -> Result<()> {
 type EmptyPlan = fn(&Arc<Cuda>) -> Result<LoraPlan, CudaError>;
 
 /// Adapters on the device, and what their deltas are added to.
-struct Rig {
-    stream: Stream,
+struct RankBench {
+    stream: CudaStream,
     /// `[layer][rank][slot]`, each of all targets.
     layers: Vec<Vec<Vec<StagedAdapter>>>,
     ranks: &'static [usize],
@@ -118,10 +122,10 @@ struct Rig {
     out: Matrix,
 }
 
-impl Rig {
-    fn new(lab: &Lab) -> Result<Self> {
+impl RankBench {
+    fn new(lab: &GpuBenchContext) -> Result<Self> {
         let (config, sizes) = (lab.config(), &lab.sizes);
-        let (stream, lane) = (Stream::new(&lab.cuda)?, CopyLane::new(&lab.cuda)?);
+        let (stream, lane) = (CudaStream::new(&lab.cuda)?, UploadQueue::new(&lab.cuda)?);
         let mut random = StdRng::seed_from_u64(11);
         let shapes = TARGETS.map(|target| linear_shape(config, target));
         let mut hosts = Vec::new();
@@ -138,12 +142,12 @@ impl Rig {
         }
         lane.finish()?;
         let [queries, keys, values] = shapes.map(|[rows, _]| rows);
-        let mut x = Matrix::new(&lab.cuda, NumberKind::Bf16)?;
+        let mut x = Matrix::new(&lab.cuda, ElementKind::Bf16)?;
         x.reshape(sizes.adapters, config.hidden_size)?;
         let numbers: Vec<f32> =
             (0..sizes.adapters * config.hidden_size).map(|_| random.random_range(-1.0..1.0)).collect();
         x.upload(&stream, 0, &numbers)?;
-        let mut out = Matrix::new(&lab.cuda, NumberKind::Bf16)?;
+        let mut out = Matrix::new(&lab.cuda, ElementKind::Bf16)?;
         out.reshape(sizes.adapters, queries + keys + values)?;
         out.upload(&stream, 0, &vec![0.5; sizes.adapters * (queries + keys + values)])?;
         let bytes = hosts.iter().map(|host| host.iter().map(LoraMatrix::bytes).sum()).collect();
@@ -162,7 +166,7 @@ impl Rig {
     }
 
     /// Milliseconds of the deltas of one row for each adapter of `batch`, given by their ranks, in all layers.
-    fn ms(&mut self, lab: &Lab, batch: &[usize], empty: EmptyPlan) -> Result<Samples> {
+    fn ms(&mut self, lab: &GpuBenchContext, batch: &[usize], empty: EmptyPlan) -> Result<Samples> {
         let groups: Vec<Vec<LoraSegment<'_>>> =
             (0..self.layers.len()).map(|layer| self.segments(layer, batch)).collect();
         let mut plan = empty(&lab.cuda)?;
@@ -203,7 +207,7 @@ fn host([rows, columns]: [usize; 2], rank: usize, random: &mut StdRng) -> Result
 }
 
 /// Their copies on the device, in blocks of their own.
-fn stage(lane: &Arc<CopyLane>, host: &[LoraMatrix; 3]) -> Result<StagedAdapter> {
+fn stage(lane: &Arc<UploadQueue>, host: &[LoraMatrix; 3]) -> Result<StagedAdapter> {
     let (pool, blocks) = adapters::pool_of(lane, host, adapters::BLOCK_BYTES)?;
     let staged = StagedAdapter::new(lane, pool.lend(&blocks), host);
     for (index, matrix) in host.iter().enumerate() {

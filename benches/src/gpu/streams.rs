@@ -8,20 +8,20 @@ use std::{
 
 use anyhow::{Context, Result};
 use ids::BlockId;
-use kernels::cuda::{attention::KvPool, lora::CopyLane};
+use kernels::cuda::{attention::KvPool, lora::UploadQueue};
 use model::{
     cuda::{CudaModel, CudaOptions, CudaWeights, Graphs},
     deltas::prepared::PreparedAdapter,
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
     resident::KvDtype,
-    sampling::{Draw, Probability},
+    sampling::{Probability, TokenDraw},
 };
 
-use super::lab::Lab;
+use super::lab::GpuBenchContext;
 use crate::workload;
 
 /// Tokens are chosen on the device, the likeliest.
-const GREEDY: Draw = Draw {
+const GREEDY: TokenDraw = TokenDraw {
     temperature: 0.0,
     top_k: 0,
     top_p: 1.0,
@@ -31,7 +31,7 @@ const GREEDY: Draw = Draw {
 };
 
 /// Whose adapter each stream has.
-pub(super) type Who = [Option<Arc<PreparedAdapter>>];
+pub(super) type StreamAdapters = [Option<Arc<PreparedAdapter>>];
 
 /// A model and room for the keys and values of many streams.
 pub(super) struct Streams {
@@ -49,7 +49,7 @@ impl Streams {
     ///
     /// # Errors
     /// If the device has no room.
-    pub(super) fn load(lab: &Lab, graphs: Graphs) -> Result<Self> {
+    pub(super) fn load(lab: &GpuBenchContext, graphs: Graphs) -> Result<Self> {
         let sizes = &lab.sizes;
         let began = Instant::now();
         let weights = CudaWeights::load(&lab.source, &lab.cuda, lab.cores.numbers().len(), &|_| {})?;
@@ -65,7 +65,7 @@ impl Streams {
     }
 
     /// On which adapters come to its device.
-    pub(super) fn copy_lane(&self) -> Arc<CopyLane> {
+    pub(super) fn copy_lane(&self) -> Arc<UploadQueue> {
         self.model.adapter_memory().lane
     }
 
@@ -111,7 +111,7 @@ impl Streams {
     ///
     /// # Errors
     /// If the device fails, or a logit is not a number.
-    pub(super) fn decode(&mut self, who: &Who, start: usize, count: usize) -> Result<Duration> {
+    pub(super) fn decode(&mut self, who: &StreamAdapters, start: usize, count: usize) -> Result<Duration> {
         let began = Instant::now();
         for step in 0..count {
             let mut batch = Vec::with_capacity(who.len());
@@ -145,7 +145,7 @@ impl Streams {
     ///
     /// # Errors
     /// As [`Self::decode`].
-    pub(super) fn step_s(&mut self, lab: &Lab, who: &Who) -> Result<f64> {
+    pub(super) fn step_s(&mut self, lab: &GpuBenchContext, who: &StreamAdapters) -> Result<f64> {
         let sizes = &lab.sizes;
         if self.last.len() < who.len() {
             self.fill(who.len(), sizes.context)?;

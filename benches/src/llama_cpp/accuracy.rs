@@ -22,9 +22,9 @@ use text::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
 use super::setup::Setup;
 use crate::{
     measure::{Samples, alternate},
-    ours::{Helper, Load, Ours as _, Rates},
-    peer::Weights,
-    report::{Better, Comparison, Rival, Target},
+    ours::{BenchProgram, HolobiontRunner as _, SyntheticLoad, TokenRates},
+    peer::PeerWeights,
+    report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
 /// Tokens that are read together.
@@ -54,9 +54,9 @@ const ADAPTERS: [(&str, &str); 3] =
     [("LoRA", "../examples/adapters/pirate"), ("IA3", "adapters/ia3"), ("prefix tuning", "adapters/prefix")];
 
 /// How activations are rounded, and how keys and values are kept.
-type Numbers = (Precision, KvDtype);
+type NumericConfig = (Precision, KvDtype);
 
-const NUMBERS: [(&str, Numbers); 4] = [
+const NUMBERS: [(&str, NumericConfig); 4] = [
     ("int8", (Precision::Int8, KvDtype::Auto)),
     ("mixed", (Precision::Mixed, KvDtype::Auto)),
     ("int15", (Precision::Int15, KvDtype::Auto)),
@@ -77,18 +77,19 @@ pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
 }
 
 /// Ours with each precision beside llama.cpp on the same file.
-fn divergences(setup: &Setup, weights: &Weights) -> Result<Vec<Comparison>> {
+fn divergences(setup: &Setup, weights: &PeerWeights) -> Result<Vec<Comparison>> {
     let text = setup.temporary("held-out.txt");
     std::fs::write(&text, TEXT).with_context(|| format!("cannot write {}", text.display()))?;
     let exact = setup.peer.dequantized(&setup.config, weights)?;
     let theirs = setup.peer.divergence(weights, &exact, &text, [STRETCH, STRETCHES])?;
-    let judge = Judge::new(&weights.file, setup.config.threads, None)?;
+    let judge = AccuracyReference::new(&weights.file, setup.config.threads, None)?;
     let row = |(name, numbers)| {
         let ours = Samples::new(vec![1000.0 * judge.divergence(numbers)?])?;
         let samples = Samples::new(vec![1000.0 * theirs])?;
-        let rival = Rival { name: "llama-perplexity".to_owned(), format: weights.format.clone(), samples };
+        let rival =
+            PeerSamples { name: "llama-perplexity".to_owned(), format: weights.format.clone(), samples };
         let is_default = numbers == (Precision::default(), KvDtype::Auto);
-        let target = is_default.then_some(Target::ShareAtMost(MAX_DIVERGENCE));
+        let target = is_default.then_some(BenchTarget::ShareAtMost(MAX_DIVERGENCE));
         let case = format!("divergence from f32, {name}");
         Ok(Comparison {
             bench: "accuracy",
@@ -110,13 +111,16 @@ fn adapted(setup: &Setup) -> Result<Vec<Comparison>> {
     let mut comparisons = Vec::new();
     for (kind, place) in ADAPTERS {
         let adapter = folder.join(place);
-        let judge = Judge::new(&weights.file, setup.config.threads, Some(&adapter))?;
+        let judge = AccuracyReference::new(&weights.file, setup.config.threads, Some(&adapter))?;
         let samples = |numbers| Samples::new(vec![1000.0 * judge.divergence(numbers)?]);
         let [(_, int8), others @ ..] = NUMBERS;
         let int8 = samples(int8)?;
         for (name, numbers) in others {
-            let rival =
-                Rival { name: "int8".to_owned(), format: weights.format.clone(), samples: int8.clone() };
+            let rival = PeerSamples {
+                name: "int8".to_owned(),
+                format: weights.format.clone(),
+                samples: int8.clone(),
+            };
             comparisons.push(Comparison {
                 bench: "accuracy",
                 case: format!("divergence from f32, {kind}, {name}"),
@@ -133,11 +137,11 @@ fn adapted(setup: &Setup) -> Result<Vec<Comparison>> {
 
 /// What each kind of numbers costs: `mixed` beside `int8`, and keys and values in bytes beside halves.
 fn rates(setup: &Setup) -> Result<Vec<Comparison>> {
-    const PROMPT: Load = Load { prompt_tokens: 512, generated_tokens: 0, streams: 1 };
-    const ALONE: Load = Load { prompt_tokens: 16, generated_tokens: 128, streams: 1 };
-    const EIGHT: Load = Load { streams: 8, ..ALONE };
-    const BEHIND: Load = Load { prompt_tokens: 512, ..EIGHT };
-    const LONG: Load = Load { prompt_tokens: 1920, ..ALONE };
+    const PROMPT: SyntheticLoad = SyntheticLoad { prompt_tokens: 512, generated_tokens: 0, streams: 1 };
+    const ALONE: SyntheticLoad = SyntheticLoad { prompt_tokens: 16, generated_tokens: 128, streams: 1 };
+    const EIGHT: SyntheticLoad = SyntheticLoad { streams: 8, ..ALONE };
+    const BEHIND: SyntheticLoad = SyntheticLoad { prompt_tokens: 512, ..EIGHT };
+    const LONG: SyntheticLoad = SyntheticLoad { prompt_tokens: 1920, ..ALONE };
     let mut comparisons = beside(
         setup,
         ("int8", &["--precision", "int8"]),
@@ -162,23 +166,24 @@ fn rates(setup: &Setup) -> Result<Vec<Comparison>> {
 }
 
 /// One way of computing, and the options that choose it.
-type Way = (&'static str, &'static [&'static str]);
+type ComputeOption = (&'static str, &'static [&'static str]);
 
 /// Loads by two ways in alternation, and what the second is to reach of the first.
 fn beside<const N: usize>(
     setup: &Setup,
-    plain: Way,
-    ours: Way,
-    cases: [(&str, Load, f64); N],
+    plain: ComputeOption,
+    ours: ComputeOption,
+    cases: [(&str, SyntheticLoad, f64); N],
 ) -> Result<Vec<Comparison>> {
-    let rates = |(_, options): Way| {
-        let helper = Helper::new(&setup.config.ours, &setup.config.model, setup.config.threads).with(options);
+    let rates = |(_, options): ComputeOption| {
+        let helper =
+            BenchProgram::new(&setup.config.ours, &setup.config.model, setup.config.threads).with(options);
         let loads = cases.map(|(_, load, _)| load);
         move |_| loads.iter().map(|&load| Ok(rate(&helper.rates(load)?, load))).collect()
     };
     let ways = [plain, ours].map(|way| Box::new(rates(way)) as Box<dyn FnMut(usize) -> Result<Vec<f64>>>);
     let [plain_rates, our_rates] = alternate(setup.config.runs, ways)?;
-    let row = |(at, (case, _, least)): (usize, (&str, Load, f64))| {
+    let row = |(at, (case, _, least)): (usize, (&str, SyntheticLoad, f64))| {
         let format = setup.peer.shipped.format.clone();
         let samples = Samples::of(&plain_rates, |rates| rates[at])?;
         Ok(Comparison {
@@ -187,20 +192,20 @@ fn beside<const N: usize>(
             unit: "tokens/s",
             better: Better::Higher,
             ours: Samples::of(&our_rates, |rates| rates[at])?,
-            rival: Rival { name: plain.0.to_owned(), format, samples },
-            target: Some(Target::RatioAtLeast(least)),
+            rival: PeerSamples { name: plain.0.to_owned(), format, samples },
+            target: Some(BenchTarget::RatioAtLeast(least)),
         })
     };
     cases.into_iter().enumerate().map(row).collect()
 }
 
 /// What is measured of a load: decoding, if anything is generated.
-fn rate(rates: &Rates, load: Load) -> f64 {
+fn rate(rates: &TokenRates, load: SyntheticLoad) -> f64 {
     if load.generated_tokens == 0 { rates.prefill_tokens_per_s } else { rates.decode_tokens_per_s }
 }
 
 /// A file's own weights, dequantized, and what they give where nothing is rounded.
-struct Judge<'a> {
+struct AccuracyReference<'a> {
     file: &'a Path,
     threads: usize,
     adapter: Option<&'a Path>,
@@ -209,22 +214,22 @@ struct Judge<'a> {
     expected: Vec<Vec<f32>>,
 }
 
-impl<'a> Judge<'a> {
+impl<'a> AccuracyReference<'a> {
     fn new(file: &'a Path, threads: usize, adapter: Option<&'a Path>) -> Result<Self> {
         let tokenizer = Tokenizer::from_gguf(&GgufFile::open(file)?)?;
         let tokens = tokenizer.encode(TEXT, AddSpecial::No, ParseSpecial::No)?;
         let stretches: Vec<_> = tokens.chunks_exact(STRETCH).take(STRETCHES).map(<[u32]>::to_vec).collect();
         ensure!(stretches.len() == STRETCHES, "the text has only {} tokens", tokens.len());
         let weights = LoadedWeights::load(&Dequantized(GgufSource::open(file)?), threads)?;
-        let mut adapted = Adapted::new(weights, KvDtype::Auto, adapter)?;
+        let mut adapted = AdaptedModel::new(weights, KvDtype::Auto, adapter)?;
         let expected = stretches.iter().map(|tokens| adapted.judged(tokens)).collect();
         Ok(Self { file, threads, adapter, stretches, expected })
     }
 
     /// The mean divergence of what such numbers give, in nats.
-    fn divergence(&self, (precision, kv): Numbers) -> Result<f64> {
+    fn divergence(&self, (precision, kv): NumericConfig) -> Result<f64> {
         let weights = LoadedWeights::load(&GgufSource::open(self.file)?, self.threads)?;
-        let mut adapted = Adapted::new(weights.with_precision(precision), kv, self.adapter)?;
+        let mut adapted = AdaptedModel::new(weights.with_precision(precision), kv, self.adapter)?;
         let vocabulary = adapted.model.vocab_size();
         let (mut sum, mut places) = (0.0, 0);
         for (tokens, expected) in self.stretches.iter().zip(&self.expected) {
@@ -239,12 +244,12 @@ impl<'a> Judge<'a> {
 }
 
 /// A model, and an adapter for its rows.
-struct Adapted {
+struct AdaptedModel {
     model: ResidentModel,
     adapter: Option<Arc<PreparedAdapter>>,
 }
 
-impl Adapted {
+impl AdaptedModel {
     fn new(weights: LoadedWeights, kv_dtype: KvDtype, adapter: Option<&Path>) -> Result<Self> {
         let (config, precision) = (weights.config(), weights.adapter_precision());
         let adapter = adapter.map(|path| Adapter::read(path, config)).transpose()?;

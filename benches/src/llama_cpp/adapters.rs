@@ -4,7 +4,7 @@
 use anyhow::Result;
 
 use super::{
-    contest::{Contest, Entries},
+    contest::{ContestantResults, PeerComparison},
     servers::{Adapters, warmed_up},
     setup::Setup,
 };
@@ -12,9 +12,9 @@ use crate::{
     http::Burst,
     measure::{Samples, alternate},
     ours::{Holobiont, NamedAdapter},
-    peer::{LlamaServer, Weights},
-    report::{Better, Comparison, Rival, Target},
-    workload::{Mix, STREAMS, WARM_UP_ROUND, burst},
+    peer::{LlamaServer, PeerWeights},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
+    workload::{BurstMix, STREAMS, WARM_UP_ROUND, burst},
 };
 
 /// Two of our own servers differ by a hundredth or two: more rounds than a factor needs.
@@ -29,9 +29,9 @@ pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
 }
 
 /// Bursts of both mixes, measured in one alternation.
-struct Measured {
-    adapters: Entries<Burst>,
-    base: Entries<Burst>,
+struct BurstMeasurements {
+    adapters: ContestantResults<Burst>,
+    base: ContestantResults<Burst>,
 }
 
 fn beside_the_peer(setup: &Setup, adapters: &Adapters) -> Result<Vec<Comparison>> {
@@ -41,11 +41,11 @@ fn beside_the_peer(setup: &Setup, adapters: &Adapters) -> Result<Vec<Comparison>
         (
             "8 adapters",
             &measured.adapters,
-            [Some(Target::RatioAtLeast(8.0)), Some(Target::RatioAtLeast(5.0))],
+            [Some(BenchTarget::RatioAtLeast(8.0)), Some(BenchTarget::RatioAtLeast(5.0))],
         ),
         ("8 base streams", &measured.base, [None, None]),
     ] {
-        let rate = |case: String, targets| Contest {
+        let rate = |case: String, targets| PeerComparison {
             bench: "adapters",
             case,
             unit: "tokens/s",
@@ -63,36 +63,36 @@ fn beside_the_peer(setup: &Setup, adapters: &Adapters) -> Result<Vec<Comparison>
     Ok(comparisons)
 }
 
-fn first_token() -> Contest {
-    Contest {
+fn first_token() -> PeerComparison {
+    PeerComparison {
         bench: "adapters",
         case: "8 adapters, last first token".to_owned(),
         unit: "ms",
         better: Better::Lower,
         rival: "llama-server",
-        targets: [Some(Target::OursAtMost(1000.0)); 2],
+        targets: [Some(BenchTarget::OursAtMost(1000.0)); 2],
     }
 }
 
 /// Our own streams on adapters beside our own streams on the base model.
-fn adapters_beside_base(setup: &Setup, measured: &Measured) -> Result<Comparison> {
+fn adapters_beside_base(setup: &Setup, measured: &BurstMeasurements) -> Result<Comparison> {
     Ok(Comparison {
         bench: "adapters",
         case: "8 adapters beside 8 base streams, decode".to_owned(),
         unit: "tokens/s",
         better: Better::Higher,
         ours: Samples::of(&measured.adapters.ours, Burst::decode_tokens_per_s)?,
-        rival: Rival {
+        rival: PeerSamples {
             name: "holobiont, 8 base streams".to_owned(),
             format: setup.peer.shipped.format.clone(),
             samples: Samples::of(&measured.base.ours, Burst::decode_tokens_per_s)?,
         },
-        target: Some(Target::RatioAtLeast(0.7)),
+        target: Some(BenchTarget::RatioAtLeast(0.7)),
     })
 }
 
-fn measure(setup: &Setup, adapters: &Adapters) -> Result<Measured> {
-    let start = |weights: &Weights| {
+fn measure(setup: &Setup, adapters: &Adapters) -> Result<BurstMeasurements> {
+    let start = |weights: &PeerWeights| {
         let folder = setup.temporary(&format!("llama-server-{}", weights.format));
         LlamaServer::start(&setup.peer, weights, &adapters.peers, &folder).and_then(warmed_up)
     };
@@ -102,17 +102,21 @@ fn measure(setup: &Setup, adapters: &Adapters) -> Result<Measured> {
     let [adapters_ours, adapters_same, adapters_fastest, base_ours, base_same, base_fastest] = alternate(
         setup.config.runs,
         [
-            Box::new(|round| ours.burst(&burst(Mix::Adapters, round))),
-            Box::new(|round| same.burst(&burst(Mix::Adapters, round))),
-            Box::new(|round| fastest.burst(&burst(Mix::Adapters, round))),
-            Box::new(|round| ours.burst(&burst(Mix::Base, round))),
-            Box::new(|round| same.burst(&burst(Mix::Base, round))),
-            Box::new(|round| fastest.burst(&burst(Mix::Base, round))),
+            Box::new(|round| ours.burst(&burst(BurstMix::Adapters, round))),
+            Box::new(|round| same.burst(&burst(BurstMix::Adapters, round))),
+            Box::new(|round| fastest.burst(&burst(BurstMix::Adapters, round))),
+            Box::new(|round| ours.burst(&burst(BurstMix::Base, round))),
+            Box::new(|round| same.burst(&burst(BurstMix::Base, round))),
+            Box::new(|round| fastest.burst(&burst(BurstMix::Base, round))),
         ],
     )?;
-    Ok(Measured {
-        adapters: Entries { ours: adapters_ours, same_file: adapters_same, fastest: adapters_fastest },
-        base: Entries { ours: base_ours, same_file: base_same, fastest: base_fastest },
+    Ok(BurstMeasurements {
+        adapters: ContestantResults {
+            ours: adapters_ours,
+            same_file: adapters_same,
+            fastest: adapters_fastest,
+        },
+        base: ContestantResults { ours: base_ours, same_file: base_same, fastest: base_fastest },
     })
 }
 
@@ -124,15 +128,15 @@ fn many_loaded(setup: &Setup, adapters: &Adapters) -> Result<Comparison> {
             adapters,
             &setup.temporary(&format!("holobiont-{}", adapters.len())),
         )?;
-        server.warm_up(&burst(Mix::Base, WARM_UP_ROUND))?;
+        server.warm_up(&burst(BurstMix::Base, WARM_UP_ROUND))?;
         Ok(server)
     };
     let (none, many) = (start(&[])?, start(&adapters.ours)?);
     let [many, none] = alternate(
         setup.config.runs * OWN_ROUNDS,
         [
-            Box::new(|round| many.burst(&burst(Mix::Base, round))),
-            Box::new(|round| none.burst(&burst(Mix::Base, round))),
+            Box::new(|round| many.burst(&burst(BurstMix::Base, round))),
+            Box::new(|round| none.burst(&burst(BurstMix::Base, round))),
         ],
     )?;
     Ok(Comparison {
@@ -141,11 +145,11 @@ fn many_loaded(setup: &Setup, adapters: &Adapters) -> Result<Comparison> {
         unit: "tokens/s",
         better: Better::Higher,
         ours: Samples::of(&many, Burst::decode_tokens_per_s)?,
-        rival: Rival {
+        rival: PeerSamples {
             name: "holobiont, no adapter loaded".to_owned(),
             format: setup.peer.shipped.format.clone(),
             samples: Samples::of(&none, Burst::decode_tokens_per_s)?,
         },
-        target: Some(Target::RatioAtLeast(0.98)),
+        target: Some(BenchTarget::RatioAtLeast(0.98)),
     })
 }

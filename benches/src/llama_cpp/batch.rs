@@ -3,32 +3,32 @@
 use anyhow::Result;
 
 use super::{
-    contest::{Contest, Entries},
+    contest::{ContestantResults, PeerComparison},
     setup::Setup,
 };
 use crate::{
     limits::share,
     measure::Samples,
-    ours::Load,
-    report::{Better, Comparison, Target},
+    ours::SyntheticLoad,
+    report::{BenchTarget, Better, Comparison},
 };
 
 const STREAMS: [usize; 4] = [1, 4, 8, 16];
 const PROMPT_TOKENS: usize = 128;
 const GENERATED_TOKENS: usize = 64;
 /// At the most streams, against the peer's fastest format.
-const TARGET: Target = Target::RatioAtLeast(1.5);
+const TARGET: BenchTarget = BenchTarget::RatioAtLeast(1.5);
 
 /// Ours beside llama-batched-bench on the same file and on Q4_0, for each number of streams.
 pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
-    let entries = Entries::measure(
+    let entries = ContestantResults::measure(
         setup,
         |_| ours(setup),
         |weights, _| setup.peer.batched(weights, &STREAMS, PROMPT_TOKENS, GENERATED_TOKENS),
     )?;
     let mut comparisons = Vec::new();
     for (index, streams) in STREAMS.into_iter().enumerate() {
-        let contest = Contest {
+        let contest = PeerComparison {
             bench: "batch",
             case: format!("base streams: {streams}"),
             unit: "tokens/s",
@@ -49,7 +49,8 @@ fn ours(setup: &Setup) -> Result<Vec<f64>> {
     STREAMS
         .into_iter()
         .map(|streams| {
-            let load = Load { prompt_tokens: PROMPT_TOKENS, generated_tokens: GENERATED_TOKENS, streams };
+            let load =
+                SyntheticLoad { prompt_tokens: PROMPT_TOKENS, generated_tokens: GENERATED_TOKENS, streams };
             Ok(setup.ours.rates(load)?.decode_tokens_per_s)
         })
         .collect()

@@ -9,11 +9,11 @@ use super::{
     setup::Setup,
 };
 use crate::{
-    http::{Attempt, Dialect, Server, Timeline},
+    http::{Attempt, Dialect, DialectServer, Timeline},
     measure::{Samples, alternate},
     ours::Holobiont,
     peer::LlamaServer,
-    report::{Better, Comparison, Rival, Target},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
     workload::{STREAMS, arrival},
 };
 
@@ -21,7 +21,7 @@ use crate::{
 const REQUESTS: usize = 500;
 
 /// Those that were served, in no order.
-type Served = Vec<Timeline>;
+type ServedTimelines = Vec<Timeline>;
 
 /// Every comparison of this benchmark.
 pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
@@ -35,29 +35,30 @@ pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
         setup.config.runs,
         [Box::new(|round| burst(&ours, round)), Box::new(|round| burst(&peer, round))],
     )?;
-    let row = |case: &str, unit, better, figure: &dyn Fn(&Served) -> f64, target| -> Result<Comparison> {
-        let rival = Rival {
-            name: "llama-server".to_owned(),
-            format: setup.peer.q4_0.format.clone(),
-            samples: Samples::of(&peer, figure)?,
+    let row =
+        |case: &str, unit, better, figure: &dyn Fn(&ServedTimelines) -> f64, target| -> Result<Comparison> {
+            let rival = PeerSamples {
+                name: "llama-server".to_owned(),
+                format: setup.peer.q4_0.format.clone(),
+                samples: Samples::of(&peer, figure)?,
+            };
+            let (case, ours) = (case.to_owned(), Samples::of(&ours, figure)?);
+            Ok(Comparison { bench: "burst", case, unit, better, ours, rival, target })
         };
-        let (case, ours) = (case.to_owned(), Samples::of(&ours, figure)?);
-        Ok(Comparison { bench: "burst", case, unit, better, ours, rival, target })
-    };
-    let all = Some(Target::OursAtLeast(REQUESTS as f64));
+    let all = Some(BenchTarget::OursAtLeast(REQUESTS as f64));
     Ok(vec![
         row("served of 500 at once", "requests", Better::Higher, &|served| served.len() as f64, all)?,
         row("last first token", "ms", Better::Lower, &last_first_token_ms, None)?,
     ])
 }
 
-fn last_first_token_ms(served: &Served) -> f64 {
+fn last_first_token_ms(served: &ServedTimelines) -> f64 {
     let waits = served.iter().map(|timeline| timeline.first - timeline.sent);
     waits.max().unwrap_or(Duration::ZERO).as_secs_f64() * 1000.0
 }
 
 /// Nobody sends anything twice.
-fn burst<D: Dialect>(server: &Server<D>, round: usize) -> Result<Served> {
+fn burst<D: Dialect>(server: &DialectServer<D>, round: usize) -> Result<ServedTimelines> {
     let together = Barrier::new(REQUESTS);
     let client = |number| {
         let job = arrival(round, number);
@@ -66,7 +67,7 @@ fn burst<D: Dialect>(server: &Server<D>, round: usize) -> Result<Served> {
     };
     thread::scope(|scope| {
         let clients: Vec<_> = (0..REQUESTS).map(|number| scope.spawn(move || client(number))).collect();
-        let mut served = Served::new();
+        let mut served = ServedTimelines::new();
         for client in clients {
             let attempt = client.join().unwrap_or_else(|_| Err(anyhow!("a client thread panicked")))?;
             served.extend(match attempt {

@@ -5,13 +5,13 @@ use anyhow::Result;
 use super::setup::Setup;
 use crate::{
     measure::{Samples, alternate},
-    peer::Weights,
-    report::{Better, Comparison, Rival, Target},
+    peer::PeerWeights,
+    report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
 /// A figure that both sides have.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Contest {
+pub(super) struct PeerComparison {
     /// Name of the benchmark.
     pub(super) bench: &'static str,
     /// What exactly is measured.
@@ -23,12 +23,12 @@ pub(super) struct Contest {
     /// The peer's program.
     pub(super) rival: &'static str,
     /// What to reach on the same file and against the fastest format.
-    pub(super) targets: [Option<Target>; 2],
+    pub(super) targets: [Option<BenchTarget>; 2],
 }
 
 /// What the three contestants gave, round after round.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Entries<T> {
+pub(super) struct ContestantResults<T> {
     /// Ours.
     pub(super) ours: Vec<T>,
     /// The peer on the same file.
@@ -37,7 +37,7 @@ pub(super) struct Entries<T> {
     pub(super) fastest: Vec<T>,
 }
 
-impl<T> Entries<T> {
+impl<T> ContestantResults<T> {
     /// Measures all three in alternation; both arguments are told the round.
     ///
     /// # Errors
@@ -45,7 +45,7 @@ impl<T> Entries<T> {
     pub(super) fn measure<'a>(
         setup: &'a Setup,
         ours: impl FnMut(usize) -> Result<T> + 'a,
-        peer: impl Fn(&Weights, usize) -> Result<T> + 'a,
+        peer: impl Fn(&PeerWeights, usize) -> Result<T> + 'a,
     ) -> Result<Self> {
         let peer = &peer;
         let [ours, same_file, fastest] = alternate(
@@ -66,7 +66,7 @@ impl<T> Entries<T> {
     pub(super) fn compare(
         &self,
         setup: &Setup,
-        contest: &Contest,
+        contest: &PeerComparison,
         figure: impl Fn(&T) -> f64,
     ) -> Result<Vec<Comparison>> {
         let ours = Samples::of(&self.ours, &figure)?;
@@ -76,7 +76,8 @@ impl<T> Entries<T> {
             .zip(contest.targets)
             .map(|((weights, entries), target)| {
                 let samples = Samples::of(entries, &figure)?;
-                let rival = Rival { name: contest.rival.to_owned(), format: weights.format.clone(), samples };
+                let rival =
+                    PeerSamples { name: contest.rival.to_owned(), format: weights.format.clone(), samples };
                 Ok(Comparison {
                     bench: contest.bench,
                     case: contest.case.clone(),

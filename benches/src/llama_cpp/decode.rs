@@ -3,29 +3,29 @@
 use anyhow::Result;
 
 use super::{
-    contest::{Contest, Entries},
+    contest::{ContestantResults, PeerComparison},
     setup::Setup,
 };
 use crate::{
     limits::share,
     measure::Samples,
-    ours::Load,
-    report::{Better, Comparison, Target},
+    ours::SyntheticLoad,
+    report::{BenchTarget, Better, Comparison},
 };
 
-const LOAD: Load = Load { prompt_tokens: 1, generated_tokens: 128, streams: 1 };
+const LOAD: SyntheticLoad = SyntheticLoad { prompt_tokens: 1, generated_tokens: 128, streams: 1 };
 
 /// Ours beside llama-bench on the same file and on Q4_0.
 pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
-    let contest = Contest {
+    let contest = PeerComparison {
         bench: "decode",
         case: "one stream".to_owned(),
         unit: "tokens/s",
         better: Better::Higher,
         rival: "llama-bench",
-        targets: [Some(Target::RatioAtLeast(1.8)), None],
+        targets: [Some(BenchTarget::RatioAtLeast(1.8)), None],
     };
-    let entries = Entries::measure(
+    let entries = ContestantResults::measure(
         setup,
         |_| Ok(setup.ours.rates(LOAD)?.decode_tokens_per_s),
         |weights, _| setup.peer.decode(weights, LOAD.generated_tokens),

@@ -6,12 +6,12 @@ use serde_json::{Value, json};
 
 use super::setup::Setup;
 use crate::{
-    http::{Dialect, Server, post_json},
+    http::{Dialect, DialectServer, post_json},
     measure::{Samples, alternate},
     ours::{Holobiont, NamedAdapter},
-    peer::{LlamaServer, Start},
-    report::{Better, Comparison, Rival, Target},
-    workload::{Job, Says, Use},
+    peer::{LlamaServer, LlamaServerOptions},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
+    workload::{AdapterChoice, AnswerKind, BenchRequest},
 };
 
 /// Tokens of an answer.
@@ -72,7 +72,7 @@ impl Servers {
         };
         let theirs = |name: &str, options: &[&str]| {
             let folder = setup.temporary(&format!("llama-server-{name}"));
-            let start = Start { options, ..Start::default() };
+            let start = LlamaServerOptions { options, ..LlamaServerOptions::default() };
             LlamaServer::start_with(&setup.peer, &setup.peer.shipped, &start, &folder)
         };
         let by_itself = setup.config.draft_adapter.as_ref().map(|folder| {
@@ -103,7 +103,7 @@ impl Servers {
             ],
         )?;
         let case = |by: &str| format!("one stream, {what}{by}");
-        let target = Some(Target::RatioAtLeast(least));
+        let target = Some(BenchTarget::RatioAtLeast(least));
         let mut comparisons = vec![
             comparison(case(""), &drafting, ("without drafts", &plain), target)?,
             comparison(case(""), &drafting, ("llama-server with its lookup", &lookup), None)?,
@@ -121,7 +121,7 @@ impl Servers {
         Ok(comparisons)
     }
 
-    fn warm_up(&self, job: &Job) -> Result<()> {
+    fn warm_up(&self, job: &BenchRequest) -> Result<()> {
         let job = std::slice::from_ref(job);
         for server in [&self.drafting, &self.plain].into_iter().chain(&self.by_itself) {
             server.warm_up(job)?;
@@ -144,21 +144,21 @@ fn beside(setup: &Setup, drafting: &Holobiont, plain: &Holobiont) -> Result<Comp
     let [drafting, plain] =
         alternate(setup.config.runs, [Box::new(|_| others(drafting)), Box::new(|_| others(plain))])?;
     let case = format!("{OTHERS} streams beside one whose text repeats");
-    comparison(case, &drafting, ("without drafts", &plain), Some(Target::RatioAtLeast(BESIDE)))
+    comparison(case, &drafting, ("without drafts", &plain), Some(BenchTarget::RatioAtLeast(BESIDE)))
 }
 
 /// A request for an answer to `text`, as the chat template puts it.
-fn job(server: &Holobiont, text: &str) -> Result<Job> {
+fn job(server: &Holobiont, text: &str) -> Result<BenchRequest> {
     let body = json!({ "messages": [{ "role": "user", "content": text.trim() }] });
     let answer: Value = serde_json::from_str(&post_json(server.port(), "/tokenize", &body)?)?;
     let tokens = answer["tokens"].as_array().with_context(|| format!("/tokenize says {answer}"))?;
     let prompt =
         tokens.iter().filter_map(Value::as_u64).filter_map(|token| u32::try_from(token).ok()).collect();
-    Ok(Job { prompt, who: Use::Base, generate: ANSWER_TOKENS, says: Says::Anything })
+    Ok(BenchRequest { prompt, who: AdapterChoice::Base, generate: ANSWER_TOKENS, says: AnswerKind::Anything })
 }
 
 /// Tokens a second behind the first.
-fn rate<D: Dialect>(server: &Server<D>, job: &Job) -> Result<f64> {
+fn rate<D: Dialect>(server: &DialectServer<D>, job: &BenchRequest) -> Result<f64> {
     let timeline = server.ask(job)?;
     Ok((timeline.tokens - 1) as f64 / (timeline.last - timeline.first).as_secs_f64())
 }
@@ -167,10 +167,10 @@ fn comparison(
     case: String,
     ours: &[f64],
     (name, theirs): (&str, &[f64]),
-    target: Option<Target>,
+    target: Option<BenchTarget>,
 ) -> Result<Comparison> {
     let samples = |rates: &[f64]| Samples::new(rates.to_vec());
-    let rival = Rival { name: name.to_owned(), format: "Q4_1".to_owned(), samples: samples(theirs)? };
+    let rival = PeerSamples { name: name.to_owned(), format: "Q4_1".to_owned(), samples: samples(theirs)? };
     let (ours, better) = (samples(ours)?, Better::Higher);
     Ok(Comparison { bench: "drafts", case, unit: "tokens/s", better, ours, rival, target })
 }

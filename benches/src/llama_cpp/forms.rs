@@ -4,16 +4,16 @@
 use anyhow::Result;
 
 use super::{
-    contest::{Contest, Entries},
+    contest::{ContestantResults, PeerComparison},
     setup::Setup,
 };
 use crate::{
-    http::{Dialect, Server},
+    http::{Dialect, DialectServer},
     measure::alternate,
     ours::Holobiont,
-    peer::{LlamaServer, Start, Weights},
-    report::{Better, Comparison, Target},
-    workload::{Job, Says, Use, WARM_UP_ROUND, prompt},
+    peer::{LlamaServer, LlamaServerOptions, PeerWeights},
+    report::{BenchTarget, Better, Comparison},
+    workload::{AdapterChoice, AnswerKind, BenchRequest, WARM_UP_ROUND, prompt},
 };
 
 /// Requests at once.
@@ -23,10 +23,10 @@ const PROMPT_TOKENS: usize = 16;
 /// Tokens of each answer.
 const GENERATED_TOKENS: usize = 64;
 /// What a form may leave of our tokens a second.
-const SHARE: Target = Target::OursAtLeast(0.95);
+const SHARE: BenchTarget = BenchTarget::OursAtLeast(0.95);
 
 /// Tokens a second of both.
-struct Rates {
+struct StructuredOutputRates {
     formed: f64,
     free: f64,
 }
@@ -47,7 +47,7 @@ pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
             Box::new(|round| rates(&fastest, round)),
         ],
     )?;
-    let entries = Entries { ours, same_file, fastest };
+    let entries = ContestantResults { ours, same_file, fastest };
     let formed = contest(format!("{STREAMS} streams of a form, decode"), "tokens/s", None);
     let free = contest(format!("{STREAMS} free streams, decode"), "tokens/s", None);
     let share = contest("of a form beside free".to_owned(), "share", Some(SHARE));
@@ -57,27 +57,32 @@ pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     Ok(comparisons)
 }
 
-fn start(setup: &Setup, weights: &Weights) -> Result<LlamaServer> {
+fn start(setup: &Setup, weights: &PeerWeights) -> Result<LlamaServer> {
     let folder = setup.temporary(&format!("llama-server-forms-{}", weights.format));
-    LlamaServer::start_with(&setup.peer, weights, &Start { slots: STREAMS, ..Start::default() }, &folder)
+    LlamaServer::start_with(
+        &setup.peer,
+        weights,
+        &LlamaServerOptions { slots: STREAMS, ..LlamaServerOptions::default() },
+        &folder,
+    )
 }
 
-fn contest(case: String, unit: &'static str, target: Option<Target>) -> Contest {
+fn contest(case: String, unit: &'static str, target: Option<BenchTarget>) -> PeerComparison {
     let (better, rival) = (Better::Higher, "llama-server");
-    Contest { bench: "forms", case, unit, better, rival, targets: [target, None] }
+    PeerComparison { bench: "forms", case, unit, better, rival, targets: [target, None] }
 }
 
-fn rates<D: Dialect>(server: &Server<D>, round: usize) -> Result<Rates> {
+fn rates<D: Dialect>(server: &DialectServer<D>, round: usize) -> Result<StructuredOutputRates> {
     let rate = |says| server.burst(&jobs(says, round)).map(|burst| burst.decode_tokens_per_s());
-    Ok(Rates { formed: rate(Says::Form)?, free: rate(Says::Anything)? })
+    Ok(StructuredOutputRates { formed: rate(AnswerKind::Form)?, free: rate(AnswerKind::Anything)? })
 }
 
 /// Those of a round; no prompt comes twice.
-fn jobs(says: Says, round: usize) -> Vec<Job> {
-    let burst = 2 * round + usize::from(says == Says::Form);
-    let job = |stream| Job {
+fn jobs(says: AnswerKind, round: usize) -> Vec<BenchRequest> {
+    let burst = 2 * round + usize::from(says == AnswerKind::Form);
+    let job = |stream| BenchRequest {
         prompt: prompt((burst * STREAMS + stream) as u64, PROMPT_TOKENS),
-        who: Use::Base,
+        who: AdapterChoice::Base,
         generate: GENERATED_TOKENS,
         says,
     };

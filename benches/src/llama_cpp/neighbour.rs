@@ -9,12 +9,12 @@ use anyhow::{Context, Result};
 use super::setup::Setup;
 use crate::{
     measure::{Samples, alternate},
-    ours::Load,
-    process::Process,
-    report::{Better, Comparison, Rival, Target},
+    ours::SyntheticLoad,
+    process::LoggedProcess,
+    report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
-const LOAD: Load = Load { prompt_tokens: 1, generated_tokens: 128, streams: 1 };
+const LOAD: SyntheticLoad = SyntheticLoad { prompt_tokens: 1, generated_tokens: 128, streams: 1 };
 /// Few: the peer may need a second for each.
 const PEER_TOKENS: usize = 16;
 /// Uses a core until its parent is gone, should nobody stop it.
@@ -40,7 +40,7 @@ pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
         unit,
         better: Better::Higher,
         ours,
-        rival: Rival { name: "llama-bench".to_owned(), format: peer.shipped.format.clone(), samples },
+        rival: PeerSamples { name: "llama-bench".to_owned(), format: peer.shipped.format.clone(), samples },
         target,
     };
     Ok(vec![
@@ -49,7 +49,7 @@ pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
             "share of undisturbed",
             shares(&ours_beside, &ours_alone)?,
             shares(&peer_beside, &peer_alone)?,
-            Some(Target::OursAtLeast(0.4)),
+            Some(BenchTarget::OursAtLeast(0.4)),
         ),
         comparison(
             "decode beside a busy process",
@@ -67,7 +67,7 @@ fn shares(beside: &[f64], alone: &[f64]) -> Result<Samples> {
 }
 
 fn beside_a_busy_process<T>(setup: &Setup, measured: impl FnOnce() -> Result<T>) -> Result<T> {
-    let mut busy = Process::start(Command::new("sh").args(["-c", BUSY]), &setup.temporary("busy.log"))
+    let mut busy = LoggedProcess::start(Command::new("sh").args(["-c", BUSY]), &setup.temporary("busy.log"))
         .context("cannot start a busy process")?;
     let result = measured()?;
     busy.ensure_running()?;

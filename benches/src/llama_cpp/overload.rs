@@ -25,12 +25,12 @@ use super::{
     setup::Setup,
 };
 use crate::{
-    http::{Attempt, Dialect, Server, Timeline},
+    http::{Attempt, Dialect, DialectServer, Timeline},
     measure::{Samples, alternate},
     ours::Holobiont,
     peer::LlamaServer,
-    report::{Better, Comparison, Rival, Target},
-    workload::{Job, STREAMS, arrival},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
+    workload::{BenchRequest, STREAMS, arrival},
 };
 
 /// Clients of the closed loop: `--max-running`, so that nobody waits and nothing idles.
@@ -53,14 +53,14 @@ const SETTLE: Duration = Duration::from_secs(45);
 
 /// A side: its server, how many clients it takes to keep it busy, and how many requests it may leave open.
 #[derive(Debug, Clone, Copy)]
-struct Side {
+struct OverloadSide {
     clients: usize,
     max_open: usize,
 }
 
 /// What one loop saw of the requests that were sent while it was measured.
 #[derive(Debug, Clone, PartialEq, Default)]
-struct Load {
+struct OverloadStats {
     served: Vec<Timeline>,
     /// How long each refusal took.
     refused: Vec<Duration>,
@@ -71,7 +71,7 @@ struct Load {
     seconds: f64,
 }
 
-impl Load {
+impl OverloadStats {
     /// Tokens a second of requests that were served.
     fn goodput(&self) -> f64 {
         self.tokens / self.seconds
@@ -102,18 +102,18 @@ fn percentile_ms(mut times: Vec<Duration>) -> f64 {
 
 /// What became of every request of a loop.
 #[derive(Debug, Default)]
-struct Records {
+struct RequestLog {
     served: Vec<Timeline>,
     /// When each refused request was sent, and how long its refusal took.
     refused: Vec<(Instant, Duration)>,
 }
 
-impl Records {
+impl RequestLog {
     /// Requests that were sent from `from` to the end of `measured`, and tokens that came within it.
-    fn load(&self, from: Instant, measured: &Range<Instant>) -> Load {
+    fn load(&self, from: Instant, measured: &Range<Instant>) -> OverloadStats {
         let is_meant = |sent: Instant| (from..measured.end).contains(&sent);
         let refused = self.refused.iter().filter(|(sent, _)| is_meant(*sent));
-        Load {
+        OverloadStats {
             served: self.served.iter().filter(|timeline| is_meant(timeline.sent)).copied().collect(),
             refused: refused.map(|(_, after)| *after).collect(),
             unsent: 0,
@@ -138,9 +138,9 @@ fn tokens_within(timeline: &Timeline, measured: &Range<Instant>) -> f64 {
 
 /// A peak and what became of it.
 #[derive(Debug, Clone, PartialEq)]
-struct Trial {
-    peak: Load,
-    overload: Load,
+struct OverloadTrial {
+    peak: OverloadStats,
+    overload: OverloadStats,
 }
 
 /// Every comparison of this benchmark.
@@ -155,23 +155,24 @@ pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     let [ours, peer] = alternate(
         setup.config.runs,
         [
-            Box::new(|round| trial(&ours, round, Side { clients: PEAK_CLIENTS, max_open: MAX_OPEN })),
-            Box::new(|round| trial(&peer, round, Side { clients: STREAMS, max_open: PEER_MAX_OPEN })),
+            Box::new(|round| trial(&ours, round, OverloadSide { clients: PEAK_CLIENTS, max_open: MAX_OPEN })),
+            Box::new(|round| trial(&peer, round, OverloadSide { clients: STREAMS, max_open: PEER_MAX_OPEN })),
         ],
     )?;
     compare(setup, &ours, &peer)
 }
 
-fn compare(setup: &Setup, ours: &[Trial], peer: &[Trial]) -> Result<Vec<Comparison>> {
-    let row = |case: &str, unit, better, figure: &dyn Fn(&Trial) -> f64, target| -> Result<Comparison> {
-        let rival = Rival {
-            name: "llama-server".to_owned(),
-            format: setup.peer.q4_0.format.clone(),
-            samples: Samples::of(peer, figure)?,
+fn compare(setup: &Setup, ours: &[OverloadTrial], peer: &[OverloadTrial]) -> Result<Vec<Comparison>> {
+    let row =
+        |case: &str, unit, better, figure: &dyn Fn(&OverloadTrial) -> f64, target| -> Result<Comparison> {
+            let rival = PeerSamples {
+                name: "llama-server".to_owned(),
+                format: setup.peer.q4_0.format.clone(),
+                samples: Samples::of(peer, figure)?,
+            };
+            let (case, ours) = (case.to_owned(), Samples::of(ours, figure)?);
+            Ok(Comparison { bench: "overload", case, unit, better, ours, rival, target })
         };
-        let (case, ours) = (case.to_owned(), Samples::of(ours, figure)?);
-        Ok(Comparison { bench: "overload", case, unit, better, ours, rival, target })
-    };
     let (higher, lower) = (Better::Higher, Better::Lower);
     Ok(vec![
         row("goodput at the peak", "tokens/s", higher, &|trial| trial.peak.goodput(), None)?,
@@ -187,7 +188,7 @@ fn compare(setup: &Setup, ours: &[Trial], peer: &[Trial]) -> Result<Vec<Comparis
             "share of the peak",
             higher,
             &|trial| trial.overload.goodput() / trial.peak.goodput(),
-            Some(Target::OursAtLeast(0.95)),
+            Some(BenchTarget::OursAtLeast(0.95)),
         )?,
         row("p99 first token at the peak", "ms", lower, &|trial| trial.peak.first_token_ms(), None)?,
         row(
@@ -195,39 +196,39 @@ fn compare(setup: &Setup, ours: &[Trial], peer: &[Trial]) -> Result<Vec<Comparis
             "times that at the peak",
             lower,
             &|trial| trial.overload.first_token_ms() / trial.peak.first_token_ms(),
-            Some(Target::OursAtMost(1.5)),
+            Some(BenchTarget::OursAtMost(1.5)),
         )?,
         row(
             "p99 time to a refusal",
             "ms",
             lower,
             &|trial| trial.overload.refusal_ms(),
-            Some(Target::OursAtMost(10.0)),
+            Some(BenchTarget::OursAtMost(10.0)),
         )?,
         row(
             "arrivals left unanswered",
             "share",
             lower,
             &|trial| {
-                let Load { served, refused, unsent, .. } = &trial.overload;
+                let OverloadStats { served, refused, unsent, .. } = &trial.overload;
                 *unsent as f64 / (served.len() + refused.len() + unsent).max(1) as f64
             },
-            Some(Target::OursAtMost(0.0)),
+            Some(BenchTarget::OursAtMost(0.0)),
         )?,
     ])
 }
 
-fn trial<D: Dialect>(server: &Server<D>, round: usize, side: Side) -> Result<Trial> {
+fn trial<D: Dialect>(server: &DialectServer<D>, round: usize, side: OverloadSide) -> Result<OverloadTrial> {
     let peak = closed_loop(server, round, side.clients)?;
     ensure!(!peak.served.is_empty(), "nothing was served at the peak");
     let rate = peak.served_per_s() * OVERLOAD;
     let overload = open_loop(server, round, rate, side.max_open)?;
-    Ok(Trial { peak, overload })
+    Ok(OverloadTrial { peak, overload })
 }
 
 /// `clients` clients, each of whom asks again at once.
-fn closed_loop<D: Dialect>(server: &Server<D>, round: usize, clients: usize) -> Result<Load> {
-    let (records, next, started) = (Mutex::new(Records::default()), AtomicUsize::new(0), Instant::now());
+fn closed_loop<D: Dialect>(server: &DialectServer<D>, round: usize, clients: usize) -> Result<OverloadStats> {
+    let (records, next, started) = (Mutex::new(RequestLog::default()), AtomicUsize::new(0), Instant::now());
     thread::scope(|scope| {
         let client = || -> Result<()> {
             while started.elapsed() < LOOP {
@@ -245,8 +246,13 @@ fn closed_loop<D: Dialect>(server: &Server<D>, round: usize, clients: usize) -> 
 }
 
 /// Arrivals at `rate` a second, whatever happens to those before them.
-fn open_loop<D: Dialect>(server: &Server<D>, round: usize, rate: f64, max_open: usize) -> Result<Load> {
-    let (records, started) = (Mutex::new(Records::default()), Instant::now());
+fn open_loop<D: Dialect>(
+    server: &DialectServer<D>,
+    round: usize,
+    rate: f64,
+    max_open: usize,
+) -> Result<OverloadStats> {
+    let (records, started) = (Mutex::new(RequestLog::default()), Instant::now());
     let (arrivals, queue) = mpsc::sync_channel::<usize>(HAND_OVER);
     let (queue, over) = (Mutex::new(queue), AtomicBool::new(false));
     let unsent = thread::scope(|scope| {
@@ -266,7 +272,7 @@ fn open_loop<D: Dialect>(server: &Server<D>, round: usize, rate: f64, max_open: 
     })?;
     let records = records.into_inner().unwrap_or_else(PoisonError::into_inner);
     let from = started + SETTLE;
-    Ok(Load { unsent, ..records.load(from, &(from..from + LOOP)) })
+    Ok(OverloadStats { unsent, ..records.load(from, &(from..from + LOOP)) })
 }
 
 /// Hands out numbers at exponentially distributed intervals; returns how many found nobody to take them once it is
@@ -284,7 +290,11 @@ fn send_arrivals(arrivals: &mpsc::SyncSender<usize>, rate: f64, seed: u64, start
     unsent
 }
 
-fn note<D: Dialect>(records: &Mutex<Records>, server: &Server<D>, job: &Job) -> Result<()> {
+fn note<D: Dialect>(
+    records: &Mutex<RequestLog>,
+    server: &DialectServer<D>,
+    job: &BenchRequest,
+) -> Result<()> {
     let sent = Instant::now();
     let attempt = server.attempt(job)?;
     let mut records = records.lock().unwrap_or_else(PoisonError::into_inner);
@@ -325,7 +335,7 @@ mod tests {
         let served =
             vec![timeline(1, 8, 12), timeline(11, 12, 13), timeline(12, 19, 24), timeline(13, 30, 30)];
         let refused = vec![(at(9), Duration::ZERO), (at(15), Duration::ZERO)];
-        let load = Records { served, refused }.load(at(10), &(at(10)..at(20)));
+        let load = RequestLog { served, refused }.load(at(10), &(at(10)..at(20)));
         assert_eq!((load.served.len(), load.refused.len()), (3, 1));
         assert_eq!(load.tokens, 5.0 + 10.0 + 2.0);
     }

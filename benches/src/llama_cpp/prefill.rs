@@ -3,34 +3,34 @@
 use anyhow::Result;
 
 use super::{
-    contest::{Contest, Entries},
+    contest::{ContestantResults, PeerComparison},
     setup::Setup,
 };
 use crate::{
-    limits::{Limits, share},
+    limits::{MachineLimits, share},
     measure::Samples,
-    ours::Load,
-    report::{Better, Comparison, Target},
+    ours::SyntheticLoad,
+    report::{BenchTarget, Better, Comparison},
 };
 
-const LOAD: Load = Load { prompt_tokens: 512, generated_tokens: 0, streams: 1 };
+const LOAD: SyntheticLoad = SyntheticLoad { prompt_tokens: 512, generated_tokens: 0, streams: 1 };
 
 /// Ours beside llama-bench on the same file and on Q4_0.
 pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
-    let contest = Contest {
+    let contest = PeerComparison {
         bench: "prefill",
         case: format!("{} tokens", LOAD.prompt_tokens),
         unit: "tokens/s",
         better: Better::Higher,
         rival: "llama-bench",
-        targets: [Some(Target::RatioAtLeast(8.0)), Some(Target::RatioAtLeast(2.7))],
+        targets: [Some(BenchTarget::RatioAtLeast(8.0)), Some(BenchTarget::RatioAtLeast(2.7))],
     };
-    let entries = Entries::measure(
+    let entries = ContestantResults::measure(
         setup,
         |_| Ok(setup.ours.rates(LOAD)?.prefill_tokens_per_s),
         |weights, _| setup.peer.prefill(weights, LOAD.prompt_tokens),
     )?;
-    let limit = setup.limit(Limits::prefill)?;
+    let limit = setup.limit(MachineLimits::prefill)?;
     let share = share("prefill", contest.case.clone(), Samples::new(entries.ours.clone())?, limit, Some(0.6));
     let mut comparisons = entries.compare(setup, &contest, |rate| *rate)?;
     comparisons.push(share);

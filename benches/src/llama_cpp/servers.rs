@@ -6,10 +6,10 @@ use anyhow::{Context, Result};
 
 use super::setup::Setup;
 use crate::{
-    http::{Dialect, Server},
-    lora::{Adapter, Shape, write_gguf, write_peft},
+    http::{Dialect, DialectServer},
+    lora::{AdapterShape, RandomAdapter, write_gguf, write_peft},
     ours::NamedAdapter,
-    workload::{Mix, STREAMS, WARM_UP_ROUND, burst},
+    workload::{BurstMix, STREAMS, WARM_UP_ROUND, burst},
 };
 
 /// Of the adapters, on q, k, v and o.
@@ -33,12 +33,12 @@ impl Adapters {
     /// # Errors
     /// If the model's shape cannot be read or the folder not be written.
     pub(super) fn generate(setup: &Setup) -> Result<Self> {
-        let shape = Shape::of(&setup.config.model)?;
+        let shape = AdapterShape::of(&setup.config.model)?;
         let folder = setup.temporary("adapters");
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let (mut ours, mut peers, mut bytes) = (Vec::new(), Vec::new(), 0);
         for index in 0..MANY {
-            let adapter = Adapter::random(&shape, RANK, index as u64);
+            let adapter = RandomAdapter::random(&shape, RANK, index as u64);
             bytes = adapter.bytes();
             let name = format!("adapter-{index}");
             let peft = folder.join(&name);
@@ -55,8 +55,8 @@ impl Adapters {
 }
 
 /// A server whose pages and adapters have been used once.
-pub(super) fn warmed_up<D: Dialect>(server: Server<D>) -> Result<Server<D>> {
-    for mix in [Mix::Adapters, Mix::Base] {
+pub(super) fn warmed_up<D: Dialect>(server: DialectServer<D>) -> Result<DialectServer<D>> {
+    for mix in [BurstMix::Adapters, BurstMix::Base] {
         server.warm_up(&burst(mix, WARM_UP_ROUND))?;
     }
     Ok(server)

@@ -6,26 +6,26 @@ use anyhow::{Context, Result};
 use tempfile::TempDir;
 
 use crate::{
-    config::Config,
-    limits::{Limits, Work},
+    config::SuiteConfig,
+    limits::{MachineLimits, ModelWork},
     machine::Cores,
     measure::Samples,
-    ours::{Helper, Installation, Ours, Placement},
-    peer::Peer,
+    ours::{BenchProgram, DeploymentPlacement, HolobiontRunner, Installation},
+    peer::LlamaCpp,
 };
 
 /// What every benchmark beside llama.cpp works with.
 pub(crate) struct Setup {
     /// What was asked for.
-    pub(super) config: Config,
+    pub(super) config: SuiteConfig,
     /// Our forward pass.
-    pub(super) ours: Box<dyn Ours>,
+    pub(super) ours: Box<dyn HolobiontRunner>,
     /// Our servers.
     pub(super) holobiont: Installation,
     /// The peer's programs and files.
-    pub(super) peer: Peer,
+    pub(super) peer: LlamaCpp,
     /// The machine's limits, run by run, and what the model asks of it.
-    pub(super) limits: (Vec<Limits>, Work),
+    pub(super) limits: (Vec<MachineLimits>, ModelWork),
     temporary: TempDir,
 }
 
@@ -34,17 +34,17 @@ impl Setup {
     ///
     /// # Errors
     /// If a program of the peer is missing or fails, or there is no place for the folder.
-    pub(crate) fn prepare(config: Config, cores: &Cores) -> Result<Self> {
-        let peer = Peer::prepare(&config)?;
-        let ours = Box::new(Helper::new(&config.ours, &config.model, config.threads));
+    pub(crate) fn prepare(config: SuiteConfig, cores: &Cores) -> Result<Self> {
+        let peer = LlamaCpp::prepare(&config)?;
+        let ours = Box::new(BenchProgram::new(&config.ours, &config.model, config.threads));
         let holobiont = Installation {
             binaries: config.ours.clone(),
             model: config.model.clone(),
-            placement: Placement::Cores(cores.list()),
+            placement: DeploymentPlacement::Cores(cores.list()),
             key: None,
         };
-        let work = Work::of(&config.model)?;
-        let limits = (0..config.runs).map(|_| Limits::measure(cores.numbers(), work.bytes as usize));
+        let work = ModelWork::of(&config.model)?;
+        let limits = (0..config.runs).map(|_| MachineLimits::measure(cores.numbers(), work.bytes as usize));
         let limits = (limits.collect::<Result<_>>()?, work);
         let temporary = tempfile::tempdir().context("cannot make a temporary folder for the servers")?;
         Ok(Self { config, ours, holobiont, peer, limits, temporary })
@@ -54,7 +54,7 @@ impl Setup {
     ///
     /// # Errors
     /// If it is not a number.
-    pub(super) fn limit(&self, rate: impl Fn(&Limits, &Work) -> f64) -> Result<Samples> {
+    pub(super) fn limit(&self, rate: impl Fn(&MachineLimits, &ModelWork) -> f64) -> Result<Samples> {
         let (limits, work) = &self.limits;
         Samples::of(limits, |limits| rate(limits, work))
     }

@@ -5,17 +5,17 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 
 use super::{
-    contest::{Contest, Entries},
+    contest::{ContestantResults, PeerComparison},
     servers::{Adapters, warmed_up},
     setup::Setup,
 };
 use crate::{
-    http::{Dialect, Server},
+    http::{Dialect, DialectServer},
     measure::Samples,
     ours::Holobiont,
-    peer::{LlamaServer, Weights},
-    process::{Memory, child_called, memory_of},
-    report::{Better, Comparison, Rival, Target},
+    peer::{LlamaServer, PeerWeights},
+    process::{ProcessMemory, child_called, memory_of},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
     workload::{STREAMS, first_token},
 };
 
@@ -36,29 +36,33 @@ pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
 
 fn time_to_first_token(setup: &Setup) -> Result<Vec<Comparison>> {
     let ours = || Holobiont::start(&setup.holobiont, &[], &setup.temporary("startup-ours"));
-    let theirs =
-        |weights: &Weights| LlamaServer::start(&setup.peer, weights, &[], &setup.temporary("startup-peer"));
+    let theirs = |weights: &PeerWeights| {
+        LlamaServer::start(&setup.peer, weights, &[], &setup.temporary("startup-peer"))
+    };
     // The first start of each reads its files into the page cache and writes what is written once.
     ms_to_first_token(0, ours)?;
     ms_to_first_token(0, || theirs(&setup.peer.shipped))?;
     ms_to_first_token(0, || theirs(&setup.peer.q4_0))?;
-    let entries = Entries::measure(
+    let entries = ContestantResults::measure(
         setup,
         |round| ms_to_first_token(round + 1, ours),
         |weights, round| ms_to_first_token(round + 1, || theirs(weights)),
     )?;
-    let contest = Contest {
+    let contest = PeerComparison {
         bench: "startup",
         case: "start to first token".to_owned(),
         unit: "ms",
         better: Better::Lower,
         rival: "llama-server",
-        targets: [Some(Target::OursAtMost(2000.0)), None],
+        targets: [Some(BenchTarget::OursAtMost(2000.0)), None],
     };
     entries.compare(setup, &contest, |ms| *ms)
 }
 
-fn ms_to_first_token<D: Dialect>(round: usize, start: impl FnOnce() -> Result<Server<D>>) -> Result<f64> {
+fn ms_to_first_token<D: Dialect>(
+    round: usize,
+    start: impl FnOnce() -> Result<DialectServer<D>>,
+) -> Result<f64> {
     let started = Instant::now();
     let first = start()?.ask(&first_token(round))?.first;
     Ok((first - started).as_secs_f64() * 1000.0)
@@ -82,7 +86,7 @@ fn memory(setup: &Setup) -> Result<Vec<Comparison>> {
     )
     .and_then(warmed_up)?;
     let theirs = memory_of(theirs.process_id())?;
-    let comparison = |case: &str, bytes: fn(&Memory) -> u64| -> Result<Comparison> {
+    let comparison = |case: &str, bytes: fn(&ProcessMemory) -> u64| -> Result<Comparison> {
         let mib = |memory| Samples::new(vec![bytes(memory) as f64 / MIB]);
         Ok(Comparison {
             bench: "startup",
@@ -90,12 +94,12 @@ fn memory(setup: &Setup) -> Result<Vec<Comparison>> {
             unit: "MiB",
             better: Better::Lower,
             ours: mib(&executor)?,
-            rival: Rival {
+            rival: PeerSamples {
                 name: "llama-server".to_owned(),
                 format: setup.peer.shipped.format.clone(),
                 samples: mib(&theirs)?,
             },
-            target: Some(Target::OursAtMost(most)),
+            target: Some(BenchTarget::OursAtMost(most)),
         })
     };
     Ok(vec![

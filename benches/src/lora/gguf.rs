@@ -11,7 +11,7 @@ use std::{fs, path::Path};
 
 use anyhow::{Context, Result};
 
-use super::{Adapter, Matrix};
+use super::{Matrix, RandomAdapter};
 
 const VERSION: u32 = 3;
 const ALIGNMENT: usize = 32;
@@ -23,11 +23,11 @@ const TENSOR_F16: u32 = 1;
 ///
 /// # Errors
 /// If the file cannot be written.
-pub(crate) fn write_gguf(adapter: &Adapter, path: &Path) -> Result<()> {
+pub(crate) fn write_gguf(adapter: &RandomAdapter, path: &Path) -> Result<()> {
     fs::write(path, encode(adapter)).with_context(|| format!("cannot write an adapter to {}", path.display()))
 }
 
-fn encode(adapter: &Adapter) -> Vec<u8> {
+fn encode(adapter: &RandomAdapter) -> Vec<u8> {
     let tensors = named_tensors(adapter);
     let mut out = Vec::new();
     out.extend_from_slice(b"GGUF");
@@ -52,7 +52,7 @@ fn encode(adapter: &Adapter) -> Vec<u8> {
     out
 }
 
-fn named_tensors(adapter: &Adapter) -> Vec<(String, &Matrix)> {
+fn named_tensors(adapter: &RandomAdapter) -> Vec<(String, &Matrix)> {
     adapter
         .modules
         .iter()
@@ -63,7 +63,7 @@ fn named_tensors(adapter: &Adapter) -> Vec<(String, &Matrix)> {
         .collect()
 }
 
-fn put_entries(out: &mut Vec<u8>, adapter: &Adapter) {
+fn put_entries(out: &mut Vec<u8>, adapter: &RandomAdapter) {
     let texts = [
         ("general.type", "adapter"),
         ("general.architecture", adapter.architecture.as_str()),

@@ -9,13 +9,13 @@ use safetensors::{
 };
 use serde_json::json;
 
-use super::{Adapter, Matrix, Projection};
+use super::{Matrix, Projection, RandomAdapter};
 
 /// Writes `adapter` into `folder`, which is made.
 ///
 /// # Errors
 /// If the folder cannot be written.
-pub(crate) fn write_peft(adapter: &Adapter, folder: &Path) -> Result<()> {
+pub(crate) fn write_peft(adapter: &RandomAdapter, folder: &Path) -> Result<()> {
     let context = || format!("cannot write an adapter into {}", folder.display());
     fs::create_dir_all(folder).with_context(context)?;
     write_peft_config(adapter, adapter.rank as f64, folder)?;
@@ -33,7 +33,7 @@ pub(crate) fn write_peft(adapter: &Adapter, folder: &Path) -> Result<()> {
 ///
 /// # Errors
 /// If the folder cannot be written.
-pub(crate) fn write_peft_config(adapter: &Adapter, alpha: f64, folder: &Path) -> Result<()> {
+pub(crate) fn write_peft_config(adapter: &RandomAdapter, alpha: f64, folder: &Path) -> Result<()> {
     let config = json!({
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -48,7 +48,7 @@ pub(crate) fn write_peft_config(adapter: &Adapter, alpha: f64, folder: &Path) ->
         .with_context(|| format!("cannot write an adapter into {}", folder.display()))
 }
 
-fn named_tensors(adapter: &Adapter) -> Vec<(String, &Matrix, Vec<u8>)> {
+fn named_tensors(adapter: &RandomAdapter) -> Vec<(String, &Matrix, Vec<u8>)> {
     adapter
         .modules
         .iter()

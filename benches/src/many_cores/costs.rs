@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Result, anyhow, ensure};
-use kernels::Pool;
+use kernels::ThreadPool;
 
 use super::row;
 use crate::report::Comparison;
@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// See the module.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Costs {
+pub(super) struct PoolCosts {
     /// How long a claim, or a report, has a word that another thread had before.
     pub(super) claim: Duration,
     /// From a region's begin to where a helper that looks out can claim.
@@ -31,7 +31,7 @@ pub(super) struct Costs {
     pub(super) wake_call: Duration,
 }
 
-impl Costs {
+impl PoolCosts {
     pub(super) const NONE: Self = Self {
         claim: Duration::ZERO,
         arrival: Duration::ZERO,
@@ -48,8 +48,8 @@ impl Costs {
         let cores = cores[..2].to_vec();
         // A thread of its own: a pool keeps its caller on a core.
         let measured = thread::spawn(move || -> Result<Self> {
-            let mut pool = Pool::new(&cores)?;
-            let mut least = |time: fn(&mut Pool) -> Duration| {
+            let mut pool = ThreadPool::new(&cores)?;
+            let mut least = |time: fn(&mut ThreadPool) -> Duration| {
                 let times = (0..runs).map(|_| time(&mut pool));
                 times.min().unwrap_or_default()
             };
@@ -83,7 +83,7 @@ impl Costs {
 
 /// A claim of many that do nothing: what has the word to itself is all there is. Where a neighbour had the helper's core, it
 /// is tried again.
-fn claim(pool: &mut Pool) -> Duration {
+fn claim(pool: &mut ThreadPool) -> Duration {
     let caller = thread::current().id();
     let mut took = Duration::ZERO;
     for _ in 0..MAX_TRIES {
@@ -104,7 +104,7 @@ fn claim(pool: &mut Pool) -> Duration {
 }
 
 /// A region that ends only when both threads are there.
-fn meeting(pool: &mut Pool) -> Duration {
+fn meeting(pool: &mut ThreadPool) -> Duration {
     let begin = Instant::now();
     for _ in 0..MEETINGS {
         meet(pool);
@@ -113,7 +113,7 @@ fn meeting(pool: &mut Pool) -> Duration {
 }
 
 /// The same, when the helper has gone to sleep.
-fn woken(pool: &mut Pool) -> Duration {
+fn woken(pool: &mut ThreadPool) -> Duration {
     let rounds = MEETINGS / 20;
     let after_a_pause = |_| {
         thread::sleep(PAUSE);
@@ -150,7 +150,7 @@ fn wake_call() -> Duration {
     took
 }
 
-fn meet(pool: &mut Pool) {
+fn meet(pool: &mut ThreadPool) {
     let here = AtomicUsize::new(0);
     pool.run(2, |_| {
         here.fetch_add(1, Ordering::AcqRel);

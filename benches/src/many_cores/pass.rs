@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use ids::BlockId;
-use kernels::{Pool, pool::Region};
+use kernels::{ThreadPool, pool::ParallelRegion};
 use model::{
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
@@ -23,7 +23,7 @@ const MAX_TOKENS: usize = 512;
 
 /// What a pass computes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Load {
+pub(super) struct PassLoad {
     pub(super) name: &'static str,
     pub(super) streams: usize,
     /// Of each stream: one is decoded, more are a prompt.
@@ -58,8 +58,13 @@ impl Pass {
     ///
     /// # Errors
     /// If the pass fails.
-    pub(super) fn rehearse(&mut self, load: &Load, threads: usize, runs: usize) -> Result<Vec<Region>> {
-        *self.model.pool_mut() = Pool::rehearsal(threads);
+    pub(super) fn rehearse(
+        &mut self,
+        load: &PassLoad,
+        threads: usize,
+        runs: usize,
+    ) -> Result<Vec<ParallelRegion>> {
+        *self.model.pool_mut() = ThreadPool::rehearsal(threads);
         self.pass(load)?;
         self.model.pool_mut().take_regions();
         let mut rehearsals = Vec::with_capacity(runs);
@@ -68,12 +73,12 @@ impl Pass {
             rehearsals.push(self.model.pool_mut().take_regions());
         }
         let first = rehearsals.first().context("nothing was rehearsed; ask for at least one run")?;
-        let median = |time: &dyn Fn(&[Region]) -> Duration| {
+        let median = |time: &dyn Fn(&[ParallelRegion]) -> Duration| {
             let mut times: Vec<Duration> = rehearsals.iter().map(|regions| time(regions)).collect();
             times.sort();
             times[times.len() / 2]
         };
-        let region = |(at, region): (usize, &Region)| Region {
+        let region = |(at, region): (usize, &ParallelRegion)| ParallelRegion {
             before: median(&|regions| regions[at].before),
             chunks: (0..region.chunks.len()).map(|i| median(&|regions| regions[at].chunks[i])).collect(),
         };
@@ -84,13 +89,13 @@ impl Pass {
     ///
     /// # Errors
     /// If threads cannot be started, or the pass fails.
-    pub(super) fn time(&mut self, load: &Load, runs: usize) -> Result<[Samples; 2]> {
+    pub(super) fn time(&mut self, load: &PassLoad, runs: usize) -> Result<[Samples; 2]> {
         let pass = std::cell::RefCell::new(self);
         let on = |threads: usize| {
             let pass = &pass;
             move |_| {
                 let pass = &mut *pass.borrow_mut();
-                *pass.model.pool_mut() = Pool::new(&pass.cores[..threads])?;
+                *pass.model.pool_mut() = ThreadPool::new(&pass.cores[..threads])?;
                 pass.pass(load)?;
                 pass.pass(load)
             }
@@ -100,7 +105,7 @@ impl Pass {
     }
 
     /// Seconds of a pass.
-    fn pass(&mut self, load: &Load) -> Result<f64> {
+    fn pass(&mut self, load: &PassLoad) -> Result<f64> {
         let tokens: Vec<u32> = (1000..).take(load.tokens).collect();
         let start = if load.tokens == 1 { CONTEXT } else { 0 };
         let streams = self.streams[..load.streams].iter();

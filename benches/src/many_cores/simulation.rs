@@ -2,21 +2,21 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap, time::Duration};
 
-use kernels::{Pool, pool::Region};
+use kernels::{ThreadPool, pool::ParallelRegion};
 
-use super::costs::Costs;
+use super::costs::PoolCosts;
 
 /// Seconds of a pass of these regions on so many threads.
 ///
 /// The word that chunks are claimed on, and the one that they are reported on, are with one thread at a time: each claim
 /// and each report has its word for `costs.claim`. Helpers sleep before the first region and look out for the others.
-pub(super) fn seconds(regions: &[Region], threads: usize, costs: &Costs) -> f64 {
+pub(super) fn seconds(regions: &[ParallelRegion], threads: usize, costs: &PoolCosts) -> f64 {
     let mut is_first = true;
-    let took = |region: &Region| {
+    let took = |region: &ParallelRegion| {
         let arrival = if region.chunks.len() > 1 && std::mem::take(&mut is_first) {
-            Arrival::Woken
+            ThreadArrival::Woken
         } else {
-            Arrival::LookingOut
+            ThreadArrival::LookingOut
         };
         region.before + parallel(&region.chunks, threads, arrival, costs)
     };
@@ -24,20 +24,21 @@ pub(super) fn seconds(regions: &[Region], threads: usize, costs: &Costs) -> f64 
 }
 
 #[derive(Clone, Copy)]
-enum Arrival {
+enum ThreadArrival {
     Woken,
     LookingOut,
 }
 
-impl Arrival {
+impl ThreadArrival {
     /// When the helper of this number, from 1, sees that a region is open.
-    fn of(self, helper: usize, costs: &Costs) -> Duration {
+    fn of(self, helper: usize, costs: &PoolCosts) -> Duration {
         match self {
             // They get the doorbell's line one after another.
             Self::LookingOut => costs.arrival + costs.claim * (helper as u32 - 1),
             // The first by the caller, one call after another; then each wakes as many.
             Self::Woken => {
-                let (waker, turn) = ((helper - 1) / Pool::WOKEN_AT_ONCE, (helper - 1) % Pool::WOKEN_AT_ONCE);
+                let (waker, turn) =
+                    ((helper - 1) / ThreadPool::WOKEN_AT_ONCE, (helper - 1) % ThreadPool::WOKEN_AT_ONCE);
                 let woken = costs.wake_call * (turn as u32 + 1) + costs.waking;
                 if waker == 0 { woken } else { self.of(waker, costs) + woken }
             }
@@ -45,7 +46,7 @@ impl Arrival {
     }
 }
 
-fn parallel(chunks: &[Duration], threads: usize, arrival: Arrival, costs: &Costs) -> Duration {
+fn parallel(chunks: &[Duration], threads: usize, arrival: ThreadArrival, costs: &PoolCosts) -> Duration {
     if chunks.len() <= 1 || threads == 1 {
         return chunks.iter().sum();
     }
@@ -53,8 +54,8 @@ fn parallel(chunks: &[Duration], threads: usize, arrival: Arrival, costs: &Costs
     let (mut claims, mut reports, mut end) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
     let helpers = (1..threads).map(|helper| arrival.of(helper, costs));
     let caller = match arrival {
-        Arrival::Woken => costs.wake_call * (threads - 1).min(Pool::WOKEN_AT_ONCE) as u32,
-        Arrival::LookingOut => Duration::ZERO,
+        ThreadArrival::Woken => costs.wake_call * (threads - 1).min(ThreadPool::WOKEN_AT_ONCE) as u32,
+        ThreadArrival::LookingOut => Duration::ZERO,
     };
     // When each comes for a chunk, and whether it has chunks to report.
     let mut coming: BinaryHeap<_> =
@@ -82,13 +83,13 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn region(chunks: usize) -> Region {
-        Region { before: MS, chunks: vec![MS; chunks] }
+    fn region(chunks: usize) -> ParallelRegion {
+        ParallelRegion { before: MS, chunks: vec![MS; chunks] }
     }
 
     #[test]
     fn free_claims_leave_serial_parts_and_the_last_round_of_chunks() {
-        let took = |threads, chunks| seconds(&[region(chunks)], threads, &Costs::NONE);
+        let took = |threads, chunks| seconds(&[region(chunks)], threads, &PoolCosts::NONE);
         assert_eq!(took(1, 8), 0.009);
         assert_eq!(took(4, 8), 0.003);
         assert_eq!(took(64, 8), 0.002);
@@ -97,7 +98,7 @@ mod tests {
 
     #[test]
     fn claims_follow_each_other_however_many_threads_there_are() {
-        let costs = Costs { claim: MS, ..Costs::NONE };
+        let costs = PoolCosts { claim: MS, ..PoolCosts::NONE };
         // Eight claims, the last chunk, its report, and the caller's look.
         assert_eq!(seconds(&[region(8)], 64, &costs), 0.001 + 0.011);
         assert_eq!(seconds(&[region(8)], 1, &costs), 0.009);
@@ -105,11 +106,11 @@ mod tests {
 
     #[test]
     fn helpers_are_woken_once_and_by_each_other() {
-        let costs = Costs { waking: 10 * MS, wake_call: MS, ..Costs::NONE };
-        let wakers = Pool::WOKEN_AT_ONCE;
-        assert_eq!(Arrival::Woken.of(1, &costs), 11 * MS);
-        assert_eq!(Arrival::Woken.of(2, &costs), 12 * MS);
-        assert_eq!(Arrival::Woken.of(wakers + 1, &costs), 22 * MS);
+        let costs = PoolCosts { waking: 10 * MS, wake_call: MS, ..PoolCosts::NONE };
+        let wakers = ThreadPool::WOKEN_AT_ONCE;
+        assert_eq!(ThreadArrival::Woken.of(1, &costs), 11 * MS);
+        assert_eq!(ThreadArrival::Woken.of(2, &costs), 12 * MS);
+        assert_eq!(ThreadArrival::Woken.of(wakers + 1, &costs), 22 * MS);
         // The caller calls for seven and does four chunks alone until the first comes; 13 ms. In the next region they are there.
         assert_eq!(seconds(&[region(8), region(8)], 8, &costs), 0.014 + 0.002);
     }

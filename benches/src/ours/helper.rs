@@ -9,14 +9,14 @@ use std::{
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use super::{Load, Ours, Rates};
+use super::{HolobiontRunner, SyntheticLoad, TokenRates};
 use crate::process::output_of;
 
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// Runs each load in a fresh `base-executor bench`, as the peer's tools do.
 #[derive(Debug, Clone)]
-pub(crate) struct Helper {
+pub(crate) struct BenchProgram {
     program: PathBuf,
     model: PathBuf,
     threads: usize,
@@ -26,14 +26,14 @@ pub(crate) struct Helper {
 
 /// What it prints.
 #[derive(Debug, Deserialize)]
-struct Printed {
+struct BenchOutput {
     #[serde(default)]
     prefill_tokens_per_s: Option<f64>,
     #[serde(default)]
     decode_tokens_per_s: Option<f64>,
 }
 
-impl Helper {
+impl BenchProgram {
     /// The helper in folder `binaries`.
     pub(crate) fn new(binaries: &Path, model: &Path, threads: usize) -> Self {
         Self { program: binaries.join("base-executor"), model: model.to_path_buf(), threads, options: &[] }
@@ -45,8 +45,8 @@ impl Helper {
     }
 }
 
-impl Ours for Helper {
-    fn rates(&self, load: Load) -> Result<Rates> {
+impl HolobiontRunner for BenchProgram {
+    fn rates(&self, load: SyntheticLoad) -> Result<TokenRates> {
         let mut command = Command::new(&self.program);
         command.arg("bench").arg("--json").arg("--model").arg(&self.model);
         command.args(self.options);
@@ -62,10 +62,10 @@ impl Ours for Helper {
     }
 }
 
-fn read(output: &str) -> Result<Rates> {
-    let printed: Printed = serde_json::from_str(output.trim())
+fn read(output: &str) -> Result<TokenRates> {
+    let printed: BenchOutput = serde_json::from_str(output.trim())
         .with_context(|| format!("base-executor bench printed no rates but: {output}"))?;
-    Ok(Rates {
+    Ok(TokenRates {
         prefill_tokens_per_s: printed.prefill_tokens_per_s.unwrap_or(0.0),
         decode_tokens_per_s: printed.decode_tokens_per_s.unwrap_or(0.0),
     })
@@ -79,7 +79,7 @@ mod tests {
     fn rates_are_read_and_a_missing_one_is_zero() {
         let rates =
             read("{\"prefill_tokens_per_s\": 1500.5, \"decode_tokens_per_s\": null, \"more\": 1}\n").unwrap();
-        assert_eq!(rates, Rates { prefill_tokens_per_s: 1500.5, decode_tokens_per_s: 0.0 });
+        assert_eq!(rates, TokenRates { prefill_tokens_per_s: 1500.5, decode_tokens_per_s: 0.0 });
         assert!(read("error: no such command").is_err());
     }
 }

@@ -9,9 +9,9 @@ use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
 
 use crate::{
-    http::{Dialect, Event, Server, free_port, get_as, with_prompt},
-    process::Process,
-    workload::{Job, Says, Use, form},
+    http::{Dialect, DialectServer, SseEvent, free_port, get_as, with_prompt},
+    process::LoggedProcess,
+    workload::{AdapterChoice, AnswerKind, BenchRequest, form},
 };
 
 /// What every server of ours is started from.
@@ -22,14 +22,14 @@ pub(crate) struct Installation {
     /// The model that is served.
     pub(crate) model: PathBuf,
     /// Where it computes.
-    pub(crate) placement: Placement,
+    pub(crate) placement: DeploymentPlacement,
     /// The key that it is asked with, where it asks for one.
     pub(crate) key: Option<String>,
 }
 
 /// Where a deployment computes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Placement {
+pub(crate) enum DeploymentPlacement {
     /// One executor on these cores, as `--cores` takes them.
     Cores(String),
     /// As a deployment file says.
@@ -46,18 +46,18 @@ pub(crate) struct NamedAdapter {
 }
 
 /// What `holobiont up` is told in its environment: a variable and its value.
-pub(crate) type Setting = (&'static str, String);
+pub(crate) type EnvSetting = (&'static str, String);
 
 /// The names requests carry in `model`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Models {
+pub(crate) struct RequestModels {
     base: String,
     adapters: Vec<String>,
     key: Option<String>,
 }
 
 /// Holobiont, ready to answer.
-pub(crate) type Holobiont = Server<Models>;
+pub(crate) type Holobiont = DialectServer<RequestModels>;
 
 impl Holobiont {
     /// Starts it with `adapters` and its state in `folder`, and waits until it is ready.
@@ -80,7 +80,7 @@ impl Holobiont {
         installation: &Installation,
         adapters: &[NamedAdapter],
         folder: &Path,
-        settings: &[Setting],
+        settings: &[EnvSetting],
     ) -> Result<Self> {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let port = free_port()?;
@@ -88,21 +88,21 @@ impl Holobiont {
         command.arg("up").arg("--model").arg(&installation.model);
         command.arg("--listen").arg(format!("127.0.0.1:{port}")).arg("--state").arg(folder.join("state"));
         match &installation.placement {
-            Placement::Cores(cores) => command.arg("--cores").arg(cores),
-            Placement::Described(file) => command.arg("--config").arg(file),
+            DeploymentPlacement::Cores(cores) => command.arg("--cores").arg(cores),
+            DeploymentPlacement::Described(file) => command.arg("--config").arg(file),
         };
         command.envs(settings.iter().map(|(variable, value)| (variable, value)));
         for NamedAdapter { name, folder } in adapters {
             command.arg("--adapter").arg(format!("{name}={}", folder.display()));
         }
-        let process = Process::start(&mut command, &folder.join("log"))?;
+        let process = LoggedProcess::start(&mut command, &folder.join("log"))?;
         let names: Vec<String> = adapters.iter().map(|adapter| adapter.name.clone()).collect();
-        let unnamed = Models { base: String::new(), adapters: names, key: installation.key.clone() };
+        let unnamed = RequestModels { base: String::new(), adapters: names, key: installation.key.clone() };
         Self::when_ready(process, port, unnamed)?.with_dialect(|models| models.named_by(port))
     }
 }
 
-impl Models {
+impl RequestModels {
     /// Learns the base model's name, which is whatever `/v1/models` lists beside the adapters.
     fn named_by(self, port: u16) -> Result<Self> {
         let listed = get_as(port, "/v1/models", self.key.as_deref())?;
@@ -119,17 +119,17 @@ impl Models {
     }
 
     /// What a model is called.
-    pub(crate) fn of(&self, who: Use) -> &str {
+    pub(crate) fn of(&self, who: AdapterChoice) -> &str {
         match who {
-            Use::Base => &self.base,
-            Use::Adapter(index) => {
+            AdapterChoice::Base => &self.base,
+            AdapterChoice::Adapter(index) => {
                 self.adapters.get(index).map_or("adapter that was not loaded", String::as_str)
             }
         }
     }
 }
 
-impl Dialect for Models {
+impl Dialect for RequestModels {
     fn route(&self) -> &'static str {
         "/v1/completions"
     }
@@ -138,26 +138,26 @@ impl Dialect for Models {
         self.key.as_deref()
     }
 
-    fn body(&self, job: &Job) -> Value {
+    fn body(&self, job: &BenchRequest) -> Value {
         let mut body = json!({
             "model": self.of(job.who),
             "max_tokens": job.generate,
             "stream_options": { "include_usage": true },
         });
         match job.says {
-            Says::Anything => {}
-            Says::Token(token) => body["logit_bias"] = json!({ token.to_string(): 100 }),
-            Says::Form => body["structured_outputs"] = json!({ "json": form() }),
+            AnswerKind::Anything => {}
+            AnswerKind::Token(token) => body["logit_bias"] = json!({ token.to_string(): 100 }),
+            AnswerKind::Form => body["structured_outputs"] = json!({ "json": form() }),
         }
         with_prompt(body, job)
     }
 
-    fn read(&self, event: &Value) -> Result<Event> {
+    fn read(&self, event: &Value) -> Result<SseEvent> {
         ensure!(event["error"].is_null(), "the stream ended with an error: {}", event["error"]);
         let text = event["choices"][0]["text"].as_str();
         let count = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok());
         let usage = &event["usage"];
-        Ok(Event {
+        Ok(SseEvent {
             has_text: text.is_some_and(|text| !text.is_empty()),
             generated: count(&usage["completion_tokens"]),
             cached: count(&usage["prompt_tokens_details"]["cached_tokens"]),
@@ -168,27 +168,27 @@ impl Dialect for Models {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::{Mix, burst};
+    use crate::workload::{BurstMix, burst};
 
-    fn models() -> Models {
-        Models { base: "smol".to_owned(), adapters: vec!["a0".to_owned(), "a1".to_owned()], key: None }
+    fn models() -> RequestModels {
+        RequestModels { base: "smol".to_owned(), adapters: vec!["a0".to_owned(), "a1".to_owned()], key: None }
     }
 
     #[test]
     fn a_request_names_its_model_and_forbids_an_early_end() {
-        let body = models().body(&burst(Mix::Adapters, 0)[1]);
+        let body = models().body(&burst(BurstMix::Adapters, 0)[1]);
         assert_eq!((body["model"].as_str(), body["ignore_eos"].as_bool()), (Some("a1"), Some(true)));
         assert_eq!(body["prompt"].as_array().map(Vec::len), Some(128));
-        assert_eq!(models().body(&burst(Mix::Base, 0)[1])["model"], "smol");
+        assert_eq!(models().body(&burst(BurstMix::Base, 0)[1])["model"], "smol");
     }
 
     #[test]
     fn text_usage_and_errors_are_told_apart() {
         let read = |event: Value| models().read(&event);
         assert!(read(json!({"choices": [{"text": "a"}], "usage": null})).unwrap().has_text);
-        assert_eq!(read(json!({"choices": [{"text": ""}]})).unwrap(), Event::default());
+        assert_eq!(read(json!({"choices": [{"text": ""}]})).unwrap(), SseEvent::default());
         let usage = read(json!({"choices": [], "usage": {"completion_tokens": 64}})).unwrap();
-        assert_eq!(usage, Event { generated: Some(64), ..Event::default() });
+        assert_eq!(usage, SseEvent { generated: Some(64), ..SseEvent::default() });
         assert!(read(json!({"error": {"message": "full"}})).unwrap_err().to_string().contains("full"));
     }
 }

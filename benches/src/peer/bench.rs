@@ -5,7 +5,7 @@ use std::{process::Command, time::Duration};
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use super::{Peer, Weights};
+use super::{LlamaCpp, PeerWeights};
 use crate::process::output_of;
 
 /// Beside a busy process a spin barrier can take a second for every token.
@@ -26,12 +26,12 @@ struct BatchedResult {
     speed_tg: f64,
 }
 
-impl Peer {
+impl LlamaCpp {
     /// Tokens a second of one stream that generates `tokens` tokens from nothing.
     ///
     /// # Errors
     /// If llama-bench fails.
-    pub(crate) fn decode(&self, weights: &Weights, tokens: usize) -> Result<f64> {
+    pub(crate) fn decode(&self, weights: &PeerWeights, tokens: usize) -> Result<f64> {
         self.bench(weights, 0, tokens)
     }
 
@@ -39,11 +39,11 @@ impl Peer {
     ///
     /// # Errors
     /// If llama-bench fails.
-    pub(crate) fn prefill(&self, weights: &Weights, tokens: usize) -> Result<f64> {
+    pub(crate) fn prefill(&self, weights: &PeerWeights, tokens: usize) -> Result<f64> {
         self.bench(weights, tokens, 0)
     }
 
-    fn bench(&self, weights: &Weights, prompt: usize, generate: usize) -> Result<f64> {
+    fn bench(&self, weights: &PeerWeights, prompt: usize, generate: usize) -> Result<f64> {
         let mut command = Command::new(self.program("llama-bench"));
         command.arg("-m").arg(&weights.file).args(["-o", "json", "-r", "1"]);
         for (option, value) in [("-t", self.threads), ("-p", prompt), ("-n", generate)] {
@@ -58,7 +58,7 @@ impl Peer {
     /// If llama-batched-bench fails or leaves a size out.
     pub(crate) fn batched(
         &self,
-        weights: &Weights,
+        weights: &PeerWeights,
         streams: &[usize],
         prompt: usize,
         generate: usize,

@@ -4,12 +4,12 @@ use std::{path::Path, process::Command, time::Duration};
 
 use anyhow::{Context, Result};
 
-use super::{Peer, Weights};
+use super::{LlamaCpp, PeerWeights};
 use crate::process::output_of;
 
 const LIMIT: Duration = Duration::from_secs(600);
 
-impl Peer {
+impl LlamaCpp {
     /// The mean divergence of what `weights` give from what `exact` ones do, in nats, on the first stretches of `text`: so many
     /// tokens, and so many of them.
     ///
@@ -17,13 +17,13 @@ impl Peer {
     /// If llama-perplexity fails.
     pub(crate) fn divergence(
         &self,
-        weights: &Weights,
-        exact: &Weights,
+        weights: &PeerWeights,
+        exact: &PeerWeights,
         text: &Path,
         [tokens, stretches]: [usize; 2],
     ) -> Result<f64> {
         let logits = text.with_extension("logits");
-        let run = |weights: &Weights| {
+        let run = |weights: &PeerWeights| {
             let mut command = Command::new(self.program("llama-perplexity"));
             command.arg("-m").arg(&weights.file).arg("-f").arg(text);
             command.arg("--kl-divergence-base").arg(&logits);
@@ -37,7 +37,7 @@ impl Peer {
     }
 }
 
-/// Of what it prints, the mean: `Mean    KLD:   0.003049 ±   0.000049`.
+/// Of what it prints, the mean: `MeanLoss    KLD:   0.003049 ±   0.000049`.
 fn read(output: &str) -> Result<f64> {
     let mean = output.lines().find_map(|line| line.trim().strip_prefix("Mean")?.trim().strip_prefix("KLD:"));
     let mean = mean.and_then(|rest| rest.split_whitespace().next()?.parse().ok());

@@ -8,11 +8,11 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::{Peer, Weights};
+use super::{LlamaCpp, PeerWeights};
 use crate::{
-    http::{Dialect, Event, Server, free_port, with_prompt},
-    process::Process,
-    workload::{Job, STREAMS, Says, Use, form},
+    http::{Dialect, DialectServer, SseEvent, free_port, with_prompt},
+    process::LoggedProcess,
+    workload::{AdapterChoice, AnswerKind, BenchRequest, STREAMS, form},
 };
 
 /// Tokens each slot has room for.
@@ -26,11 +26,11 @@ pub(crate) struct Native {
 }
 
 /// llama-server, ready to answer.
-pub(crate) type LlamaServer = Server<Native>;
+pub(crate) type LlamaServer = DialectServer<Native>;
 
 /// What it is started with, besides its weights.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Start<'a> {
+pub(crate) struct LlamaServerOptions<'a> {
     /// GGUF files.
     pub(crate) adapters: &'a [PathBuf],
     /// How many requests it computes together.
@@ -39,7 +39,7 @@ pub(crate) struct Start<'a> {
     pub(crate) options: &'a [&'a str],
 }
 
-impl Default for Start<'_> {
+impl Default for LlamaServerOptions<'_> {
     fn default() -> Self {
         Self { adapters: &[], slots: STREAMS, options: &[] }
     }
@@ -50,8 +50,18 @@ impl LlamaServer {
     ///
     /// # Errors
     /// If it does not start.
-    pub(crate) fn start(peer: &Peer, weights: &Weights, adapters: &[PathBuf], folder: &Path) -> Result<Self> {
-        Self::start_with(peer, weights, &Start { adapters, ..Start::default() }, folder)
+    pub(crate) fn start(
+        peer: &LlamaCpp,
+        weights: &PeerWeights,
+        adapters: &[PathBuf],
+        folder: &Path,
+    ) -> Result<Self> {
+        Self::start_with(
+            peer,
+            weights,
+            &LlamaServerOptions { adapters, ..LlamaServerOptions::default() },
+            folder,
+        )
     }
 
     /// As [`LlamaServer::start`], as `start` says.
@@ -61,9 +71,9 @@ impl LlamaServer {
     /// # Errors
     /// If it does not start.
     pub(crate) fn start_with(
-        peer: &Peer,
-        weights: &Weights,
-        &Start { adapters, slots, options }: &Start<'_>,
+        peer: &LlamaCpp,
+        weights: &PeerWeights,
+        &LlamaServerOptions { adapters, slots, options }: &LlamaServerOptions<'_>,
         folder: &Path,
     ) -> Result<Self> {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -84,7 +94,7 @@ impl LlamaServer {
             let files: Vec<String> = adapters.iter().map(|file| file.display().to_string()).collect();
             command.arg("--lora-init-without-apply").arg("--lora").arg(files.join(","));
         }
-        let process = Process::start(&mut command, &folder.join("log"))?;
+        let process = LoggedProcess::start(&mut command, &folder.join("log"))?;
         Self::when_ready(process, port, Native { adapters: adapters.len() })
     }
 }
@@ -94,12 +104,12 @@ impl Dialect for Native {
         "/completion"
     }
 
-    fn body(&self, job: &Job) -> Value {
+    fn body(&self, job: &BenchRequest) -> Value {
         // A base request must switch an adapter off by name: left out, every loaded adapter counts fully.
         let lora = match job.who {
-            Use::Base if self.adapters == 0 => json!([]),
-            Use::Base => json!([{ "id": 0, "scale": 0.0 }]),
-            Use::Adapter(index) => json!([{ "id": index, "scale": 1.0 }]),
+            AdapterChoice::Base if self.adapters == 0 => json!([]),
+            AdapterChoice::Base => json!([{ "id": 0, "scale": 0.0 }]),
+            AdapterChoice::Adapter(index) => json!([{ "id": index, "scale": 1.0 }]),
         };
         // The one sampler left is the cheapest way to the most likely token.
         let mut body = json!({
@@ -109,16 +119,16 @@ impl Dialect for Native {
             "top_k": 1,
             "lora": lora,
         });
-        if job.says == Says::Form {
+        if job.says == AnswerKind::Form {
             body["json_schema"] = form();
         }
         with_prompt(body, job)
     }
 
-    fn read(&self, event: &Value) -> Result<Event> {
+    fn read(&self, event: &Value) -> Result<SseEvent> {
         ensure!(event["error"].is_null(), "the stream ended with an error: {}", event["error"]);
         let tokens = event["tokens"].as_array().map_or(0, Vec::len);
-        Ok(Event {
+        Ok(SseEvent {
             has_text: tokens > 0,
             generated: event["tokens_predicted"].as_u64().and_then(|n| usize::try_from(n).ok()),
             cached: None,
@@ -129,24 +139,24 @@ impl Dialect for Native {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::{Mix, burst};
+    use crate::workload::{BurstMix, burst};
 
     const LOADED: Native = Native { adapters: 8 };
 
     #[test]
     fn a_base_request_switches_the_adapters_off() {
-        let body = LOADED.body(&burst(Mix::Base, 0)[3]);
+        let body = LOADED.body(&burst(BurstMix::Base, 0)[3]);
         assert_eq!(body["lora"], json!([{ "id": 0, "scale": 0.0 }]));
         assert_eq!((body["cache_prompt"].as_bool(), body["ignore_eos"].as_bool()), (Some(false), Some(true)));
-        let body = LOADED.body(&burst(Mix::Adapters, 0)[3]);
+        let body = LOADED.body(&burst(BurstMix::Adapters, 0)[3]);
         assert_eq!(body["lora"], json!([{ "id": 3, "scale": 1.0 }]));
     }
 
     #[test]
     fn tokens_and_the_final_count_are_told_apart() {
         let token = LOADED.read(&json!({"content": "a", "tokens": [5], "stop": false})).unwrap();
-        assert_eq!(token, Event { has_text: true, ..Event::default() });
+        assert_eq!(token, SseEvent { has_text: true, ..SseEvent::default() });
         let end = LOADED.read(&json!({"tokens": [], "stop": true, "tokens_predicted": 64})).unwrap();
-        assert_eq!(end, Event { generated: Some(64), ..Event::default() });
+        assert_eq!(end, SseEvent { generated: Some(64), ..SseEvent::default() });
     }
 }

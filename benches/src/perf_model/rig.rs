@@ -21,11 +21,11 @@ use model::{
     shape::source::Target,
     sources::open::open,
 };
-use policy::perf::serving::{Load, LoraForm};
+use policy::perf::serving::{LoraForm, RequestLoad};
 
-use super::{Mix, Timing};
+use super::{RankMix, Timing};
 use crate::{
-    adapters::{Rank, encoded, in_image},
+    adapters::{PaddedRank, encoded, in_image},
     machine::Cores,
     measure::Samples,
 };
@@ -36,7 +36,7 @@ const TARGETS: [Target; 3] = [Target::Q, Target::K, Target::V];
 const UNKNOWN: ImageNumber = ImageNumber::NONE;
 
 /// See the module.
-pub(super) struct Rig {
+pub(super) struct PerfModelRig {
     model: ResidentModel,
     memory: CpuMemory,
     precision: LoraPrecision,
@@ -46,16 +46,16 @@ pub(super) struct Rig {
 }
 
 /// An adapter on the device, until it is dropped.
-struct Placed(Arc<PreparedAdapter>, Arc<DeviceCopy>);
+struct DevicePlacedAdapter(Arc<PreparedAdapter>, Arc<DeviceCopy>);
 
-impl Drop for Placed {
+impl Drop for DevicePlacedAdapter {
     fn drop(&mut self) {
         self.0.set_device(None);
         self.1.revoke();
     }
 }
 
-impl Rig {
+impl PerfModelRig {
     /// With room for so many sequences of so many tokens, each with an adapter of `rank` at most.
     ///
     /// # Errors
@@ -71,7 +71,7 @@ impl Rig {
         let (precision, shape) = (weights.adapter_precision(), weights.kv_shape(KvDtype::Auto));
         let largest = in_image(
             weights.config(),
-            encoded(weights.config(), Rank::true_rank(rank), &TARGETS, precision),
+            encoded(weights.config(), PaddedRank::true_rank(rank), &TARGETS, precision),
             UNKNOWN,
         )?;
         let blocks = tokens.div_ceil(BLOCK_TOKENS);
@@ -89,13 +89,13 @@ impl Rig {
     ///
     /// # Errors
     /// If adapters do not fit.
-    pub(super) fn time(&mut self, mix: &Mix, kernel: LoraForm, runs: usize) -> Result<Timing> {
+    pub(super) fn time(&mut self, mix: &RankMix, kernel: LoraForm, runs: usize) -> Result<Timing> {
         let largest = mix.iter().map(|&(rank, ..)| rank).max().context("a mix is not empty")?;
         let mut next = self.sequences.iter().map(Vec::len).sum::<usize>() as u32;
         let mut placed = Vec::new();
         for &(rank, ..) in mix {
             let stored = if kernel == LoraForm::Padded { largest } else { rank };
-            placed.push(self.place(Rank { own: rank, stored }, &mut next)?);
+            placed.push(self.place(PaddedRank { own: rank, stored }, &mut next)?);
         }
         let (mut with, mut added) = (Vec::new(), Vec::new());
         for run in 0..=runs {
@@ -111,7 +111,7 @@ impl Rig {
     }
 
     /// An adapter in blocks from `next` on.
-    fn place(&self, rank: Rank, next: &mut u32) -> Result<Placed> {
+    fn place(&self, rank: PaddedRank, next: &mut u32) -> Result<DevicePlacedAdapter> {
         let config = self.model.config();
         let adapter = in_image(config, encoded(config, rank, &TARGETS, self.precision), UNKNOWN)?;
         let count = self.memory.blocks_for(adapter.host()).context("blocks hold no piece of an adapter")?;
@@ -123,11 +123,11 @@ impl Rig {
             copy.copy_next(adapter.host());
         }
         adapter.set_device(Some(Arc::clone(&copy)));
-        Ok(Placed(Arc::new(adapter), copy))
+        Ok(DevicePlacedAdapter(Arc::new(adapter), copy))
     }
 
     /// Seconds of a pass; those of `mix` that have no adapter placed are of the base.
-    fn pass(&mut self, mix: &Mix, placed: &[Placed]) -> Result<f64> {
+    fn pass(&mut self, mix: &RankMix, placed: &[DevicePlacedAdapter]) -> Result<f64> {
         let longest = mix.iter().map(|&(.., tokens)| tokens).max().unwrap_or(0);
         let tokens: Vec<u32> = (1000..).take(longest).collect();
         let sequences = mix.iter().zip(&self.sequences).enumerate();
@@ -137,7 +137,7 @@ impl Rig {
                 tokens: &tokens[..count],
                 start,
                 blocks,
-                adapter: placed.get(index).map(|Placed(adapter, _)| adapter),
+                adapter: placed.get(index).map(|DevicePlacedAdapter(adapter, _)| adapter),
                 logits: LogitRows::Last,
             })
             .collect();
@@ -148,9 +148,9 @@ impl Rig {
 }
 
 /// What a mix is to those who foretell it: context where it decodes, prompt where there is none before.
-pub(super) fn load(mix: &Mix) -> Load {
+pub(super) fn load(mix: &RankMix) -> RequestLoad {
     let of = |&(rank, start, count): &(usize, usize, usize)| {
-        Load::of(rank as u64, if start == 0 { count } else { start } as u64)
+        RequestLoad::of(rank as u64, if start == 0 { count } else { start } as u64)
     };
-    mix.iter().map(of).fold(Load::default(), Load::plus)
+    mix.iter().map(of).fold(RequestLoad::default(), RequestLoad::plus)
 }

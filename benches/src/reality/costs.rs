@@ -3,21 +3,21 @@
 use std::{fs, path::Path, thread, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use simulator::cost::{CostModel, Work, fit::Observed};
+use simulator::cost::{ComputedWork, CostModel, fit::TimedObservation};
 
 use super::{
     SAID,
-    deployment::{self, Deployment, Memory},
-    probe::{Probe, first_s, prompted},
+    deployment::{self, Deployment, ExecutorMemory},
+    probe::{StepProbe, first_s, prompted},
 };
 use crate::{
     cold::adapters::ADAPTED,
-    config::Config,
-    lora::Shape,
+    config::SuiteConfig,
+    lora::AdapterShape,
     machine::Cores,
     measure::Samples,
-    report::{Better, Comparison, Rival, Target},
-    workload::{Job, Says, Use, prompt},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
+    workload::{AdapterChoice, AnswerKind, BenchRequest, prompt},
 };
 
 /// Prompts that have the executor for themselves.
@@ -32,7 +32,7 @@ const AT_ONCE: [(usize, usize); 5] = [(2, 16), (4, 16), (8, 16), (4, 64), (8, 64
 /// Prompts beside so many that decode.
 const BESIDE: [(usize, usize); 7] = [(16, 1), (16, 2), (16, 6), (64, 2), (128, 2), (128, 6), (512, 4)];
 /// Room for all of this.
-const ROOMY: Memory = Memory { device: 512 << 20, host: 0, disk: 0 };
+const ROOMY: ExecutorMemory = ExecutorMemory { device: 512 << 20, host: 0, disk: 0 };
 /// Room for two conversations on the device, and for all below it.
 const NARROW: u64 = 64 << 20;
 const BELOW: u64 = 1 << 30;
@@ -47,7 +47,7 @@ const BLOCK_TOKENS: usize = 16;
 const NEAR: f64 = 0.15;
 
 /// One thing measured, and its name.
-type Named = (String, Observed);
+type NamedObservation = (String, TimedObservation);
 
 /// The model of steps that fits what was observed, of blocks of so many bytes.
 ///
@@ -56,9 +56,9 @@ type Named = (String, Observed);
 pub(crate) fn fitted(
     model: &Path,
     block_bytes: u64,
-    observed: impl Iterator<Item = Observed>,
+    observed: impl Iterator<Item = TimedObservation>,
 ) -> Result<CostModel> {
-    let (layers, sides) = Shape::of(model)?.layers_and_sides(&ADAPTED);
+    let (layers, sides) = AdapterShape::of(model)?.layers_and_sides(&ADAPTED);
     let sizes = CostModel {
         block_tokens: BLOCK_TOKENS,
         block_bytes,
@@ -70,16 +70,21 @@ pub(crate) fn fitted(
 }
 
 /// Fits, writes the model to `path`, and sets what it says beside what was measured.
-pub(super) fn run(config: &Config, cores: &Cores, path: &Path) -> Result<Vec<Comparison>> {
+pub(super) fn run(config: &SuiteConfig, cores: &Cores, path: &Path) -> Result<Vec<Comparison>> {
     let (observed, block_bytes) = observe(config, cores)?;
     let fitted = fitted(&config.model, block_bytes, observed.iter().map(|(_, observed)| observed.clone()))?;
     let link_bytes_per_s =
-        copy_rate(config, cores, &fitted, Memory { device: NARROW, host: BELOW, disk: 0 })?;
+        copy_rate(config, cores, &fitted, ExecutorMemory { device: NARROW, host: BELOW, disk: 0 })?;
     let model = CostModel {
         link_bytes_per_s,
         // On a CPU the thread that computes is the link.
         block_copy_s: block_bytes as f64 / link_bytes_per_s,
-        disk_bytes_per_s: copy_rate(config, cores, &fitted, Memory { device: NARROW, host: 0, disk: BELOW })?,
+        disk_bytes_per_s: copy_rate(
+            config,
+            cores,
+            &fitted,
+            ExecutorMemory { device: NARROW, host: 0, disk: BELOW },
+        )?,
         ..fitted
     };
     write(&model, path)?;
@@ -95,7 +100,7 @@ pub(crate) fn write(model: &CostModel, path: &Path) -> Result<()> {
     fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn compare(case: String, observed: &Observed, model: &CostModel) -> Result<Comparison> {
+fn compare(case: String, observed: &TimedObservation, model: &CostModel) -> Result<Comparison> {
     let ms = |seconds: f64| Samples::new(vec![seconds * 1e3]);
     Ok(Comparison {
         bench: "costs",
@@ -103,21 +108,21 @@ fn compare(case: String, observed: &Observed, model: &CostModel) -> Result<Compa
         unit: "ms",
         better: Better::Lower,
         ours: ms(observed.seconds)?,
-        rival: Rival {
+        rival: PeerSamples {
             name: "cost model".to_owned(),
             format: "Q4_1".to_owned(),
             samples: ms(observed.predicted(model))?,
         },
-        target: Some(Target::Near(NEAR)),
+        target: Some(BenchTarget::Near(NEAR)),
     })
 }
 
 /// Everything that the times of steps are fitted to, and bytes of a block.
-fn observe(config: &Config, cores: &Cores) -> Result<(Vec<Named>, u64)> {
+fn observe(config: &SuiteConfig, cores: &Cores) -> Result<(Vec<NamedObservation>, u64)> {
     let adapters = TOGETHER.iter().map(|(sequences, _)| *sequences).max().unwrap_or(1);
     let deployment = Deployment::start(config, cores, adapters, ROOMY)?;
     let ranks = deployment::ranks(adapters);
-    let mut probe = Probe::new(&deployment.server, &ranks);
+    let mut probe = StepProbe::new(&deployment.server, &ranks);
     let mut observed = Vec::new();
     for tokens in ALONE {
         observed.push((format!("first token of {tokens}"), probe.alone(tokens)?));
@@ -141,13 +146,13 @@ fn observe(config: &Config, cores: &Cores) -> Result<(Vec<Named>, u64)> {
 }
 
 /// Bytes a second at which a conversation comes back that has left the device.
-fn copy_rate(config: &Config, cores: &Cores, model: &CostModel, memory: Memory) -> Result<f64> {
+fn copy_rate(config: &SuiteConfig, cores: &Cores, model: &CostModel, memory: ExecutorMemory) -> Result<f64> {
     let deployment = Deployment::start(config, cores, 1, memory)?;
-    let job = |seed| Job {
+    let job = |seed| BenchRequest {
         prompt: prompt(seed, LONG_TOKENS),
-        who: Use::Adapter(0),
+        who: AdapterChoice::Adapter(0),
         generate: 1,
-        says: Says::Token(SAID),
+        says: AnswerKind::Token(SAID),
     };
     for seed in 0..LONG_PROMPTS {
         deployment.server.ask(&job(seed))?;
@@ -156,8 +161,8 @@ fn copy_rate(config: &Config, cores: &Cores, model: &CostModel, memory: Memory) 
     let mut rates = Vec::new();
     for seed in 0..LONG_PROMPTS {
         let timeline = deployment.server.ask(&job(seed))?;
-        let computed =
-            prompted(timeline.cached..LONG_TOKENS, deployment::RANK, Work::default()).predicted(model);
+        let computed = prompted(timeline.cached..LONG_TOKENS, deployment::RANK, ComputedWork::default())
+            .predicted(model);
         let bytes = (timeline.cached / BLOCK_TOKENS) as f64 * model.block_bytes as f64;
         ensure!(bytes > 0.0, "a prompt that left the device was lost");
         rates.push(bytes / (first_s(timeline) - computed).max(1e-4));

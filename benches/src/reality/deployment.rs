@@ -10,12 +10,12 @@ use tempfile::TempDir;
 
 use crate::{
     cold::adapters::write_for,
-    config::Config,
+    config::SuiteConfig,
     http::get,
-    lora::Shape,
+    lora::AdapterShape,
     machine::Cores,
-    ours::{Holobiont, Installation, NamedAdapter, Placement, Setting},
-    workload::{Job, Says, Use, prompt},
+    ours::{DeploymentPlacement, EnvSetting, Holobiont, Installation, NamedAdapter},
+    workload::{AdapterChoice, AnswerKind, BenchRequest, prompt},
 };
 
 /// The smaller of the two ranks of adapters; every second one has twice as much.
@@ -26,7 +26,7 @@ const WARM_UP: (usize, usize) = (256, 8);
 
 /// What an executor may hold, in bytes: adapters, keys and values share the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Memory {
+pub(super) struct ExecutorMemory {
     pub(super) device: u64,
     pub(super) host: u64,
     pub(super) disk: u64,
@@ -56,26 +56,31 @@ impl Deployment {
     ///
     /// # Errors
     /// If it does not start, or does not say how much it holds.
-    pub(super) fn start(config: &Config, cores: &Cores, adapters: usize, memory: Memory) -> Result<Self> {
+    pub(super) fn start(
+        config: &SuiteConfig,
+        cores: &Cores,
+        adapters: usize,
+        memory: ExecutorMemory,
+    ) -> Result<Self> {
         let folder = tempfile::tempdir().context("no folder for a deployment")?;
         let installation = Installation {
             binaries: config.ours.clone(),
             model: config.model.clone(),
-            placement: Placement::Cores(cores.list()),
+            placement: DeploymentPlacement::Cores(cores.list()),
             key: None,
         };
         let adapters = write(&config.model, &ranks(adapters), &folder.path().join("adapters"))?;
-        let settings: [Setting; 3] = [
+        let settings: [EnvSetting; 3] = [
             ("HOLOBIONT_DEVICE_BYTES", memory.device.to_string()),
             ("HOLOBIONT_HOST_BYTES", memory.host.to_string()),
             ("HOLOBIONT_DISK_BYTES", memory.disk.to_string()),
         ];
         let server = Holobiont::start_with(&installation, &adapters, &folder.path().join("up"), &settings)?;
-        let warm_up = |index| Job {
+        let warm_up = |index| BenchRequest {
             prompt: prompt(u64::MAX - index as u64, WARM_UP.0),
-            who: Use::Adapter(index),
+            who: AdapterChoice::Adapter(index),
             generate: WARM_UP.1,
-            says: Says::Anything,
+            says: AnswerKind::Anything,
         };
         server.burst(&(0..adapters.len().min(4)).map(warm_up).collect::<Vec<_>>())?;
         let blocks = Blocks::read(&get(server.port(), "/metrics")?, memory.device)?;
@@ -93,7 +98,7 @@ pub(super) fn ranks(count: usize) -> Vec<usize> {
 /// # Errors
 /// If they cannot be written.
 pub(crate) fn write(model: &Path, ranks: &[usize], folder: &Path) -> Result<Vec<NamedAdapter>> {
-    let shape = Shape::of(model)?;
+    let shape = AdapterShape::of(model)?;
     let mut folders = BTreeMap::new();
     for &rank in ranks {
         let count = ranks.iter().filter(|other| **other == rank).count();

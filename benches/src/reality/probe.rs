@@ -4,14 +4,14 @@
 use std::{ops::Range, thread, time::Duration};
 
 use anyhow::{Result, anyhow, ensure};
-use simulator::cost::{Work, fit::Observed};
+use simulator::cost::{ComputedWork, fit::TimedObservation};
 
 use super::SAID;
 use crate::{
     http::{Burst, Timeline},
     measure::Samples,
     ours::Holobiont,
-    workload::{Job, Says, Use, prompt},
+    workload::{AdapterChoice, AnswerKind, BenchRequest, prompt},
 };
 
 /// How long prompts may take to reach the executor, in the time that a step of a full chunk leaves them.
@@ -29,7 +29,7 @@ const REPEATS: (usize, usize) = (7, 3);
 pub(crate) const CHUNK_TOKENS: usize = 512;
 
 /// Asks, with prompts that nobody has sent before.
-pub(crate) struct Probe<'a> {
+pub(crate) struct StepProbe<'a> {
     server: &'a Holobiont,
     /// Ranks of the adapters.
     ranks: &'a [usize],
@@ -38,17 +38,17 @@ pub(crate) struct Probe<'a> {
     observed: usize,
 }
 
-impl<'a> Probe<'a> {
+impl<'a> StepProbe<'a> {
     /// Of a deployment whose adapters have these ranks.
     pub(crate) fn new(server: &'a Holobiont, ranks: &'a [usize]) -> Self {
         Self { server, ranks, prompts: 0, observed: 0 }
     }
 
     /// A request of the adapter that is `number`th of this observation.
-    fn job(&mut self, number: usize, tokens: usize, generate: usize) -> Job {
+    fn job(&mut self, number: usize, tokens: usize, generate: usize) -> BenchRequest {
         self.prompts += 1;
-        let who = Use::Adapter(self.adapter(number));
-        Job { prompt: prompt(self.prompts, tokens), who, generate, says: Says::Token(SAID) }
+        let who = AdapterChoice::Adapter(self.adapter(number));
+        BenchRequest { prompt: prompt(self.prompts, tokens), who, generate, says: AnswerKind::Token(SAID) }
     }
 
     fn adapter(&self, number: usize) -> usize {
@@ -64,7 +64,7 @@ impl<'a> Probe<'a> {
     ///
     /// # Errors
     /// If a request fails; so all others.
-    pub(crate) fn alone(&mut self, tokens: usize) -> Result<Observed> {
+    pub(crate) fn alone(&mut self, tokens: usize) -> Result<TimedObservation> {
         self.observed += 1;
         let mut seconds = Vec::new();
         for _ in 0..REPEATS.0 {
@@ -72,11 +72,11 @@ impl<'a> Probe<'a> {
             seconds.push(first_s(self.server.ask(&job)?));
         }
         let seconds = Samples::new(seconds)?.median();
-        Ok(Observed { seconds, ..prompted(0..tokens, self.ranks(1), Work::default()) })
+        Ok(TimedObservation { seconds, ..prompted(0..tokens, self.ranks(1), ComputedWork::default()) })
     }
 
     /// A prompt that was asked for before: its last few tokens look back at all the others.
-    pub(crate) fn known(&mut self, tokens: usize) -> Result<Observed> {
+    pub(crate) fn known(&mut self, tokens: usize) -> Result<TimedObservation> {
         self.observed += 1;
         let job = self.job(0, tokens, 1);
         self.server.ask(&job)?;
@@ -87,32 +87,34 @@ impl<'a> Probe<'a> {
             seconds.push(first_s(timeline));
         }
         let seconds = Samples::new(seconds)?.median();
-        Ok(Observed { seconds, ..prompted(found..tokens, self.ranks(1), Work::default()) })
+        Ok(TimedObservation { seconds, ..prompted(found..tokens, self.ranks(1), ComputedWork::default()) })
     }
 
     /// Sequences that decode, after so many tokens each.
-    pub(crate) fn together(&mut self, sequences: usize, context: usize) -> Result<Observed> {
+    pub(crate) fn together(&mut self, sequences: usize, context: usize) -> Result<TimedObservation> {
         self.observed += 1;
-        let jobs: Vec<Job> = (0..sequences).map(|number| self.job(number, context, GENERATED)).collect();
+        let jobs: Vec<BenchRequest> =
+            (0..sequences).map(|number| self.job(number, context, GENERATED)).collect();
         // Their prompts are known then, and all decode from the first step on, or nearly.
-        jobs.iter().try_for_each(|job| self.server.ask(&Job { generate: 1, ..job.clone() }).map(drop))?;
+        jobs.iter()
+            .try_for_each(|job| self.server.ask(&BenchRequest { generate: 1, ..job.clone() }).map(drop))?;
         let mut seconds = Vec::new();
         for _ in 0..REPEATS.1 {
             let Burst(timelines) = self.server.burst(&jobs)?;
             seconds.extend(timelines.into_iter().map(step_s));
         }
         let steps = vec![(1.0, decode(sequences, context + GENERATED / 2, self.ranks(sequences)))];
-        Ok(Observed { seconds: Samples::new(seconds)?.mean(), requests: 0.0, steps })
+        Ok(TimedObservation { seconds: Samples::new(seconds)?.mean(), requests: 0.0, steps })
     }
 
     /// Prompts that come while a long one is computed are computed together, from its first token to theirs.
-    pub(crate) fn at_once(&mut self, prompts: usize, tokens: usize) -> Result<Observed> {
+    pub(crate) fn at_once(&mut self, prompts: usize, tokens: usize) -> Result<TimedObservation> {
         self.observed += 1;
         let server = self.server;
         let mut seconds = Vec::new();
         for _ in 0..REPEATS.0 {
             let long = self.job(0, CHUNK_TOKENS, 1);
-            let jobs: Vec<Job> = (0..prompts).map(|number| self.job(number, tokens, 1)).collect();
+            let jobs: Vec<BenchRequest> = (0..prompts).map(|number| self.job(number, tokens, 1)).collect();
             let (before, Burst(timelines)) = thread::scope(|scope| {
                 let before = scope.spawn(|| server.ask(&long));
                 thread::sleep(REACHING);
@@ -123,20 +125,25 @@ impl<'a> Probe<'a> {
             let took = timelines.iter().map(|timeline| (timeline.first - before.first).as_secs_f64());
             seconds.push(Samples::new(took.collect())?.mean());
         }
-        let work = Work {
+        let work = ComputedWork {
             prefill_tokens: prompts * tokens,
             prefill_pairs: prompts * tokens * tokens / 2,
             rank_rows: self.ranks(prompts) * tokens,
-            ..Work::default()
+            ..ComputedWork::default()
         };
-        Ok(Observed { seconds: Samples::new(seconds)?.median(), requests: 0.0, steps: vec![(1.0, work)] })
+        Ok(TimedObservation {
+            seconds: Samples::new(seconds)?.median(),
+            requests: 0.0,
+            steps: vec![(1.0, work)],
+        })
     }
 
     /// A prompt that comes while others decode waits for half a step, on average, before its own.
-    pub(crate) fn beside(&mut self, tokens: usize, sequences: usize) -> Result<Observed> {
+    pub(crate) fn beside(&mut self, tokens: usize, sequences: usize) -> Result<TimedObservation> {
         self.observed += 1;
-        let others: Vec<Job> = (0..sequences).map(|number| self.job(number, 32, GENERATED_BESIDE)).collect();
-        let prompts: Vec<Job> = (0..REPEATS.0).map(|_| self.job(0, tokens, 1)).collect();
+        let others: Vec<BenchRequest> =
+            (0..sequences).map(|number| self.job(number, 32, GENERATED_BESIDE)).collect();
+        let prompts: Vec<BenchRequest> = (0..REPEATS.0).map(|_| self.job(0, tokens, 1)).collect();
         let server = self.server;
         let seconds = thread::scope(|scope| {
             let others: Vec<_> = others.iter().map(|job| scope.spawn(move || server.ask(job))).collect();
@@ -153,7 +160,7 @@ impl<'a> Probe<'a> {
         let decoding = decode(sequences, CONTEXT_BESIDE, self.ranks(sequences));
         let mut observed = prompted(0..tokens, self.ranks(1), decoding);
         observed.steps.push((0.5, decoding));
-        Ok(Observed { seconds: seconds.mean(), ..observed })
+        Ok(TimedObservation { seconds: seconds.mean(), ..observed })
     }
 
     /// How much longer a first token takes where its adapter comes from the store: for each adapter, which nobody may have
@@ -172,15 +179,20 @@ impl<'a> Probe<'a> {
 }
 
 /// A step of sequences that decode after so many tokens each, with adapters of `ranks` together.
-fn decode(decode_sequences: usize, context: usize, ranks: usize) -> Work {
-    Work { decode_sequences, context_tokens: decode_sequences * context, rank_rows: ranks, ..Work::default() }
+fn decode(decode_sequences: usize, context: usize, ranks: usize) -> ComputedWork {
+    ComputedWork {
+        decode_sequences,
+        context_tokens: decode_sequences * context,
+        rank_rows: ranks,
+        ..ComputedWork::default()
+    }
 }
 
 /// What is computed of a prompt of which `tokens` are not known, beside sequences that decode, but for the time.
-pub(super) fn prompted(tokens: Range<usize>, rank: usize, decoding: Work) -> Observed {
+pub(super) fn prompted(tokens: Range<usize>, rank: usize, decoding: ComputedWork) -> TimedObservation {
     let step = |start: usize| {
         let count = CHUNK_TOKENS.min(tokens.end - start);
-        let work = Work {
+        let work = ComputedWork {
             prefill_tokens: count,
             prefill_pairs: count * (start + count / 2),
             context_tokens: decoding.context_tokens + start,
@@ -190,7 +202,7 @@ pub(super) fn prompted(tokens: Range<usize>, rank: usize, decoding: Work) -> Obs
         (1.0, work)
     };
     let steps = tokens.clone().step_by(CHUNK_TOKENS).map(step).collect();
-    Observed { seconds: 0.0, requests: 1.0, steps }
+    TimedObservation { seconds: 0.0, requests: 1.0, steps }
 }
 
 pub(super) fn first_s(timeline: Timeline) -> f64 {

@@ -12,12 +12,12 @@ use simulator::workload::{Conversation, Workload};
 use super::SAID;
 use crate::{
     ours::Holobiont,
-    workload::{FIRST_WORD, Job, LAST_WORD, Says, Use},
+    workload::{AdapterChoice, AnswerKind, BenchRequest, FIRST_WORD, LAST_WORD},
 };
 
 /// What became of a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Heard {
+pub(super) struct DialogueTiming {
     /// Seconds from the request to its first token.
     pub(super) ttft_s: f64,
     /// Seconds from a token to the next; `None` if there was but one.
@@ -32,7 +32,7 @@ pub(super) struct Heard {
 ///
 /// # Errors
 /// If a request fails.
-pub(super) fn hold(server: &Holobiont, workload: &Workload, end: Duration) -> Result<Vec<Heard>> {
+pub(super) fn hold(server: &Holobiont, workload: &Workload, end: Duration) -> Result<Vec<DialogueTiming>> {
     let begin = Instant::now();
     thread::scope(|scope| {
         let talks = workload.conversations.iter().filter(|talk| talk.start < end);
@@ -46,7 +46,12 @@ pub(super) fn hold(server: &Holobiont, workload: &Workload, end: Duration) -> Re
     })
 }
 
-fn turns(server: &Holobiont, talk: &Conversation, begin: Instant, end: Duration) -> Result<Vec<Heard>> {
+fn turns(
+    server: &Holobiont,
+    talk: &Conversation,
+    begin: Instant,
+    end: Duration,
+) -> Result<Vec<DialogueTiming>> {
     let mut heard = Vec::new();
     let mut due = begin + talk.start;
     for (turn, next) in (0..talk.turns.len()).zip(talk.turns.iter().skip(1).map(Some).chain([None])) {
@@ -54,7 +59,7 @@ fn turns(server: &Holobiont, talk: &Conversation, begin: Instant, end: Duration)
         let job = job(talk, turn);
         let timeline = server.ask(&job)?;
         let further = timeline.tokens - 1;
-        heard.push(Heard {
+        heard.push(DialogueTiming {
             ttft_s: (timeline.first - timeline.sent).as_secs_f64(),
             tpot_s: (further > 0).then(|| (timeline.last - timeline.first).as_secs_f64() / further as f64),
             prompt: job.prompt.len(),
@@ -70,13 +75,18 @@ fn turns(server: &Holobiont, talk: &Conversation, begin: Instant, end: Duration)
 }
 
 /// A turn's prompt: what the simulator takes it to be, with the answers as they were forced to be.
-fn job(talk: &Conversation, turn: usize) -> Job {
+fn job(talk: &Conversation, turn: usize) -> BenchRequest {
     let mut prompt: Vec<u32> = (0..talk.span(turn).0).map(|position| word(talk.token(position))).collect();
     for (before, answered) in talk.turns[..turn].iter().enumerate() {
         let answer = talk.span(before).0;
         prompt[answer..answer + answered.reply].fill(SAID);
     }
-    Job { prompt, who: Use::Adapter(talk.adapter), generate: talk.turns[turn].reply, says: Says::Token(SAID) }
+    BenchRequest {
+        prompt,
+        who: AdapterChoice::Adapter(talk.adapter),
+        generate: talk.turns[turn].reply,
+        says: AnswerKind::Token(SAID),
+    }
 }
 
 /// Tokens of the simulator are any numbers.
@@ -86,13 +96,13 @@ fn word(token: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use simulator::workload::Turn;
+    use simulator::workload::ConversationTurn;
 
     use super::*;
 
     #[test]
     fn a_prompt_goes_on_from_the_answer_that_was_given() {
-        let turn = |prompt, reply| Turn { think: Duration::ZERO, prompt, reply };
+        let turn = |prompt, reply| ConversationTurn { think: Duration::ZERO, prompt, reply };
         let turns = vec![turn(3, 2), turn(1, 4)];
         let talk = Conversation { start: Duration::ZERO, adapter: 1, system: 2, content: 7, turns };
         let [first, second] = [0, 1].map(|turn| job(&talk, turn));

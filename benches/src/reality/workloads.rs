@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use simulator::workload::{
-    Shares,
-    arrivals::Before,
+    ShareAccounting,
+    arrivals::ArrivalHistory,
     popularity::Popularity,
-    scenario::{Recipe, Scenario},
+    scenario::{Scenario, WorkloadSpec},
 };
 
-use super::deployment::{Memory, RANK};
+use super::deployment::{ExecutorMemory, RANK};
 
 const MIB: u64 = 1 << 20;
 
@@ -18,50 +18,50 @@ const LENGTH: Duration = Duration::from_secs(90);
 
 /// A workload, and what it is served with.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Case {
+pub(super) struct WorkloadCase {
     pub(super) name: &'static str,
-    pub(super) recipe: Recipe,
-    pub(super) memory: Memory,
+    pub(super) recipe: WorkloadSpec,
+    pub(super) memory: ExecutorMemory,
 }
 
 /// All of them.
-pub(super) fn cases() -> [Case; 5] {
-    let chat = Recipe {
+pub(super) fn cases() -> [WorkloadCase; 5] {
+    let chat = WorkloadSpec {
         scenario: Scenario::Chat,
         adapters: 20,
         popularity: Popularity::Zipf(0.9),
         drift: 0.1,
         rank: RANK as u32,
         tenants: 1,
-        shares: Shares::None,
+        shares: ShareAccounting::None,
         hostile_per_s: 0.0,
         per_s: 1.6,
         length_divisor: 4.0,
-        before: Before::Nothing,
+        before: ArrivalHistory::Nothing,
         end: LENGTH,
     };
-    let roomy = Memory { device: 512 * MIB, host: 0, disk: 0 };
+    let roomy = ExecutorMemory { device: 512 * MIB, host: 0, disk: 0 };
     [
-        Case { name: "chat", recipe: chat, memory: roomy },
-        Case {
+        WorkloadCase { name: "chat", recipe: chat, memory: roomy },
+        WorkloadCase {
             name: "translation",
-            recipe: Recipe { scenario: Scenario::Translation, adapters: 50, per_s: 6.0, ..chat },
+            recipe: WorkloadSpec { scenario: Scenario::Translation, adapters: 50, per_s: 6.0, ..chat },
             memory: roomy,
         },
-        Case {
+        WorkloadCase {
             name: "agents, host tier",
-            recipe: Recipe { scenario: Scenario::Agents, per_s: 5.0, ..chat },
-            memory: Memory { device: 96 * MIB, host: 256 * MIB, disk: 0 },
+            recipe: WorkloadSpec { scenario: Scenario::Agents, per_s: 5.0, ..chat },
+            memory: ExecutorMemory { device: 96 * MIB, host: 256 * MIB, disk: 0 },
         },
-        Case {
+        WorkloadCase {
             name: "chat beside a hostile scan, host tier",
-            recipe: Recipe { hostile_per_s: 1.0, per_s: 1.2, ..chat },
-            memory: Memory { device: 96 * MIB, host: 96 * MIB, disk: 0 },
+            recipe: WorkloadSpec { hostile_per_s: 1.0, per_s: 1.2, ..chat },
+            memory: ExecutorMemory { device: 96 * MIB, host: 96 * MIB, disk: 0 },
         },
-        Case {
+        WorkloadCase {
             name: "chat over 100 adapters, disk tier",
-            recipe: Recipe { adapters: 100, ..chat },
-            memory: Memory { device: 64 * MIB, host: 0, disk: 1024 * MIB },
+            recipe: WorkloadSpec { adapters: 100, ..chat },
+            memory: ExecutorMemory { device: 64 * MIB, host: 0, disk: 1024 * MIB },
         },
     ]
 }

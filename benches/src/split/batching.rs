@@ -4,19 +4,19 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use shmproto::layer::Class;
+use shmproto::layer::CallClass;
 
 use super::{
-    Row,
-    executor::{Executor, Policy, Way},
-    load::{Client, Done, Habits, sites, together},
+    SplitRow,
+    executor::{BatchingFlag, CallTransport, SplitExecutor},
+    load::{ClientMeasurement, Habits, LoadClient, sites, together},
     waits,
 };
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::Cores,
     measure::Samples,
-    report::{Better, Comparison, Target},
+    report::{BenchTarget, Better, Comparison},
 };
 
 const BENCH: &str = "split-batching";
@@ -32,7 +32,7 @@ const LASTS: Duration = Duration::from_secs(6);
 const WARM_UP: Duration = Duration::from_secs(1);
 
 /// Every comparison of this benchmark.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let mut comparisons = policies(config, cores)?;
     comparisons.extend(waits::run(config, cores)?);
     Ok(comparisons)
@@ -40,7 +40,7 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
 
 /// What a policy reached in one round.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Reached {
+struct PolicyResult {
     rows_per_s: f64,
     /// Mean over the clients of the mean time of a pass.
     latency_ms: f64,
@@ -48,13 +48,15 @@ struct Reached {
     batch: f64,
 }
 
-fn policies(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
-    let policies = [Policy::Opportunistic, Policy::None, Policy::Lockstep];
+fn policies(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
+    let policies = [BatchingFlag::Opportunistic, BatchingFlag::None, BatchingFlag::Lockstep];
     let mut sides = Vec::new();
     for policy in policies {
-        let executor = Executor::start(config, cores.numbers(), policy)?;
-        let clients: Result<Vec<Client>> =
-            SIZES.iter().map(|&rows| Client::new(&executor, Way::Channel, habits(rows))).collect();
+        let executor = SplitExecutor::start(config, cores.numbers(), policy)?;
+        let clients: Result<Vec<LoadClient>> = SIZES
+            .iter()
+            .map(|&rows| LoadClient::new(&executor, CallTransport::Channel, habits(rows)))
+            .collect();
         sides.push((executor, clients?, Vec::new()));
     }
     for round in 0..config.runs {
@@ -63,22 +65,22 @@ fn policies(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
             let (_, clients, reached) = &mut sides[who];
             together(clients, WARM_UP)?;
             let done = together(clients, LASTS)?;
-            let figures = Reached::of(&done, sites(clients))?;
+            let figures = PolicyResult::of(&done, sites(clients))?;
             tell(policies[who], &figures, &done);
             reached.push(figures);
         }
     }
-    let reached: Vec<Vec<Reached>> = sides.into_iter().map(|(_, _, reached)| reached).collect();
+    let reached: Vec<Vec<PolicyResult>> = sides.into_iter().map(|(_, _, reached)| reached).collect();
     compare(&reached)
 }
 
 fn habits(rows: usize) -> Habits {
-    let class = if rows < PROMPT_ROWS { Class::Decode } else { Class::Prefill };
+    let class = if rows < PROMPT_ROWS { CallClass::Decode } else { CallClass::Prefill };
     Habits { rows, class, pause: PAUSE + ROW_PAUSE * rows as u32 }
 }
 
-impl Reached {
-    fn of(done: &[Done], sites: usize) -> Result<Self> {
+impl PolicyResult {
+    fn of(done: &[ClientMeasurement], sites: usize) -> Result<Self> {
         let calls = || done.iter().flat_map(|done| &done.calls);
         let rows: f64 = calls().map(|call| f64::from(call.rows)).sum();
         let mut latency_ms = 0.0;
@@ -95,8 +97,8 @@ impl Reached {
     }
 }
 
-fn tell(policy: Policy, reached: &Reached, done: &[Done]) {
-    let Reached { rows_per_s, latency_ms, batch } = reached;
+fn tell(policy: BatchingFlag, reached: &PolicyResult, done: &[ClientMeasurement]) {
+    let PolicyResult { rows_per_s, latency_ms, batch } = reached;
     let each: Vec<String> =
         done.iter().zip(SIZES).map(|(done, rows)| format!("{rows}: {} passes", done.passes.len())).collect();
     eprintln!(
@@ -106,64 +108,72 @@ fn tell(policy: Policy, reached: &Reached, done: &[Done]) {
     );
 }
 
-fn compare(reached: &[Vec<Reached>]) -> Result<Vec<Comparison>> {
+fn compare(reached: &[Vec<PolicyResult>]) -> Result<Vec<Comparison>> {
     let [opportunistic, none, lockstep] = reached else { return Ok(Vec::new()) };
     let mut comparisons = Vec::new();
     for (rival, name, more, less) in [(none, "none", 1.05, 0.85), (lockstep, "lockstep", 1.1, 0.6)] {
         for (figure, of, unit, better, target) in [
             (
                 "throughput",
-                rows_per_s as fn(&Reached) -> f64,
+                rows_per_s as fn(&PolicyResult) -> f64,
                 "rows/s",
                 Better::Higher,
-                Target::RatioAtLeast(more),
+                BenchTarget::RatioAtLeast(more),
             ),
-            ("a pass, mean of the clients", |r| r.latency_ms, "ms", Better::Lower, Target::ShareAtMost(less)),
+            (
+                "a pass, mean of the clients",
+                |r| r.latency_ms,
+                "ms",
+                Better::Lower,
+                BenchTarget::ShareAtMost(less),
+            ),
         ] {
             let case = format!("8 clients of {} to {} rows, {figure}", SIZES[0], SIZES[SIZES.len() - 1]);
-            let row = Row { bench: BENCH, case, unit, better, target: Some(target) };
+            let row = SplitRow { bench: BENCH, case, unit, better, target: Some(target) };
             comparisons.push(row.beside(&Samples::of(opportunistic, of)?, name, &Samples::of(rival, of)?));
         }
     }
-    let batch = |reached: &[Reached]| Samples::of(reached, |reached| reached.batch);
+    let batch = |reached: &[PolicyResult]| Samples::of(reached, |reached| reached.batch);
     for (rival, name, better) in [(none, "none", Better::Higher), (lockstep, "lockstep", Better::Lower)] {
         let case = "8 clients, calls computed together".to_owned();
-        let target = Some(Target::RatioAtLeast(1.01));
-        let row = Row { bench: BENCH, case, unit: "calls a batch", better, target };
+        let target = Some(BenchTarget::RatioAtLeast(1.01));
+        let row = SplitRow { bench: BENCH, case, unit: "calls a batch", better, target };
         comparisons.push(row.beside(&batch(opportunistic)?, name, &batch(rival)?));
     }
     Ok(comparisons)
 }
 
-fn rows_per_s(reached: &Reached) -> f64 {
+fn rows_per_s(reached: &PolicyResult) -> f64 {
     reached.rows_per_s
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::split::watch::Seen;
+    use crate::split::watch::ObservedCall;
 
     #[test]
     fn a_batch_counts_once_however_many_calls_it_has() {
-        let call = |rows, batch_rows| Seen {
+        let call = |rows, batch_rows| ObservedCall {
             site: 0,
             rows,
             took: Duration::ZERO,
             waited: Duration::ZERO,
             batch_rows,
         };
-        let pass =
-            |ms, calls: &[Seen]| Done { passes: vec![Duration::from_millis(ms)], calls: calls.to_vec() };
+        let pass = |ms, calls: &[ObservedCall]| ClientMeasurement {
+            passes: vec![Duration::from_millis(ms)],
+            calls: calls.to_vec(),
+        };
         // One batch of 2 + 4 rows, and one of 4.
         let done = [pass(10, &[call(2, 6)]), pass(30, &[call(4, 6), call(4, 4)])];
-        let reached = Reached::of(&done, 1).unwrap();
+        let reached = PolicyResult::of(&done, 1).unwrap();
         assert!((reached.batch - 1.5).abs() < 1e-9, "{reached:?}");
         assert_eq!((reached.latency_ms, reached.rows_per_s), (20.0, 10.0 / LASTS.as_secs_f64()));
     }
 
     #[test]
     fn a_client_that_came_through_no_pass_is_an_error_and_not_a_fast_one() {
-        assert!(Reached::of(&[Done::default()], 1).is_err());
+        assert!(PolicyResult::of(&[ClientMeasurement::default()], 1).is_err());
     }
 }

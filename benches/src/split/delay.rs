@@ -19,14 +19,14 @@ const SPUN: Duration = Duration::from_millis(1);
 
 /// Makes connections whose calls take `round_trip` longer.
 #[derive(Debug)]
-pub(super) struct Delayed {
+pub(super) struct DelayedConnector {
     /// Makes them.
     pub(super) connector: Box<dyn Connect>,
     /// What a call takes besides.
     pub(super) round_trip: Duration,
 }
 
-impl Connect for Delayed {
+impl Connect for DelayedConnector {
     fn connect(&self) -> Result<Box<dyn Transport>, LinkError> {
         let transport = self.connector.connect()?;
         Ok(Box::new(DelayedTransport { transport, round_trip: self.round_trip }))

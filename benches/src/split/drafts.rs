@@ -6,49 +6,49 @@
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use client::{drafts::Effort, generate::Generated, masking::Masking, text::Text};
+use client::{drafts::DraftPolicy, generate::Generated, masking::Masking, text::Text};
 use files::model_files::ModelFiles;
 use shmproto::layer::Path;
 use speculation::{
-    baseline::Rule,
-    draft::{Draft, Guess},
-    ngram::{Ngram, Survival},
+    baseline::BaselineRule,
+    draft::{Draft, DraftToken},
+    ngram::{AcceptanceTable, Ngram},
     threshold::Threshold,
     tree::{NodeId, TokenTree},
 };
 
 use super::{
-    Row,
-    delay::Delayed,
-    executor::{Executor, Policy, Way, open},
+    SplitRow,
+    delay::DelayedConnector,
+    executor::{BatchingFlag, CallTransport, SplitExecutor, open},
     model::{Decoder, time_of_a_token},
 };
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::Cores,
     measure::{Contestant, Samples, alternate},
-    planted::{Planted, Quality},
-    report::{Better, Comparison, Target},
+    planted::{OracleDraft, Quality},
+    report::{BenchTarget, Better, Comparison},
 };
 
 const BENCH: &str = "speculate";
 
 /// Somebody who guesses for one answer.
-type Made = Box<dyn Draft<Error = Infallible> + Send>;
+type BoxedDraft = Box<dyn Draft<Error = Infallible> + Send>;
 
 /// An emulated round trip, tokens that are drafted over it and that are decoded plainly, and X-02's goal.
-struct Link {
+struct EmulatedLink {
     round_trip_us: u64,
     drafted: usize,
     plain: usize,
     goal: f64,
 }
 
-const LINKS: [Link; 4] = [
-    Link { round_trip_us: 100, drafted: 128, plain: 64, goal: 1.3 },
-    Link { round_trip_us: 1_000, drafted: 128, plain: 24, goal: 1.8 },
-    Link { round_trip_us: 5_000, drafted: 64, plain: 12, goal: 2.5 },
-    Link { round_trip_us: 20_000, drafted: 48, plain: 6, goal: 3.0 },
+const LINKS: [EmulatedLink; 4] = [
+    EmulatedLink { round_trip_us: 100, drafted: 128, plain: 64, goal: 1.3 },
+    EmulatedLink { round_trip_us: 1_000, drafted: 128, plain: 24, goal: 1.8 },
+    EmulatedLink { round_trip_us: 5_000, drafted: 64, plain: 12, goal: 2.5 },
+    EmulatedLink { round_trip_us: 20_000, drafted: 48, plain: 6, goal: 3.0 },
 ];
 
 /// What a guess of a model takes that is a tenth of the target, about.
@@ -68,8 +68,8 @@ pub(crate) const TOLD: &str = "Write a story about a lighthouse keeper and a bot
     thirty years before the first visitor came. She was";
 
 /// Every comparison of this benchmark.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
-    let executor = Executor::start(config, cores.numbers(), Policy::Opportunistic)?;
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
+    let executor = SplitExecutor::start(config, cores.numbers(), BatchingFlag::Opportunistic)?;
     let text = Text::load(&ModelFiles::at(&config.model)?).context("the model has no text side")?;
     let copied =
         text.encode_raw(&format!("Copy this text:\n{COPIED}\n\nThe copy:\n{COPIED}\n\nOnce more:\nThe"))?;
@@ -77,7 +77,7 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
     let mut comparisons = Vec::new();
     let mut before: Option<(u64, Samples)> = None;
     for link in LINKS {
-        let mut bench = Bench::new(config, &executor, &link)?;
+        let mut bench = SpeculationBench::new(config, &executor, &link)?;
         let answer = bench.answer(&executor, config, &told)?;
         for (width, goal) in [(1, Some(link.goal)), (2, None)] {
             let planted = || planted(&answer, width);
@@ -86,7 +86,7 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
                 (&told, link.drafted, 0.0),
                 &|_| Box::new(planted()),
             )?;
-            comparisons.push(row.with(goal.map(Target::RatioAtLeast)));
+            comparisons.push(row.with(goal.map(BenchTarget::RatioAtLeast)));
             if width == 1 {
                 comparisons.extend(lower(
                     &link,
@@ -96,7 +96,7 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
             }
         }
         for (name, rule) in compared() {
-            let planted = || -> Made { Box::new(planted(&answer, 2)) };
+            let planted = || -> BoxedDraft { Box::new(planted(&answer, 2)) };
             comparisons.push(bench.beside(
                 &executor,
                 config,
@@ -106,63 +106,64 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
             )?);
         }
         comparisons.push(bench.going_on(&answer, (&told, link.drafted))?);
-        let own = |prompt: &[u32]| -> Made { Box::new(Ngram::new(prompt, Survival::default())) };
+        let own = |prompt: &[u32]| -> BoxedDraft { Box::new(Ngram::new(prompt, AcceptanceTable::default())) };
         comparisons.push(
             bench.compare("ngram, a text that repeats", (&copied, link.drafted, 0.0), &own)?.0.with(None),
         );
         let told = bench.compare("ngram, a text that does not", (&told, 2 * link.plain, 1.0), &own)?.0;
-        comparisons.push(told.with(Some(Target::RatioAtLeast(LEAST_SHARE))));
+        comparisons.push(told.with(Some(BenchTarget::RatioAtLeast(LEAST_SHARE))));
     }
     Ok(comparisons)
 }
 
 /// What a guess has to promise, beside what it had to over the link before.
-fn lower(link: &Link, thresholds: &Samples, before: Option<(u64, Samples)>) -> Option<Comparison> {
+fn lower(link: &EmulatedLink, thresholds: &Samples, before: Option<(u64, Samples)>) -> Option<Comparison> {
     let (shorter_us, rival) = before?;
-    let row = Row {
+    let row = SplitRow {
         bench: BENCH,
         case: format!("confidence a guess must have, round trips of {} ms", link.round_trip_us as f64 / 1e3),
         unit: "probability",
         better: Better::Lower,
-        target: Some(Target::RatioAtLeast(1.0)),
+        target: Some(BenchTarget::RatioAtLeast(1.0)),
     };
     Some(row.beside(thresholds, &format!("round trips of {} ms", shorter_us as f64 / 1e3), &rival))
 }
 
 /// A comparison that has no goal yet.
-struct Measured {
+struct SpeculationMeasurement {
     case: String,
     drafted: Samples,
     plain: Samples,
 }
 
-impl Measured {
-    fn with(self, target: Option<Target>) -> Comparison {
-        let row = Row { bench: BENCH, case: self.case, unit: "tokens/s", better: Better::Higher, target };
+impl SpeculationMeasurement {
+    fn with(self, target: Option<BenchTarget>) -> Comparison {
+        let row =
+            SplitRow { bench: BENCH, case: self.case, unit: "tokens/s", better: Better::Higher, target };
         row.beside(&self.drafted, "split decoding without drafts", &self.plain)
     }
 }
 
 /// Two clients over one link.
-struct Bench<'a> {
-    link: &'a Link,
+struct SpeculationBench<'a> {
+    link: &'a EmulatedLink,
     runs: usize,
     plain: Decoder,
     drafting: Decoder,
 }
 
-impl<'a> Bench<'a> {
-    fn new(config: &Config, executor: &Executor, link: &'a Link) -> Result<Self> {
+impl<'a> SpeculationBench<'a> {
+    fn new(config: &SuiteConfig, executor: &SplitExecutor, link: &'a EmulatedLink) -> Result<Self> {
         let round_trip = Duration::from_micros(link.round_trip_us);
-        let decoder = || decoder(config, executor, round_trip, Effort::Worth);
+        let decoder = || decoder(config, executor, round_trip, DraftPolicy::Worth);
         Ok(Self { link, runs: config.runs, plain: decoder()?, drafting: decoder()? })
     }
 
     /// What the model says, found out over no link.
-    fn answer(&self, executor: &Executor, config: &Config, prompt: &[u32]) -> Result<Arc<[u32]>> {
+    fn answer(&self, executor: &SplitExecutor, config: &SuiteConfig, prompt: &[u32]) -> Result<Arc<[u32]>> {
         // Guesses go beyond the answer's end, by a tree at most.
         let tokens = self.link.drafted + speculation::tree::MAX_NODES;
-        Ok(decoder(config, executor, Duration::ZERO, Effort::Worth)?
+        Ok(decoder(config, executor, Duration::ZERO, DraftPolicy::Worth)?
             .answer(prompt.to_vec(), tokens, 0.0, None)?
             .tokens
             .into())
@@ -171,14 +172,14 @@ impl<'a> Bench<'a> {
     /// What is worth it beside another rule, with the same draft.
     fn beside(
         &mut self,
-        executor: &Executor,
-        config: &Config,
-        (name, rule): (&str, Rule),
+        executor: &SplitExecutor,
+        config: &SuiteConfig,
+        (name, rule): (&str, BaselineRule),
         (prompt, tokens): (&[u32], usize),
-        make: &dyn Fn() -> Made,
+        make: &dyn Fn() -> BoxedDraft,
     ) -> Result<Comparison> {
         let round_trip = Duration::from_micros(self.link.round_trip_us);
-        let mut other = decoder(config, executor, round_trip, Effort::Compared(rule))?;
+        let mut other = decoder(config, executor, round_trip, DraftPolicy::Compared(rule))?;
         let case =
             format!("planted, 2 of a place, round trips of {} ms", self.link.round_trip_us as f64 / 1e3);
         let contestant = |decoder: &mut Decoder, name: &str| -> Result<f64> {
@@ -193,7 +194,7 @@ impl<'a> Bench<'a> {
                 Box::new(|_| contestant(&mut other, name)),
             ],
         )?;
-        let row = Row { bench: BENCH, case, unit: "tokens/s", better: Better::Higher, target: None };
+        let row = SplitRow { bench: BENCH, case, unit: "tokens/s", better: Better::Higher, target: None };
         Ok(row.beside(&Samples::new(worth)?, name, &Samples::new(other)?))
     }
 
@@ -201,8 +202,8 @@ impl<'a> Bench<'a> {
     fn going_on(&mut self, answer: &Arc<[u32]>, (prompt, tokens): (&[u32], usize)) -> Result<Comparison> {
         let case =
             format!("a guess takes {GUESS:?}, round trips of {} ms", self.link.round_trip_us as f64 / 1e3);
-        let planted = || Planted { takes: GUESS, ..planted(answer, 2) };
-        let contestant = |decoder: &mut Decoder, name: &str, mut made: Made| -> Result<f64> {
+        let planted = || OracleDraft { takes: GUESS, ..planted(answer, 2) };
+        let contestant = |decoder: &mut Decoder, name: &str, mut made: BoxedDraft| -> Result<f64> {
             let generated = decoder.answer(prompt.to_vec(), tokens, 0.0, Some(&mut *made))?;
             tell(&format!("{name}, {case}"), &generated);
             Ok(1.0 / time_of_a_token(&generated).as_secs_f64())
@@ -210,12 +211,12 @@ impl<'a> Bench<'a> {
         let [goes_on, waits] = alternate(
             self.runs,
             [
-                Box::new(|_| contestant(&mut self.drafting, "goes on", Box::new(GoesOn(planted()))))
+                Box::new(|_| contestant(&mut self.drafting, "goes on", Box::new(OverlappedOracle(planted()))))
                     as Contestant<'_, f64>,
                 Box::new(|_| contestant(&mut self.plain, "waits", Box::new(planted()))),
             ],
         )?;
-        let row = Row { bench: BENCH, case, unit: "tokens/s", better: Better::Higher, target: None };
+        let row = SplitRow { bench: BENCH, case, unit: "tokens/s", better: Better::Higher, target: None };
         Ok(row.beside(&Samples::new(goes_on)?, "a draft that waits for the verdict", &Samples::new(waits)?))
     }
 
@@ -224,8 +225,8 @@ impl<'a> Bench<'a> {
         &mut self,
         draft: &str,
         (prompt, tokens, temperature): (&[u32], usize, f32),
-        make: &dyn Fn(&[u32]) -> Made,
-    ) -> Result<(Measured, Samples)> {
+        make: &dyn Fn(&[u32]) -> BoxedDraft,
+    ) -> Result<(SpeculationMeasurement, Samples)> {
         let Self { link, runs, plain, drafting } = self;
         let case = format!("{draft}, round trips of {} ms", link.round_trip_us as f64 / 1e3);
         let (mut said, mut known) = (Vec::new(), Vec::new());
@@ -248,21 +249,24 @@ impl<'a> Bench<'a> {
         )?;
         ensure!(said.iter().all(|said| said.tokens.starts_with(&known)), "drafts changed the answer");
         let thresholds = Samples::of(&said, |said| said.drafted.threshold)?;
-        Ok((Measured { case, drafted: Samples::new(drafted)?, plain: Samples::new(plain)? }, thresholds))
+        Ok((
+            SpeculationMeasurement { case, drafted: Samples::new(drafted)?, plain: Samples::new(plain)? },
+            thresholds,
+        ))
     }
 }
 
 /// A draft that goes on guessing while its guesses are verified.
-struct GoesOn(Planted);
+struct OverlappedOracle(OracleDraft);
 
-impl Draft for GoesOn {
+impl Draft for OverlappedOracle {
     type Error = Infallible;
 
     fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
         self.0.accept(tokens)
     }
 
-    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<DraftToken>, Infallible> {
         self.0.guesses(tree, at)
     }
 
@@ -272,23 +276,29 @@ impl Draft for GoesOn {
 }
 
 /// A draft of so many guesses for a place, which takes no time.
-fn planted(answer: &Arc<[u32]>, width: usize) -> Planted {
+fn planted(answer: &Arc<[u32]>, width: usize) -> OracleDraft {
     let (answer, quality, takes) = (Arc::clone(answer), Quality::even(CORRECT), Duration::ZERO);
-    Planted { answer, said: 0, width, quality, seed: 2_026, takes }
+    OracleDraft { answer, said: 0, width, quality, seed: 2_026, takes }
 }
 
 /// What the paper compares with, and its own threshold.
-fn compared() -> [(&'static str, Rule); 3] {
+fn compared() -> [(&'static str, BaselineRule); 3] {
     [
-        ("chains of 5 (SP)", Rule::Chain(5)),
-        ("2 branches of 6 (SI)", Rule::Branches { width: 2, depth: 6 }),
-        ("the threshold that verdicts move (EdgeLLM)", Rule::Learned(Threshold::default())),
+        ("chains of 5 (SP)", BaselineRule::Chain(5)),
+        ("2 branches of 6 (SI)", BaselineRule::Branches { width: 2, depth: 6 }),
+        ("the threshold that verdicts move (EdgeLLM)", BaselineRule::Learned(Threshold::default())),
     ]
 }
 
-fn decoder(config: &Config, executor: &Executor, round_trip: Duration, effort: Effort) -> Result<Decoder> {
+fn decoder(
+    config: &SuiteConfig,
+    executor: &SplitExecutor,
+    round_trip: Duration,
+    effort: DraftPolicy,
+) -> Result<Decoder> {
     let off = Masking::Off { path: Path::Fast };
-    let connector = Box::new(Delayed { connector: executor.connector(Way::Channel)?, round_trip });
+    let connector =
+        Box::new(DelayedConnector { connector: executor.connector(CallTransport::Channel)?, round_trip });
     Decoder::with_effort(&config.model, open(connector, off.word(), None)?, off, effort)
 }
 

@@ -8,27 +8,27 @@ use std::{sync::Arc, time::Instant};
 use anyhow::{Context, Result};
 use client::{
     masking::{
-        Cover, Direction, Exact, Masking,
-        pads::{Pads, maker::Maker, pool::Pool},
-        shares::Second,
+        Direction, Exact, Masking, RowProtection,
+        pads::{Pads, maker::PadMaker, pool::PadPool},
+        shares::SecondExecutor,
         verify::Verifier,
     },
-    session::Settings,
+    session::ClientSettings,
 };
 use model::site_model::SiteModel;
 use shmproto::layer::Path;
 use tempfile::TempDir;
 
 use super::{
-    Row,
-    executor::{Executor, Way},
+    SplitRow,
+    executor::{CallTransport, SplitExecutor},
     model::{Decoder, time_of_a_token},
 };
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::Cores,
     measure::{Contestant, Samples, alternate},
-    report::{Better, Comparison, Target},
+    report::{BenchTarget, Better, Comparison},
 };
 
 /// Tokens of a prompt whose rows go through every site in one call.
@@ -50,7 +50,7 @@ const MAKING_LEAST: f64 = 0.5;
 
 /// What a turn took.
 #[derive(Debug, Clone, Copy)]
-struct Turn {
+struct TurnTiming {
     /// Tokens of the prompt in a second.
     prompt: f64,
     /// Of a token behind it, in milliseconds.
@@ -58,26 +58,31 @@ struct Turn {
 }
 
 /// The rows of `split-masking` on exact arithmetic.
-pub(super) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(super) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let (first, last) = (&cores.numbers()[..1], &cores.numbers()[cores.numbers().len() - 1..]);
-    let (one, other) = (Executor::start_exact(config, first)?, Executor::start_exact(config, last)?);
-    let own = Own::new(config)?;
-    let second = Second { connector: Arc::from(other.connector(Way::Tls)?), settings: Settings::default() };
+    let (one, other) =
+        (SplitExecutor::start_exact(config, first)?, SplitExecutor::start_exact(config, last)?);
+    let own = MaskingMaterial::new(config)?;
+    let second = SecondExecutor {
+        connector: Arc::from(other.connector(CallTransport::Tls)?),
+        settings: ClientSettings::default(),
+    };
     let ring = || Masking::Off { path: Path::Ring };
-    let checked = Masking::Exact(Exact { cover: Cover::Bare, verifier: Some(own.verifier), pad_rows: false });
+    let checked =
+        Masking::Exact(Exact { cover: RowProtection::Bare, verifier: Some(own.verifier), pad_rows: false });
     let decoder = |masking: Masking| {
-        let session = one.session(Way::Tls, masking.word(), None)?;
+        let session = one.session(CallTransport::Tls, masking.word(), None)?;
         anyhow::Ok(contestant(Decoder::new(&config.model, session, masking)?))
     };
     let contestants = [
         decoder(Masking::Off { path: Path::Fast })?,
         decoder(ring())?,
         decoder(checked)?,
-        decoder(Cover::Shares(Arc::new(second)).into())?,
-        decoder(Cover::Pads(own.pads).into())?,
+        decoder(RowProtection::Shares(Arc::new(second)).into())?,
+        decoder(RowProtection::Pads(own.pads).into())?,
     ];
     let [fast, ring, checked, shares, pads] =
-        alternate(config.runs, contestants)?.each_ref().map(|turns| Timed::of(turns));
+        alternate(config.runs, contestants)?.each_ref().map(|turns| TurnSamples::of(turns));
     let (fast, ring, checked, shares, pads) = (fast?, ring?, checked?, shares?, pads?);
     let off = "masking off, fast path";
     Ok(vec![
@@ -87,41 +92,41 @@ pub(super) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
         prompt("masking shares").beside(&shares.prompt, off, &fast.prompt),
         prompt("masking pads").beside(&pads.prompt, off, &fast.prompt),
         prompt("path ring").beside(&ring.prompt, off, &fast.prompt),
-        Row {
+        SplitRow {
             case: format!("making pads, {:.2} MB a token", own.token_bytes as f64 / 1e6),
-            target: Some(Target::RatioAtLeast(MAKING_LEAST)),
+            target: Some(BenchTarget::RatioAtLeast(MAKING_LEAST)),
             ..prompt("")
         }
         .beside(&own.made, "a prompt, masking off, fast path", &fast.prompt),
     ])
 }
 
-fn token(masking: &str, most: f64) -> Row {
-    Row {
+fn token(masking: &str, most: f64) -> SplitRow {
+    SplitRow {
         bench: "split-masking",
         case: format!("a token over loopback TLS, {masking}"),
         unit: "ms",
         better: Better::Lower,
-        target: Some(Target::ShareAtMost(most)),
+        target: Some(BenchTarget::ShareAtMost(most)),
     }
 }
 
-fn prompt(masking: &str) -> Row {
-    Row {
+fn prompt(masking: &str) -> SplitRow {
+    SplitRow {
         bench: "split-masking",
         case: format!("a prompt of {PROMPT} tokens over loopback TLS, {masking}"),
         unit: "tokens/s",
         better: Better::Higher,
-        target: Some(Target::RatioAtLeast(PROMPT_LEAST)),
+        target: Some(BenchTarget::RatioAtLeast(PROMPT_LEAST)),
     }
 }
 
-fn contestant<'a>(mut decoder: Decoder) -> Contestant<'a, Turn> {
+fn contestant<'a>(mut decoder: Decoder) -> Contestant<'a, TurnTiming> {
     Box::new(move |round| {
         let seed = 2 * round as u64;
         decoder.generate(seed, WARMING, WARMING)?;
         let generated = decoder.generate(seed + 1, PROMPT, TOKENS)?;
-        Ok(Turn {
+        Ok(TurnTiming {
             prompt: PROMPT as f64 / generated.first_token.as_secs_f64(),
             token: time_of_a_token(&generated).as_secs_f64() * 1000.0,
         })
@@ -129,20 +134,20 @@ fn contestant<'a>(mut decoder: Decoder) -> Contestant<'a, Turn> {
 }
 
 /// Both figures of all turns.
-struct Timed {
+struct TurnSamples {
     prompt: Samples,
     token: Samples,
 }
 
-impl Timed {
-    fn of(turns: &[Turn]) -> Result<Self> {
+impl TurnSamples {
+    fn of(turns: &[TurnTiming]) -> Result<Self> {
         let prompt = Samples::of(turns, |turn| turn.prompt)?;
         Ok(Self { prompt, token: Samples::of(turns, |turn| turn.token)? })
     }
 }
 
 /// What this client makes of weights of its own.
-struct Own {
+struct MaskingMaterial {
     verifier: Arc<Verifier>,
     /// Those of all turns.
     pads: Pads,
@@ -152,14 +157,14 @@ struct Own {
     _folder: TempDir,
 }
 
-impl Own {
-    fn new(config: &Config) -> Result<Self> {
+impl MaskingMaterial {
+    fn new(config: &SuiteConfig) -> Result<Self> {
         let mut base = SiteModel::open(&config.model, &[]).context("no weights to make pads of")?;
         base.commit();
         let verifier = Verifier::new(&mut base, &mut |_, _| {}).context("answers cannot be checked")?;
-        let mut maker = Maker::new(Box::new(base), POOL_BYTES);
+        let mut maker = PadMaker::new(Box::new(base), POOL_BYTES);
         let folder = tempfile::tempdir().context("no folder for pads")?;
-        let mut pool = Pool::create(&folder.path().join("pads"), maker.commitment()?, &maker.shapes())?;
+        let mut pool = PadPool::create(&folder.path().join("pads"), maker.commitment()?, &maker.shapes())?;
         let made = (0..config.runs).map(|_| make(&mut maker, &mut pool)).collect::<Result<_>>()?;
         let token_bytes = pool.token_bytes(Direction::Forward);
         let pads = Pads::new(pool, None);
@@ -174,7 +179,7 @@ impl Own {
 }
 
 /// Makes the pads of a turn; how many tokens' in a second.
-fn make(maker: &mut Maker, pool: &mut Pool) -> Result<f64> {
+fn make(maker: &mut PadMaker, pool: &mut PadPool) -> Result<f64> {
     let tokens = PROMPT + TOKENS + 2 * WARMING;
     let begun = Instant::now();
     maker.prepare(pool, tokens as u64, &[Direction::Forward], &mut |_, _| {}).context("no pads")?;

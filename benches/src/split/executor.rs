@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use client::{
     address::Address,
-    session::{Session, Settings},
+    session::{ClientSettings, Session},
     transport::{
         Connect,
         local::{LocalConnector, SPIN},
@@ -21,8 +21,8 @@ use client::{
 };
 use tempfile::TempDir;
 
-use super::watch::{Watched, Watcher};
-use crate::{config::Config, http::free_port, machine::list, process::Process};
+use super::watch::{CallWatcher, WatchedConnector};
+use crate::{config::SuiteConfig, http::free_port, machine::list, process::LoggedProcess};
 
 /// What takes longer never comes.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -31,7 +31,7 @@ const POLL: Duration = Duration::from_millis(20);
 
 /// How calls travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum CallTransport {
     /// Shared memory.
     Channel,
     /// ZeroMQ over a private Unix socket.
@@ -40,7 +40,7 @@ pub(super) enum Way {
     Tls,
 }
 
-impl Way {
+impl CallTransport {
     /// All there are.
     pub(super) const EACH: [Self; 3] = [Self::Channel, Self::Ipc, Self::Tls];
 
@@ -56,7 +56,7 @@ impl Way {
 
 /// When calls that wait are computed, as the executor's flag says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Policy {
+pub(crate) enum BatchingFlag {
     /// After a short wait, with what has come by then.
     Opportunistic,
     /// At once, each alone.
@@ -65,7 +65,7 @@ pub(crate) enum Policy {
     Lockstep,
 }
 
-impl Policy {
+impl BatchingFlag {
     /// As the flag has it.
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -78,19 +78,19 @@ impl Policy {
 
 /// A running executor. Nobody but split clients asks it for anything.
 #[derive(Debug)]
-pub(crate) struct Executor {
+pub(crate) struct SplitExecutor {
     // Ends when dropped, before its folder.
-    process: Process,
+    process: LoggedProcess,
     folder: TempDir,
     port: u16,
 }
 
-impl Executor {
+impl SplitExecutor {
     /// Starts it on `cores`, and waits until it takes sessions.
     ///
     /// # Errors
     /// If it does not start.
-    pub(crate) fn start(config: &Config, cores: &[usize], policy: Policy) -> Result<Self> {
+    pub(crate) fn start(config: &SuiteConfig, cores: &[usize], policy: BatchingFlag) -> Result<Self> {
         Self::start_with(config, cores, policy, &[])
     }
 
@@ -98,11 +98,16 @@ impl Executor {
     ///
     /// # Errors
     /// If it does not start.
-    pub(super) fn start_exact(config: &Config, cores: &[usize]) -> Result<Self> {
-        Self::start_with(config, cores, Policy::Opportunistic, &["--layer-exact"])
+    pub(super) fn start_exact(config: &SuiteConfig, cores: &[usize]) -> Result<Self> {
+        Self::start_with(config, cores, BatchingFlag::Opportunistic, &["--layer-exact"])
     }
 
-    fn start_with(config: &Config, cores: &[usize], policy: Policy, flags: &[&str]) -> Result<Self> {
+    fn start_with(
+        config: &SuiteConfig,
+        cores: &[usize],
+        policy: BatchingFlag,
+        flags: &[&str],
+    ) -> Result<Self> {
         let folder = tempfile::tempdir().context("no folder for an executor's sockets")?;
         let port = free_port()?;
         let (certificate, key) = write_certificate(folder.path())?;
@@ -121,7 +126,7 @@ impl Executor {
             command.arg(option).arg(value);
         }
         command.args(flags);
-        let process = Process::start(&mut command, &folder.path().join("executor.log"))?;
+        let process = LoggedProcess::start(&mut command, &folder.path().join("executor.log"))?;
         let mut started = Self { process, folder, port };
         started.wait_until_ready()?;
         Ok(started)
@@ -141,7 +146,7 @@ impl Executor {
         let begun = Instant::now();
         loop {
             self.process.ensure_running()?;
-            match self.session(Way::Channel, "off", None) {
+            match self.session(CallTransport::Channel, "off", None) {
                 Ok(_) => return Ok(()),
                 Err(error) if begun.elapsed() > LIMIT => {
                     bail!("the executor takes no session: {error:#}; {}", self.process.last_words())
@@ -155,7 +160,12 @@ impl Executor {
     ///
     /// # Errors
     /// If it is not opened.
-    pub(super) fn session(&self, way: Way, masking: &str, watcher: Option<&Watcher>) -> Result<Session> {
+    pub(super) fn session(
+        &self,
+        way: CallTransport,
+        masking: &str,
+        watcher: Option<&CallWatcher>,
+    ) -> Result<Session> {
         open(self.connector(way)?, masking, watcher)
     }
 
@@ -163,12 +173,12 @@ impl Executor {
     ///
     /// # Errors
     /// If TLS cannot be spoken.
-    pub(super) fn connector(&self, way: Way) -> Result<Box<dyn Connect>> {
+    pub(super) fn connector(&self, way: CallTransport) -> Result<Box<dyn Connect>> {
         let run = self.folder.path().join("run");
         let address = match way {
-            Way::Channel => return Ok(channel(&run)),
-            Way::Ipc => Address::Ipc(run),
-            Way::Tls => format!("tls://localhost:{}", self.port).parse()?,
+            CallTransport::Channel => return Ok(channel(&run)),
+            CallTransport::Ipc => Address::Ipc(run),
+            CallTransport::Tls => format!("tls://localhost:{}", self.port).parse()?,
         };
         let files = TlsFiles { ca: Some(self.folder.path().join(CERTIFICATE)), identity: None };
         Ok(Box::new(RemoteConnector::new(address, None, &files, LIMIT).context("TLS cannot be spoken")?))
@@ -181,12 +191,17 @@ pub(super) fn channel(folder: &Path) -> Box<dyn Connect> {
 }
 
 /// Opens a session; `watcher` sees its calls.
-pub(super) fn open(connector: Box<dyn Connect>, masking: &str, watcher: Option<&Watcher>) -> Result<Session> {
+pub(super) fn open(
+    connector: Box<dyn Connect>,
+    masking: &str,
+    watcher: Option<&CallWatcher>,
+) -> Result<Session> {
     let connector = match watcher {
-        Some(watcher) => Box::new(Watched { connector, watcher: watcher.clone() }),
+        Some(watcher) => Box::new(WatchedConnector { connector, watcher: watcher.clone() }),
         None => connector,
     };
-    let settings = Settings { masking: masking.to_owned(), name: "bench".to_owned(), ..Settings::default() };
+    let settings =
+        ClientSettings { masking: masking.to_owned(), name: "bench".to_owned(), ..ClientSettings::default() };
     Session::open(connector, settings).context("no session")
 }
 

@@ -8,14 +8,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow};
-use client::session::{Session, calls::Ask};
+use client::session::{Session, calls::LayerCall};
 use model::sites::SiteId;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
-use shmproto::layer::{Class, Op, Path};
+use shmproto::layer::{CallClass, Op, Path};
 
 use super::{
-    executor::{Executor, Way},
-    watch::{Seen, Watcher},
+    executor::{CallTransport, SplitExecutor},
+    watch::{CallWatcher, ObservedCall},
 };
 
 /// One client's habits.
@@ -24,7 +24,7 @@ pub(super) struct Habits {
     /// Rows of each call.
     pub(super) rows: usize,
     /// What it says they are for.
-    pub(super) class: Class,
+    pub(super) class: CallClass,
     /// What it takes between two calls.
     pub(super) pause: Duration,
 }
@@ -33,19 +33,19 @@ pub(super) struct Habits {
 ///
 /// A pass is every site but the head.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(super) struct Done {
+pub(super) struct ClientMeasurement {
     /// How long each pass took that ended in time.
     pub(super) passes: Vec<Duration>,
     /// Its calls.
-    pub(super) calls: Vec<Seen>,
+    pub(super) calls: Vec<ObservedCall>,
 }
 
 /// A client, connected.
 #[derive(Debug)]
-pub(super) struct Client {
+pub(super) struct LoadClient {
     habits: Habits,
     session: Session,
-    watcher: Watcher,
+    watcher: CallWatcher,
     /// Rows in and rows out of each site but the head.
     rows: Vec<(Vec<f32>, Vec<f32>)>,
 }
@@ -63,13 +63,13 @@ pub(super) fn rows(session: &Session, count: usize) -> Vec<(Vec<f32>, Vec<f32>)>
         .collect()
 }
 
-impl Client {
+impl LoadClient {
     /// Connects.
     ///
     /// # Errors
     /// If there is no session for it.
-    pub(super) fn new(executor: &Executor, way: Way, habits: Habits) -> Result<Self> {
-        let watcher = Watcher::default();
+    pub(super) fn new(executor: &SplitExecutor, way: CallTransport, habits: Habits) -> Result<Self> {
+        let watcher = CallWatcher::default();
         let session = executor.session(way, "off", Some(&watcher))?;
         let mut rows = rows(&session, habits.rows);
         // No token is drawn from most rows of a prompt or of training; and who leaves a site out is at another than the rest.
@@ -78,7 +78,7 @@ impl Client {
     }
 
     /// Passes until `end`; the last one is broken off.
-    fn passes(&mut self, end: Instant) -> Result<Done> {
+    fn passes(&mut self, end: Instant) -> Result<ClientMeasurement> {
         self.watcher.take();
         let mut passes = Vec::new();
         let Habits { class, pause, .. } = self.habits;
@@ -86,9 +86,10 @@ impl Client {
             let begun = Instant::now();
             for (site, (x, out)) in (0..).zip(&mut self.rows) {
                 if Instant::now() >= end {
-                    return Ok(Done { passes, calls: self.watcher.take() });
+                    return Ok(ClientMeasurement { passes, calls: self.watcher.take() });
                 }
-                let ask = Ask { site: SiteId(site), part: None, op: Op::Forward, path: Path::Fast, class };
+                let ask =
+                    LayerCall { site: SiteId(site), part: None, op: Op::Forward, path: Path::Fast, class };
                 self.session.call(ask, x, out).context("a call was not answered")?;
                 if !pause.is_zero() {
                     thread::sleep(pause);
@@ -100,7 +101,7 @@ impl Client {
 }
 
 /// Sites of a pass, as the clients go through them.
-pub(super) fn sites(clients: &[Client]) -> usize {
+pub(super) fn sites(clients: &[LoadClient]) -> usize {
     clients.first().map_or(1, |client| client.rows.len())
 }
 
@@ -108,15 +109,15 @@ pub(super) fn sites(clients: &[Client]) -> usize {
 ///
 /// # Errors
 /// The first that failed.
-pub(super) fn together(clients: &mut [Client], lasts: Duration) -> Result<Vec<Done>> {
+pub(super) fn together(clients: &mut [LoadClient], lasts: Duration) -> Result<Vec<ClientMeasurement>> {
     let start = &Barrier::new(clients.len());
     thread::scope(|scope| {
-        let run = move |client: &mut Client| {
+        let run = move |client: &mut LoadClient| {
             start.wait();
             client.passes(Instant::now() + lasts)
         };
         let threads: Vec<_> = clients.iter_mut().map(|client| scope.spawn(move || run(client))).collect();
-        let joined = |thread: thread::ScopedJoinHandle<'_, Result<Done>>| {
+        let joined = |thread: thread::ScopedJoinHandle<'_, Result<ClientMeasurement>>| {
             thread.join().unwrap_or_else(|_| Err(anyhow!("a client's thread panicked")))
         };
         threads.into_iter().map(joined).collect()

@@ -4,20 +4,20 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use client::masking::{Masking, PaperSettings};
+use client::masking::{Masking, NoiseSettings};
 use shmproto::layer::Path;
 
 use super::{
-    Row, exact,
-    executor::{Executor, Policy, Way},
+    SplitRow, exact,
+    executor::{BatchingFlag, CallTransport, SplitExecutor},
     model::{Decoder, time_of_a_token},
     ring,
 };
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::Cores,
     measure::{Contestant, Samples, alternate},
-    report::{Better, Comparison, Target},
+    report::{BenchTarget, Better, Comparison},
 };
 
 const PROMPT: usize = 16;
@@ -26,12 +26,12 @@ const TOKENS: usize = 64;
 const MOST: f64 = 1.15;
 
 /// Every comparison of this benchmark.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
-    let executor = Executor::start(config, cores.numbers(), Policy::Opportunistic)?;
-    let paper = Masking::Paper(PaperSettings::default());
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
+    let executor = SplitExecutor::start(config, cores.numbers(), BatchingFlag::Opportunistic)?;
+    let paper = Masking::Paper(NoiseSettings::default());
     let decoder = |masking: Masking| {
         let (begun, word) = (Instant::now(), masking.word());
-        let session = executor.session(Way::Tls, word, None)?;
+        let session = executor.session(CallTransport::Tls, word, None)?;
         let decoder = Decoder::new(&config.model, session, masking)?;
         eprintln!("holobiont-bench: {}: ready after {:.2} s", word, begun.elapsed().as_secs_f64());
         anyhow::Ok(contestant(decoder))
@@ -41,12 +41,12 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
     let measured = alternate(config.runs, [paper?, linear?, fast?])?;
     let [paper, linear, fast] = measured.map(Samples::new);
     let (paper, linear, fast) = (paper?, linear?, fast?);
-    let row = || Row {
+    let row = || SplitRow {
         bench: "split-masking",
         case: "a token over loopback TLS, masking paper (obfuscation)".to_owned(),
         unit: "ms",
         better: Better::Lower,
-        target: Some(Target::ShareAtMost(MOST)),
+        target: Some(BenchTarget::ShareAtMost(MOST)),
     };
     let mut comparisons = vec![
         row().beside(&paper, "masking off, linear path", &linear),

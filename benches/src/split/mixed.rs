@@ -12,16 +12,16 @@ use shmproto::{layer::Path, message::LayerStats};
 use tokio::runtime::{Builder, Runtime};
 
 use super::{
-    Row,
+    SplitRow,
     executor::{channel, open},
     model::Decoder,
 };
 use crate::{
-    cold::{Arrival, Executor, Helper, Mode, Place},
-    config::Config,
+    cold::{ColdCompute, ColdExecutor, ExecutorPlacement, Mode, RequestArrival},
+    config::SuiteConfig,
     machine::Cores,
     measure::Samples,
-    report::{Better, Comparison, Target},
+    report::{BenchTarget, Better, Comparison},
 };
 
 /// Of each kind.
@@ -32,8 +32,8 @@ const TOKENS: usize = 64;
 const LEAST: f64 = 1.5;
 
 /// Every comparison of this benchmark.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
-    let mut mixed = Mixed::new(config, cores)?;
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
+    let mut mixed = MixedLoad::new(config, cores)?;
     let (mut together, mut apart) = (Vec::new(), Vec::new());
     mixed.together(0)?;
     for round in 1..=config.runs as u64 {
@@ -45,29 +45,32 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
             together.push(mixed.together(2 * round + 1)?);
         }
     }
-    let row = Row {
+    let row = SplitRow {
         bench: "split-mixed",
         case: format!("{CLIENTS} split clients and {CLIENTS} resident requests together"),
         unit: "tokens/s",
         better: Better::Higher,
-        target: Some(Target::RatioAtLeast(LEAST)),
+        target: Some(BenchTarget::RatioAtLeast(LEAST)),
     };
     Ok(vec![row.beside(&Samples::new(together)?, "one after the other", &Samples::new(apart)?)])
 }
 
 /// An executor with resident requests and split clients.
-struct Mixed {
+struct MixedLoad {
     runtime: Runtime,
-    executor: Executor,
+    executor: ColdExecutor,
     clients: Vec<Decoder>,
 }
 
-impl Mixed {
-    fn new(config: &Config, cores: &Cores) -> Result<Self> {
+impl MixedLoad {
+    fn new(config: &SuiteConfig, cores: &Cores) -> Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build().context("no runtime")?;
-        let place =
-            Place { base_cores: cores.numbers(), helper: Helper::Nobody, ..Place::on(config, cores)? };
-        let executor = runtime.block_on(Executor::start(place, Mode::Cached))?;
+        let place = ExecutorPlacement {
+            base_cores: cores.numbers(),
+            helper: ColdCompute::Nobody,
+            ..ExecutorPlacement::on(config, cores)?
+        };
+        let executor = runtime.block_on(ColdExecutor::start(place, Mode::Cached))?;
         let off = Masking::Off { path: Path::Fast };
         let client = |_| {
             Decoder::new(&config.model, open(channel(&executor.run_folder()), off.word(), None)?, off.clone())
@@ -105,7 +108,7 @@ impl Mixed {
                 let mut answer = move || decoder.generate(seed(round, client), PROMPT, TOKENS);
                 scope.spawn(move || ended.send(answer()).is_ok());
             }
-            let arrivals: Vec<Arrival> =
+            let arrivals: Vec<RequestArrival> =
                 (CLIENTS..2 * CLIENTS).map(|client| arrival(round, client)).collect();
             runtime.block_on(executor.serve(&arrivals)).map(drop)
         })?;
@@ -141,6 +144,12 @@ fn seed(round: u64, client: usize) -> u64 {
     (1 << 20) + round * 2 * CLIENTS as u64 + client as u64
 }
 
-fn arrival(round: u64, client: usize) -> Arrival {
-    Arrival { at: Duration::ZERO, adapter: None, prompt: PROMPT, answer: TOKENS, seed: seed(round, client) }
+fn arrival(round: u64, client: usize) -> RequestArrival {
+    RequestArrival {
+        at: Duration::ZERO,
+        adapter: None,
+        prompt: PROMPT,
+        answer: TOKENS,
+        seed: seed(round, client),
+    }
 }

@@ -4,8 +4,8 @@ use std::{ops::ControlFlow, path::Path, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use client::{
-    drafts::{Effort, Guesser},
-    generate::{Generated, Task},
+    drafts::{ClientDrafter, DraftPolicy},
+    generate::{GenerateRequest, Generated},
     masking::Masking,
     session::Session,
     split_model::{SplitModel, SplitOptions},
@@ -27,7 +27,7 @@ impl Decoder {
     /// # Errors
     /// If the session's base is another one.
     pub(super) fn new(path: &Path, session: Session, masking: Masking) -> Result<Self> {
-        Self::with_effort(path, session, masking, Effort::default())
+        Self::with_effort(path, session, masking, DraftPolicy::default())
     }
 
     /// The same, with so many guesses verified at once.
@@ -38,7 +38,7 @@ impl Decoder {
         path: &Path,
         mut session: Session,
         masking: Masking,
-        effort: Effort,
+        effort: DraftPolicy,
     ) -> Result<Self> {
         let base = ClientBase::open(path).context("the client's part of the model cannot be read")?;
         let mask = masking.prepare(&mut session, &mut |_, _| {}).context("masking cannot be prepared")?;
@@ -63,11 +63,11 @@ impl Decoder {
         prompt: Vec<u32>,
         tokens: usize,
         temperature: f32,
-        guesser: Option<Guesser<'_>>,
+        guesser: Option<ClientDrafter<'_>>,
     ) -> Result<Generated> {
         let request = SamplingRequest { temperature, seed: 1, ..SamplingRequest::default() };
         let sampling = SamplingParams::new(request, self.0.config().vocab_size).context("no sampling")?;
-        let task = Task { prompt, sampling, max_tokens: tokens, stop_tokens: Vec::new() };
+        let task = GenerateRequest { prompt, sampling, max_tokens: tokens, stop_tokens: Vec::new() };
         let mut go_on = |_| ControlFlow::Continue(());
         let generated = match guesser {
             Some(guesser) => self.0.generate_drafted(&task, None, guesser, &mut go_on),
@@ -87,7 +87,7 @@ pub(super) fn time_of_a_token(generated: &Generated) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use client::{drafts::Drafted, generate::Finish};
+    use client::{drafts::DraftingStats, generate::GenerateFinish};
 
     use super::*;
 
@@ -95,11 +95,11 @@ mod tests {
     fn the_first_token_and_its_prompt_do_not_count() {
         let generated = |tokens: usize| Generated {
             tokens: vec![0; tokens],
-            finish: Finish::Length,
+            finish: GenerateFinish::Length,
             cached_tokens: 0,
             first_token: Duration::from_millis(70),
             total: Duration::from_millis(100),
-            drafted: Drafted::default(),
+            drafted: DraftingStats::default(),
         };
         assert_eq!(time_of_a_token(&generated(4)), Duration::from_millis(10));
         assert_eq!(time_of_a_token(&generated(1)), Duration::from_millis(30));

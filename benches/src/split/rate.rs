@@ -8,40 +8,43 @@ use std::{path::Path, time::Duration};
 use anyhow::{Context, Result};
 use client::{
     masking::Masking,
-    session::{Session, calls::Ask},
+    session::{Session, calls::LayerCall},
 };
 use model::sites::SiteId;
-use shmproto::layer::{Class, Op, Path as Arithmetic};
+use shmproto::layer::{CallClass, Op, Path as Arithmetic};
 
 use super::{
-    Row,
-    executor::{Executor, Policy, Way},
+    SplitRow,
+    executor::{BatchingFlag, CallTransport, SplitExecutor},
     model::{Decoder, time_of_a_token},
-    watch::Watcher,
+    watch::CallWatcher,
 };
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::Cores,
     measure::{Contestant, Samples, alternate},
-    ours::{Helper, Load, Ours as _},
-    report::{Better, Comparison, Target},
+    ours::{BenchProgram, HolobiontRunner as _, SyntheticLoad},
+    report::{BenchTarget, Better, Comparison},
 };
 
 const BENCH: &str = "split";
 /// The decode that is measured, on both sides.
-const LOAD: Load = Load { prompt_tokens: 16, generated_tokens: 128, streams: 1 };
+const LOAD: SyntheticLoad = SyntheticLoad { prompt_tokens: 16, generated_tokens: 128, streams: 1 };
 /// Passes that are counted, and those before that are not.
 const PASSES: usize = 80;
 const WARM_UP_PASSES: usize = 20;
 /// The goals: share of the resident engine's rate, and microseconds of a call besides computing.
-const GOALS: [(Way, Option<f64>, Option<f64>); 3] =
-    [(Way::Channel, Some(0.5), Some(25.0)), (Way::Ipc, None, None), (Way::Tls, Some(0.15), Some(150.0))];
+const GOALS: [(CallTransport, Option<f64>, Option<f64>); 3] = [
+    (CallTransport::Channel, Some(0.5), Some(25.0)),
+    (CallTransport::Ipc, None, None),
+    (CallTransport::Tls, Some(0.15), Some(150.0)),
+];
 /// Sites of a block, in the order they are numbered; the head comes after all of them.
 const GROUPS: [&str; 5] = ["qkv", "o", "gate and up", "down", "head"];
 
 /// Every comparison of this benchmark.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
-    let executor = Executor::start(config, cores.numbers(), Policy::Opportunistic)?;
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
+    let executor = SplitExecutor::start(config, cores.numbers(), BatchingFlag::Opportunistic)?;
     let mut comparisons = rates(config, &executor)?;
     for (way, _, goal_us) in GOALS {
         comparisons.push(overhead(config, &executor, way, goal_us)?);
@@ -50,9 +53,9 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
 }
 
 /// Tokens a second, each way, beside the resident engine's.
-fn rates(config: &Config, executor: &Executor) -> Result<Vec<Comparison>> {
-    let resident = Helper::new(&config.ours, &config.model, config.threads);
-    let [channel, ipc, tls] = Way::EACH.map(|way| decoder(&config.model, executor, way));
+fn rates(config: &SuiteConfig, executor: &SplitExecutor) -> Result<Vec<Comparison>> {
+    let resident = BenchProgram::new(&config.ours, &config.model, config.threads);
+    let [channel, ipc, tls] = CallTransport::EACH.map(|way| decoder(&config.model, executor, way));
     let measured = alternate(
         config.runs,
         [
@@ -64,27 +67,27 @@ fn rates(config: &Config, executor: &Executor) -> Result<Vec<Comparison>> {
     )?;
     let [resident, channel, ipc, tls] = measured.map(Samples::new);
     let resident = resident?;
-    let row = |((way, goal, _), samples): ((Way, Option<f64>, _), Result<Samples>)| {
-        let row = Row {
+    let row = |((way, goal, _), samples): ((CallTransport, Option<f64>, _), Result<Samples>)| {
+        let row = SplitRow {
             bench: BENCH,
             case: format!("one stream over {}", way.name()),
             unit: "tokens/s",
             better: Better::Higher,
-            target: goal.map(Target::ShareAtLeast),
+            target: goal.map(BenchTarget::ShareAtLeast),
         };
         Ok(row.beside(&samples?, "the resident engine", &resident))
     };
     GOALS.into_iter().zip([channel, ipc, tls]).map(row).collect()
 }
 
-fn decoder(model: &Path, executor: &Executor, way: Way) -> Result<Decoder> {
+fn decoder(model: &Path, executor: &SplitExecutor, way: CallTransport) -> Result<Decoder> {
     let off = Masking::Off { path: Arithmetic::Fast };
     Decoder::new(model, executor.session(way, off.word(), None)?, off)
 }
 
 /// Decodes once before each measurement, as the resident engine does.
 fn contestant<'a>(mut decoder: Decoder) -> Contestant<'a, f64> {
-    let Load { prompt_tokens, generated_tokens, .. } = LOAD;
+    let SyntheticLoad { prompt_tokens, generated_tokens, .. } = LOAD;
     Box::new(move |round| {
         let seed = 2 * round as u64;
         decoder.generate(seed, prompt_tokens, generated_tokens / 8)?;
@@ -94,10 +97,15 @@ fn contestant<'a>(mut decoder: Decoder) -> Contestant<'a, f64> {
 }
 
 /// What a call of one row takes beyond the executor's computing: a mean over the calls of a pass, for each pass.
-fn overhead(config: &Config, executor: &Executor, way: Way, goal_us: Option<f64>) -> Result<Comparison> {
-    let watcher = Watcher::default();
+fn overhead(
+    config: &SuiteConfig,
+    executor: &SplitExecutor,
+    way: CallTransport,
+    goal_us: Option<f64>,
+) -> Result<Comparison> {
+    let watcher = CallWatcher::default();
     let session = executor.session(way, "off", Some(&watcher))?;
-    let mut caller = Caller::new(session)?;
+    let mut caller = SiteCaller::new(session)?;
     for _ in 0..WARM_UP_PASSES {
         caller.pass()?;
     }
@@ -118,17 +126,17 @@ fn overhead(config: &Config, executor: &Executor, way: Way, goal_us: Option<f64>
         }
     }
     tell(way, groups)?;
-    let row = Row {
+    let row = SplitRow {
         bench: BENCH,
         case: format!("a call of one row over {}, besides computing", way.name()),
         unit: "us",
         better: Better::Lower,
-        target: goal_us.map(Target::OursAtMost),
+        target: goal_us.map(BenchTarget::OursAtMost),
     };
     Ok(row.beside(&Samples::new(overheads)?, "computing a call", &Samples::new(computed)?))
 }
 
-fn tell(way: Way, groups: [Vec<f64>; GROUPS.len()]) -> Result<()> {
+fn tell(way: CallTransport, groups: [Vec<f64>; GROUPS.len()]) -> Result<()> {
     for (name, group) in GROUPS.iter().zip(groups) {
         let samples = Samples::new(group)?;
         let (median, tail) = (samples.median(), samples.quantile(0.99));
@@ -142,13 +150,13 @@ fn tell(way: Way, groups: [Vec<f64>; GROUPS.len()]) -> Result<()> {
 
 /// Calls the sites in the order of a pass, with one row that means nothing.
 #[derive(Debug)]
-struct Caller {
+struct SiteCaller {
     session: Session,
     /// A row in and a row out of each site.
     rows: Vec<(Vec<f32>, Vec<f32>)>,
 }
 
-impl Caller {
+impl SiteCaller {
     fn new(session: Session) -> Result<Self> {
         let rows = super::load::rows(&session, 1);
         anyhow::ensure!(rows.len() % 4 == 1, "the model's sites are not those of a known architecture");
@@ -157,8 +165,8 @@ impl Caller {
 
     fn pass(&mut self) -> Result<()> {
         for (site, (x, out)) in (0..).zip(&mut self.rows) {
-            let (op, path, class) = (Op::Forward, Arithmetic::Fast, Class::Decode);
-            let ask = Ask { site: SiteId(site), part: None, op, path, class };
+            let (op, path, class) = (Op::Forward, Arithmetic::Fast, CallClass::Decode);
+            let ask = LayerCall { site: SiteId(site), part: None, op, path, class };
             self.session.call(ask, x, out).context("a call was not answered")?;
         }
         Ok(())

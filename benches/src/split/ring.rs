@@ -9,17 +9,17 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use kernels::{
-    Activations, Isa, LinearPart, Modulus, PackedMatrix, Pool, Rounding, TensorType, linear, linear_ring,
-    linear_ring_by_words,
+    Activations, Isa, LinearPart, Modulus, PackedMatrix, Rounding, TensorType, ThreadPool, linear,
+    linear_ring, linear_ring_by_words,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-use super::Row;
+use super::SplitRow;
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::Cores,
     measure::{Contestant, Samples, alternate},
-    report::{Better, Comparison, Target},
+    report::{BenchTarget, Better, Comparison},
 };
 
 /// What most sites' rows are taken modulo.
@@ -46,14 +46,14 @@ const FORMATS: [(TensorType, &str); 4] = [
 ];
 
 /// The rows of `split-masking` on the product itself.
-pub(super) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(super) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let (runs, core) = (config.runs, cores.numbers()[0]);
     // A thread of its own: a pool keeps its caller on a core.
     let measured = thread::spawn(move || {
-        let mut pool = Pool::new(&[core]).context("no thread")?;
+        let mut pool = ThreadPool::new(&[core]).context("no thread")?;
         let mut comparisons = Vec::new();
         for (kind, format) in FORMATS {
-            let sides = Sides::new(kind)?;
+            let sides = ModularMatrices::new(kind)?;
             for rows in [1, PROMPT_ROWS] {
                 comparisons.extend(sides.compare(&mut pool, runs, rows, format)?);
             }
@@ -64,14 +64,14 @@ pub(super) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
 }
 
 /// Matrices and what goes through them.
-struct Sides {
+struct ModularMatrices {
     matrices: Vec<PackedMatrix>,
     exponent: i32,
     numbers: Vec<u8>,
     values: Vec<f32>,
 }
 
-impl Sides {
+impl ModularMatrices {
     fn new(kind: TensorType) -> Result<Self> {
         let mut random = StdRng::seed_from_u64(1);
         // Halves of two such bytes are small numbers, and so are weights whose scales they are.
@@ -89,20 +89,20 @@ impl Sides {
     /// Times of `rows` rows together.
     fn compare(
         &self,
-        pool: &mut Pool,
+        pool: &mut ThreadPool,
         runs: usize,
         rows: usize,
         format: &'static str,
     ) -> Result<Vec<Comparison>> {
         let pool = RefCell::new(pool);
-        let side = |product: fn(&Self, &mut Pool, usize) -> Duration| -> Contestant<'_, f64> {
+        let side = |product: fn(&Self, &mut ThreadPool, usize) -> Duration| -> Contestant<'_, f64> {
             let pool = &pool;
             Box::new(move |_| Ok(product(self, &mut pool.borrow_mut(), rows).as_secs_f64() * 1e6))
         };
         let measured = alternate(runs, [side(Self::ring), side(Self::fast), side(Self::by_words)])?;
         let [ring, fast, by_words] = measured.map(Samples::new);
         let (ring, fast, by_words) = (ring?, fast?, by_words?);
-        let row = |target: Target| Row {
+        let row = |target: BenchTarget| SplitRow {
             bench: "split-masking",
             case: format!("{WIDTH} x {WIDTH} modulo 2^{}, {format}, rows: {rows}", MODULUS.bits()),
             unit: "us",
@@ -110,20 +110,20 @@ impl Sides {
             target: (rows == 1).then_some(target),
         };
         Ok(vec![
-            row(Target::ShareAtMost(ROW_MOST)).beside(&ring, "fast", &fast),
-            row(Target::RatioAtLeast(WORDS_LEAST)).beside(&ring, "by words of 64 bits", &by_words),
+            row(BenchTarget::ShareAtMost(ROW_MOST)).beside(&ring, "fast", &fast),
+            row(BenchTarget::RatioAtLeast(WORDS_LEAST)).beside(&ring, "by words of 64 bits", &by_words),
         ])
     }
 
-    fn ring(&self, pool: &mut Pool, rows: usize) -> Duration {
+    fn ring(&self, pool: &mut ThreadPool, rows: usize) -> Duration {
         self.modulo(pool, rows, linear_ring)
     }
 
-    fn by_words(&self, pool: &mut Pool, rows: usize) -> Duration {
+    fn by_words(&self, pool: &mut ThreadPool, rows: usize) -> Duration {
         self.modulo(pool, rows, linear_ring_by_words)
     }
 
-    fn modulo(&self, pool: &mut Pool, rows: usize, product: RingProduct) -> Duration {
+    fn modulo(&self, pool: &mut ThreadPool, rows: usize, product: ModularProduct) -> Duration {
         let bytes = rows * WIDTH * MODULUS.bytes();
         let (x, mut out) = (&self.numbers[..bytes], vec![0; bytes]);
         self.repeated(rows, |part| {
@@ -131,7 +131,7 @@ impl Sides {
         })
     }
 
-    fn fast(&self, pool: &mut Pool, rows: usize) -> Duration {
+    fn fast(&self, pool: &mut ThreadPool, rows: usize) -> Duration {
         let (mut x, mut out) = (Activations::default(), vec![0.0; rows * WIDTH]);
         self.repeated(rows, |part| {
             x.reshape(rows, WIDTH);
@@ -154,4 +154,5 @@ impl Sides {
     }
 }
 
-type RingProduct = fn(&mut Pool, Isa, Modulus, &[u8], usize, &[LinearPart<'_>], i32, &mut [u8], usize);
+type ModularProduct =
+    fn(&mut ThreadPool, Isa, Modulus, &[u8], usize, &[LinearPart<'_>], i32, &mut [u8], usize);

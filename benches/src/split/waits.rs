@@ -4,19 +4,19 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use shmproto::layer::Class;
+use shmproto::layer::CallClass;
 
 use super::{
-    Row,
-    executor::{Executor, Policy, Way},
-    load::{Client, Habits, together},
+    SplitRow,
+    executor::{BatchingFlag, CallTransport, SplitExecutor},
+    load::{Habits, LoadClient, together},
 };
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::Cores,
     measure::Samples,
-    plot::{self, Curve},
-    report::{Better, Comparison, Target},
+    plot::{self, PlotCurve},
+    report::{BenchTarget, Better, Comparison},
 };
 
 const ROWS: usize = 4;
@@ -28,10 +28,10 @@ const LASTS: Duration = Duration::from_millis(1500);
 const NOISE_US: f64 = 10.0;
 
 /// Measures, draws, and compares.
-pub(super) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(super) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let mut executors = Vec::new();
-    for policy in [Policy::Opportunistic, Policy::Lockstep] {
-        executors.push(Executor::start(config, cores.numbers(), policy)?);
+    for policy in [BatchingFlag::Opportunistic, BatchingFlag::Lockstep] {
+        executors.push(SplitExecutor::start(config, cores.numbers(), policy)?);
     }
     let mut waits = vec![[Vec::new(), Vec::new()]; PACES_MS.len()];
     for _ in 0..config.runs {
@@ -52,10 +52,10 @@ pub(super) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
 }
 
 /// What a call of the fast client waits for its turn.
-fn mean_wait_us(executor: &Executor, pace: Duration) -> Result<f64> {
-    let habits = |pause| Habits { rows: ROWS, class: Class::Decode, pause };
-    let fast = Client::new(executor, Way::Channel, habits(Duration::ZERO))?;
-    let slow = Client::new(executor, Way::Channel, habits(pace))?;
+fn mean_wait_us(executor: &SplitExecutor, pace: Duration) -> Result<f64> {
+    let habits = |pause| Habits { rows: ROWS, class: CallClass::Decode, pause };
+    let fast = LoadClient::new(executor, CallTransport::Channel, habits(Duration::ZERO))?;
+    let slow = LoadClient::new(executor, CallTransport::Channel, habits(pace))?;
     let mut clients = [fast, slow];
     let done = together(&mut clients, LASTS)?;
     let calls = done.first().map(|done| &done.calls[..]).unwrap_or_default();
@@ -66,14 +66,14 @@ fn mean_wait_us(executor: &Executor, pace: Duration) -> Result<f64> {
 fn compare(waits: &[[Samples; 2]]) -> Result<Vec<Comparison>> {
     let ends = waits.first().zip(waits.last()).zip(PACES_MS.first().zip(PACES_MS.last()));
     let (([least, _], [ours, lockstep]), (quick_ms, slow_ms)) = ends.context("no pace was measured")?;
-    let row = |target| Row {
+    let row = |target| SplitRow {
         bench: "split-batching",
         case: format!("wait of {ROWS} rows at a site, beside a client that calls every {slow_ms} ms"),
         unit: "us",
         better: Better::Lower,
         target,
     };
-    let goal = Target::OursAtMost(least.median() + NOISE_US);
+    let goal = BenchTarget::OursAtMost(least.median() + NOISE_US);
     Ok(vec![
         row(None).beside(ours, "lockstep", lockstep),
         row(Some(goal)).beside(ours, &format!("beside one that calls every {quick_ms} ms"), least),
@@ -88,8 +88,8 @@ fn draw(waits: &[[Samples; 2]], path: &std::path::Path) -> Result<()> {
     // In lockstep a site is computed once in a pace; else when the deadline of its own rows is over, which is near nothing.
     let line = |of: fn(f64) -> f64| PACES_MS.iter().map(|&pace| (pace as f64, of(pace as f64))).collect();
     let curves = [
-        Curve { name: "opportunistic".to_owned(), points: points(0), line: line(|_| 0.0) },
-        Curve { name: "lockstep".to_owned(), points: points(1), line: line(|pace| pace) },
+        PlotCurve { name: "opportunistic".to_owned(), points: points(0), line: line(|_| 0.0) },
+        PlotCurve { name: "lockstep".to_owned(), points: points(1), line: line(|pace| pace) },
     ];
     let title = "What a fast split client waits for at a site, beside a slow one";
     plot::lines(path, title, ["pause of the slow client, ms", "wait of the fast client, ms"], &curves)

@@ -10,13 +10,13 @@ use client::{
     transport::{Connect, Transport},
 };
 use shmproto::layer::{
-    CallHeader, ReplyHeader, Status,
+    CallHeader, CallStatus, ReplyHeader,
     control::{FromLayers, ToLayers},
 };
 
 /// A call that was answered with rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Seen {
+pub(super) struct ObservedCall {
     /// The linear group it was for, by its number in the catalog.
     pub(super) site: u32,
     /// Rows it had.
@@ -31,29 +31,29 @@ pub(super) struct Seen {
 
 /// Takes notes. Clones write the same ones.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Watcher(Arc<Mutex<Vec<Seen>>>);
+pub(super) struct CallWatcher(Arc<Mutex<Vec<ObservedCall>>>);
 
-impl Watcher {
+impl CallWatcher {
     /// What was seen since the last time this was asked.
-    pub(super) fn take(&self) -> Vec<Seen> {
+    pub(super) fn take(&self) -> Vec<ObservedCall> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn note(&self, seen: Seen) {
+    fn note(&self, seen: ObservedCall) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(seen);
     }
 }
 
 /// Makes connections whose calls are seen.
 #[derive(Debug)]
-pub(super) struct Watched {
+pub(super) struct WatchedConnector {
     /// Makes them.
     pub(super) connector: Box<dyn Connect>,
     /// Sees their calls.
-    pub(super) watcher: Watcher,
+    pub(super) watcher: CallWatcher,
 }
 
-impl Connect for Watched {
+impl Connect for WatchedConnector {
     fn connect(&self) -> Result<Box<dyn Transport>, LinkError> {
         let transport = self.connector.connect()?;
         Ok(Box::new(WatchedTransport { transport, watcher: self.watcher.clone() }))
@@ -67,7 +67,7 @@ impl Connect for Watched {
 #[derive(Debug)]
 struct WatchedTransport {
     transport: Box<dyn Transport>,
-    watcher: Watcher,
+    watcher: CallWatcher,
 }
 
 impl Transport for WatchedTransport {
@@ -82,11 +82,11 @@ impl Transport for WatchedTransport {
     fn call(&mut self, call: &CallHeader, x: &[f32], out: &mut [f32]) -> Result<ReplyHeader, LinkError> {
         let begun = Instant::now();
         let reply = self.transport.call(call, x, out)?;
-        if reply.status == Status::Done {
+        if reply.status == CallStatus::Done {
             let ReplyHeader { waited_us, batch_rows, .. } = reply;
             let waited = Duration::from_micros(waited_us.into());
             let (site, rows) = (call.site, call.rows);
-            self.watcher.note(Seen { site, rows, took: begun.elapsed(), waited, batch_rows });
+            self.watcher.note(ObservedCall { site, rows, took: begun.elapsed(), waited, batch_rows });
         }
         Ok(reply)
     }

@@ -10,8 +10,8 @@ use anyhow::Result;
 use ids::BlockId;
 use model::forward::BLOCK_TOKENS;
 
-use super::Side;
-use crate::planted::Planted;
+use super::StreamedSide;
+use crate::planted::OracleDraft;
 
 /// The little model hands over to the big one below this confidence.
 const SURE: f64 = 0.9;
@@ -30,7 +30,12 @@ pub(super) struct BigLittle {
 ///
 /// # Errors
 /// If a pass fails.
-pub(super) fn decode(side: &mut Side, little: &Planted, prompt: &[u32], tokens: usize) -> Result<BigLittle> {
+pub(super) fn decode(
+    side: &mut StreamedSide,
+    little: &OracleDraft,
+    prompt: &[u32],
+    tokens: usize,
+) -> Result<BigLittle> {
     let each = (prompt.len() + tokens + 2 * MOST).div_ceil(BLOCK_TOKENS);
     let blocks: Vec<BlockId> = (0..each as u32).map(BlockId).collect();
     side.pass(prompt, 0, &blocks, each)?;

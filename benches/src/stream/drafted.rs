@@ -14,26 +14,26 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use base_executor::{
-    author::{Agency, Author},
+    author::{DrafterFactory, SequenceDrafter},
     engine::drafts::Drafts,
 };
 use client::text::Text;
 use files::model_files::ModelFiles;
 use model::weights::streamed::Readahead;
 use shmproto::message::DraftKind;
-use speculation::{baseline::Rule, threshold::Threshold};
+use speculation::{baseline::BaselineRule, threshold::Threshold};
 
 use super::{
-    Side, Way,
+    ReadMode, StreamedSide,
     big_little::{self, BigLittle},
-    engine::{Answer, Asked},
+    engine::{EngineAnswer, StreamedEngine},
 };
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::Cores,
     measure::Samples,
-    planted::{Planted, Priced, Quality},
-    report::{Better, Comparison, Rival, Target},
+    planted::{OracleDraft, PricedOracle, Quality},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
     split::drafts::{COPIED, TOLD},
 };
 
@@ -53,73 +53,79 @@ const NODES: usize = 16;
 
 /// What the author of the next request is told.
 #[derive(Debug, Clone)]
-struct Script {
-    planted: Planted,
+struct OracleScript {
+    planted: OracleDraft,
     prompt: usize,
 }
 
 /// Who takes part.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Entry {
+struct DraftContestant {
     name: &'static str,
     /// Guesses for a place; 0: no draft.
     width: usize,
-    rule: Option<Rule>,
+    rule: Option<BaselineRule>,
     goes_on: bool,
     /// What we are to be ahead of it by.
     goal: Option<f64>,
 }
 
-const OURS: Entry = Entry { name: "ours", width: 2, rule: None, goes_on: true, goal: None };
+const OURS: DraftContestant =
+    DraftContestant { name: "ours", width: 2, rule: None, goes_on: true, goal: None };
 
-fn entries() -> [Entry; 8] {
-    let fixed = |name, rule, goal| Entry { name, rule: Some(rule), goes_on: false, goal, ..OURS };
+fn entries() -> [DraftContestant; 8] {
+    let fixed = |name, rule, goal| DraftContestant { name, rule: Some(rule), goes_on: false, goal, ..OURS };
     [
-        fixed("chains of 5 (SP)", Rule::Chain(5), Some(1.3)),
-        fixed("chains of 8 (SP)", Rule::Chain(8), None),
-        fixed("2 branches of 6 (SI)", Rule::Branches { width: 2, depth: 6 }, Some(1.15)),
-        Entry { name: "ours without the tree", width: 1, goal: Some(1.05), ..OURS },
-        Entry { name: "ours without drafting ahead", goes_on: false, goal: Some(1.05), ..OURS },
-        Entry { name: "ours without a threshold", rule: Some(Rule::Nodes(NODES)), goal: Some(1.05), ..OURS },
-        Entry {
-            name: "ours, with the threshold that verdicts move (EdgeLLM)",
-            rule: Some(Rule::Learned(Threshold::default())),
+        fixed("chains of 5 (SP)", BaselineRule::Chain(5), Some(1.3)),
+        fixed("chains of 8 (SP)", BaselineRule::Chain(8), None),
+        fixed("2 branches of 6 (SI)", BaselineRule::Branches { width: 2, depth: 6 }, Some(1.15)),
+        DraftContestant { name: "ours without the tree", width: 1, goal: Some(1.05), ..OURS },
+        DraftContestant { name: "ours without drafting ahead", goes_on: false, goal: Some(1.05), ..OURS },
+        DraftContestant {
+            name: "ours without a threshold",
+            rule: Some(BaselineRule::Nodes(NODES)),
+            goal: Some(1.05),
             ..OURS
         },
-        Entry { name: "layer pipeline (SPL)", width: 0, goal: Some(2.5), ..OURS },
+        DraftContestant {
+            name: "ours, with the threshold that verdicts move (EdgeLLM)",
+            rule: Some(BaselineRule::Learned(Threshold::default())),
+            ..OURS
+        },
+        DraftContestant { name: "layer pipeline (SPL)", width: 0, goal: Some(2.5), ..OURS },
     ]
 }
 
 /// What is measured under one bound.
-struct Bench<'a> {
-    config: &'a Config,
+struct DraftedStreamBench<'a> {
+    config: &'a SuiteConfig,
     cores: &'a Cores,
     directory: &'a Path,
     percent: u64,
 }
 
-impl Bench<'_> {
-    fn side(&self, readahead: Readahead) -> Result<Side> {
-        let way = Way { percent: self.percent, readahead, pace: NonZeroU64::new(DISK) };
-        Side::open(&self.config.model, self.directory, self.cores, way)
+impl DraftedStreamBench<'_> {
+    fn side(&self, readahead: Readahead) -> Result<StreamedSide> {
+        let way = ReadMode { percent: self.percent, readahead, pace: NonZeroU64::new(DISK) };
+        StreamedSide::open(&self.config.model, self.directory, self.cores, way)
     }
 
-    fn asked(&self, readahead: Readahead, drafts: Drafts) -> Result<Asked> {
-        Ok(Asked::new(self.side(readahead)?.model, drafts))
+    fn asked(&self, readahead: Readahead, drafts: Drafts) -> Result<StreamedEngine> {
+        Ok(StreamedEngine::new(self.side(readahead)?.model, drafts))
     }
 }
 
 /// Drafts as `entry` has them, by an author who is told the `script`.
-fn drafts(entry: Entry, script: &Arc<Mutex<Script>>) -> Drafts {
+fn drafts(entry: DraftContestant, script: &Arc<Mutex<OracleScript>>) -> Drafts {
     if entry.width == 0 {
         return Drafts::default();
     }
     let script = Arc::clone(script);
-    let author = move |text: &[u32], _| -> Box<dyn Author> {
-        let Script { planted, prompt } = script.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Box::new(Priced::new(Planted { said: text.len() - prompt, width: entry.width, ..planted }))
+    let author = move |text: &[u32], _| -> Box<dyn SequenceDrafter> {
+        let OracleScript { planted, prompt } = script.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Box::new(PricedOracle::new(OracleDraft { said: text.len() - prompt, width: entry.width, ..planted }))
     };
-    let drafts = Drafts::by(NODES, Some(Agency::new(DraftKind::Model, author)));
+    let drafts = Drafts::by(NODES, Some(DrafterFactory::new(DraftKind::Model, author)));
     let drafts = if entry.goes_on { drafts } else { drafts.without_drafting_ahead() };
     match entry.rule {
         Some(rule) => drafts.ruled(rule),
@@ -131,13 +137,16 @@ fn drafts(entry: Entry, script: &Arc<Mutex<Script>>) -> Drafts {
 ///
 /// # Errors
 /// If the model cannot be read, or an answer is not the target's own.
-pub(super) fn run(config: &Config, cores: &Cores, directory: &Path) -> Result<Vec<Comparison>> {
+pub(super) fn run(config: &SuiteConfig, cores: &Cores, directory: &Path) -> Result<Vec<Comparison>> {
     let text = Text::load(&ModelFiles::at(&config.model)?).context("the model has no text side")?;
     let told = text.encode_raw(TOLD)?;
     let copied =
         text.encode_raw(&format!("Copy this text:\n{COPIED}\n\nThe copy:\n{COPIED}\n\nOnce more:\nThe"))?;
-    let way = Way { percent: 100, readahead: Readahead::Next, pace: None };
-    let mut resident = Asked::new(Side::open(&config.model, directory, cores, way)?.model, Drafts::default());
+    let way = ReadMode { percent: 100, readahead: Readahead::Next, pace: None };
+    let mut resident = StreamedEngine::new(
+        StreamedSide::open(&config.model, directory, cores, way)?.model,
+        Drafts::default(),
+    );
     let beyond = DRAFTED + 2 * speculation::tree::MAX_NODES;
     let resident_token = resident.answer(&told, beyond)?;
     let copy = resident.answer(&copied, DRAFTED)?.tokens;
@@ -146,7 +155,7 @@ pub(super) fn run(config: &Config, cores: &Cores, directory: &Path) -> Result<Ve
     let mut guess = None;
     let mut gains = Vec::new();
     for percent in BOUNDS {
-        let bench = Bench { config, cores, directory, percent };
+        let bench = DraftedStreamBench { config, cores, directory, percent };
         let mut std = bench.asked(Readahead::Nothing, Drafts::default())?;
         let sweep_s = std.answer(&told, PLAIN)?.token_s;
         let takes = *guess.get_or_insert(Duration::from_secs_f64(sweep_s / f64::from(GUESSES_OF_A_SWEEP)));
@@ -157,7 +166,7 @@ pub(super) fn run(config: &Config, cores: &Cores, directory: &Path) -> Result<Ve
             takes.as_secs_f64() / resident_token.token_s,
         );
         let answer: Arc<[u32]> = resident_token.tokens.clone().into();
-        let planted = |correct| Planted {
+        let planted = |correct| OracleDraft {
             answer: Arc::clone(&answer),
             said: 0,
             width: 1,
@@ -180,7 +189,7 @@ pub(super) fn run(config: &Config, cores: &Cores, directory: &Path) -> Result<Ve
             ("x", Better::Higher),
             quarter.1.clone(),
             ("at 50 %", half.1.clone()),
-            Some(Target::RatioAtLeast(1.0)),
+            Some(BenchTarget::RatioAtLeast(1.0)),
         )
     }));
     Ok(rows)
@@ -188,22 +197,27 @@ pub(super) fn run(config: &Config, cores: &Cores, directory: &Path) -> Result<Ve
 
 /// Everybody who takes part under one bound.
 struct Field<'a> {
-    script: Arc<Mutex<Script>>,
+    script: Arc<Mutex<OracleScript>>,
     prompt: &'a [u32],
     percent: u64,
-    ours: Asked,
-    others: Vec<(Entry, Asked)>,
+    ours: StreamedEngine,
+    others: Vec<(DraftContestant, StreamedEngine)>,
     /// Load, then compute.
-    std: Asked,
-    big_little: Side,
+    std: StreamedEngine,
+    big_little: StreamedSide,
 }
 
 /// What one of them took for a token, run by run.
-type Runs = Vec<Answer>;
+type Runs = Vec<EngineAnswer>;
 
 impl<'a> Field<'a> {
-    fn new(bench: &Bench<'_>, planted: Planted, prompt: &'a [u32], std: Asked) -> Result<Self> {
-        let script = Arc::new(Mutex::new(Script { planted, prompt: prompt.len() }));
+    fn new(
+        bench: &DraftedStreamBench<'_>,
+        planted: OracleDraft,
+        prompt: &'a [u32],
+        std: StreamedEngine,
+    ) -> Result<Self> {
+        let script = Arc::new(Mutex::new(OracleScript { planted, prompt: prompt.len() }));
         let asked = |entry| bench.asked(Readahead::Next, drafts(entry, &script));
         let ours = asked(OURS)?;
         let others = entries().into_iter().map(|entry| Ok((entry, asked(entry)?)));
@@ -213,7 +227,7 @@ impl<'a> Field<'a> {
     }
 
     /// What authors are told from now on.
-    fn tell(&mut self, planted: Planted) {
+    fn tell(&mut self, planted: OracleDraft) {
         self.script.lock().unwrap_or_else(PoisonError::into_inner).planted = planted;
     }
 
@@ -258,7 +272,7 @@ impl<'a> Field<'a> {
         let of = |runs: &Runs| Samples::of(runs, |answer| answer.token_s * 1e3);
         let case = format!("{} % of memory, draft right {correct}: a token", self.percent);
         let beside = |name: &str, rival: Samples, goal: Option<f64>| -> Result<Comparison> {
-            let target = goal.map(Target::RatioAtLeast);
+            let target = goal.map(BenchTarget::RatioAtLeast);
             Ok(row(case.clone(), ("ms", Better::Lower), of(ours)?, (name, rival), target))
         };
         let mut rows = vec![
@@ -274,8 +288,8 @@ impl<'a> Field<'a> {
 }
 
 /// The sequence's own past as a draft, where the text repeats.
-fn ngram(bench: &Bench<'_>, prompt: &[u32], answer: &[u32]) -> Result<Comparison> {
-    let mut drafting = bench.asked(Readahead::Next, Drafts::by(NODES, Some(Agency::ngram())))?;
+fn ngram(bench: &DraftedStreamBench<'_>, prompt: &[u32], answer: &[u32]) -> Result<Comparison> {
+    let mut drafting = bench.asked(Readahead::Next, Drafts::by(NODES, Some(DrafterFactory::ngram())))?;
     let mut plain = bench.asked(Readahead::Next, Drafts::default())?;
     let (mut ours, mut others) = (Vec::new(), Vec::new());
     for _ in 0..bench.config.runs {
@@ -299,9 +313,9 @@ fn row(
     (unit, better): (&'static str, Better),
     ours: Samples,
     (name, samples): (&str, Samples),
-    target: Option<Target>,
+    target: Option<BenchTarget>,
 ) -> Comparison {
-    let rival = Rival { name: name.to_owned(), format: "as packed".to_owned(), samples };
+    let rival = PeerSamples { name: name.to_owned(), format: "as packed".to_owned(), samples };
     Comparison { bench: "stream", case, unit, better, ours, rival, target }
 }
 

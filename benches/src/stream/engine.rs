@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use base_executor::engine::{
-    Engine, Limits,
+    Engine, EngineLimits,
     drafts::Drafts,
-    event::{ConnectionId, Event},
+    event::{ConnectionId, EngineEvent},
 };
 use model::{forward::BLOCK_TOKENS, resident::ResidentModel, weights::served::ServedLayers};
 use policy::clock::SystemClock;
@@ -18,7 +18,7 @@ use crate::asking::{CONTEXT, greedy, welcome};
 const GATEWAY: ConnectionId = ConnectionId(1);
 
 /// See the module.
-pub(super) struct Asked {
+pub(super) struct StreamedEngine {
     engine: Engine<ResidentModel<ServedLayers>>,
     queue: mpsc::Receiver<ToGateway>,
     requests: u64,
@@ -26,7 +26,7 @@ pub(super) struct Asked {
 
 /// An answer.
 #[derive(Debug, Clone)]
-pub(super) struct Answer {
+pub(super) struct EngineAnswer {
     pub(super) tokens: Vec<u32>,
     /// Behind the first token.
     pub(super) token_s: f64,
@@ -34,9 +34,9 @@ pub(super) struct Answer {
     pub(super) drafted: SpeculationStats,
 }
 
-impl Asked {
+impl StreamedEngine {
     pub(super) fn new(model: ResidentModel<ServedLayers>, drafts: Drafts) -> Self {
-        let limits = Limits {
+        let limits = EngineLimits {
             max_running: 1,
             max_waiting: 1,
             max_waiting_tokens: CONTEXT,
@@ -46,7 +46,7 @@ impl Asked {
         };
         let mut engine = Engine::new(model, limits, welcome(), Box::new(SystemClock)).with_drafts(drafts);
         let (outbox, queue) = mpsc::channel(64);
-        engine.handle(Event::Connected { connection: GATEWAY, outbox });
+        engine.handle(EngineEvent::Connected { connection: GATEWAY, outbox });
         Self { engine, queue, requests: 0 }
     }
 
@@ -54,10 +54,10 @@ impl Asked {
     ///
     /// # Errors
     /// If the engine refuses or fails.
-    pub(super) fn answer(&mut self, prompt: &[u32], tokens: usize) -> Result<Answer> {
+    pub(super) fn answer(&mut self, prompt: &[u32], tokens: usize) -> Result<EngineAnswer> {
         self.requests += 1;
         let (request, received_at) = (greedy(self.requests, prompt, tokens), Instant::now());
-        self.engine.handle(Event::Generate { connection: GATEWAY, request, received_at });
+        self.engine.handle(EngineEvent::Generate { connection: GATEWAY, request, received_at });
         let before = self.engine.stats(0).speculation;
         let (mut said, mut begun, mut first) = (Vec::new(), Instant::now(), 0);
         while !self.engine.is_idle() {
@@ -79,7 +79,7 @@ impl Asked {
         let behind = said.len().checked_sub(first).filter(|behind| *behind > 0);
         let token_s = took.as_secs_f64() / behind.context("an answer of one token has no pace")? as f64;
         let drafted = since(self.engine.stats(0).speculation, before);
-        Ok(Answer { tokens: said, token_s, drafted })
+        Ok(EngineAnswer { tokens: said, token_s, drafted })
     }
 }
 
@@ -95,7 +95,7 @@ fn since(now: SpeculationStats, before: SpeculationStats) -> SpeculationStats {
     }
 }
 
-impl Answer {
+impl EngineAnswer {
     /// Time of drafting that was hidden, for each token.
     pub(super) fn hidden(&self) -> Duration {
         Duration::from_micros(self.drafted.hidden_us) / u32::try_from(self.tokens.len().max(1)).unwrap_or(1)

@@ -16,12 +16,12 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use cache::copy::{Class, CopyEngine, Load};
+use cache::copy::{CopyEngine, CopyPriority, CopySource};
 
-use super::Side;
+use super::StreamedSide;
 use crate::{
     measure::{Contestant, Samples, alternate},
-    report::{Better, Comparison, Rival, Target},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
 /// Bytes of a block.
@@ -30,14 +30,14 @@ const BLOCK: usize = 1 << 20;
 const BLOCKS: u64 = 64;
 
 /// Copies until it is told to stop.
-struct Endless {
+struct EndlessCopy {
     file: File,
     block: Vec<u8>,
     copied: Arc<AtomicU64>,
     is_over: Arc<AtomicBool>,
 }
 
-impl Load for Endless {
+impl CopySource for EndlessCopy {
     fn next_bytes(&self) -> Option<usize> {
         (!self.is_over.load(Relaxed)).then_some(BLOCK)
     }
@@ -51,12 +51,16 @@ impl Load for Endless {
 }
 
 /// Tokens a second of `side`, while `copies` copy.
-fn beside(side: &mut Side, directory: &Path, copies: CopyEngine, name: &str) -> Result<f64> {
+fn beside(side: &mut StreamedSide, directory: &Path, copies: CopyEngine, name: &str) -> Result<f64> {
     let (copied, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let file = File::create(directory.join("history")).context("no file for history")?;
-    let load =
-        Endless { file, block: vec![1; BLOCK], copied: Arc::clone(&copied), is_over: Arc::clone(&is_over) };
-    copies.submit(Class::Preload, Box::new(load), Box::new(|_| {}))?;
+    let load = EndlessCopy {
+        file,
+        block: vec![1; BLOCK],
+        copied: Arc::clone(&copied),
+        is_over: Arc::clone(&is_over),
+    };
+    copies.submit(CopyPriority::Preload, Box::new(load), Box::new(|_| {}))?;
     let begun = Instant::now();
     let measured = side.decode(1);
     let rate = copied.load(Relaxed) as f64 / begun.elapsed().as_secs_f64();
@@ -67,7 +71,7 @@ fn beside(side: &mut Side, directory: &Path, copies: CopyEngine, name: &str) -> 
 }
 
 /// Sweeps of one stream, alone and beside history.
-pub(super) fn run(side: &mut Side, directory: &Path, runs: usize) -> Result<Vec<Comparison>> {
+pub(super) fn run(side: &mut StreamedSide, directory: &Path, runs: usize) -> Result<Vec<Comparison>> {
     let figures = side.model_figures().context("nothing of the base comes from the disk")?;
     let side = std::cell::RefCell::new(side);
     let contestants: [Contestant<'_, f64>; 3] = [
@@ -88,11 +92,11 @@ pub(super) fn run(side: &mut Side, directory: &Path, runs: usize) -> Result<Vec<
         unit: "tokens/s",
         better: Better::Higher,
         ours: ours.clone(),
-        rival: Rival { name: name.to_owned(), format: "as packed".to_owned(), samples },
+        rival: PeerSamples { name: name.to_owned(), format: "as packed".to_owned(), samples },
         target,
     };
     Ok(vec![
-        row("sweeps alone", Samples::new(alone)?, Some(Target::RatioAtLeast(1.0 / 1.1))),
+        row("sweeps alone", Samples::new(alone)?, Some(BenchTarget::RatioAtLeast(1.0 / 1.1))),
         row("history that does not give way", Samples::new(does_not)?, None),
     ])
 }

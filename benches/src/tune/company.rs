@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use tokio::runtime::{Builder, Runtime};
 
-use super::trainer::{self, Work};
+use super::trainer::{self, StepWork};
 use crate::{
-    cold::{Arrival, Executor, Helper, Mode, Place},
-    config::Config,
+    cold::{ColdCompute, ColdExecutor, ExecutorPlacement, Mode, RequestArrival},
+    config::SuiteConfig,
     machine::Cores,
     measure::Samples,
-    report::{Better, Comparison, Rival, Target},
+    report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 
 const JOBS: usize = 2;
@@ -28,16 +28,16 @@ const STEPS: usize = 3;
 const TOKENS: usize = 128;
 
 /// Both comparisons.
-pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
-    let mut requests = Requests::new(config, cores)?;
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
+    let mut requests = BackgroundRequests::new(config, cores)?;
     requests.serve(0)?;
     let (mut alone, mut beside) = (Vec::new(), Vec::new());
     for round in 1..=config.runs as u64 {
         alone.push(requests.serve(2 * round)?);
         beside.push(requests.beside_jobs(2 * round + 1)?);
     }
-    let row = |case: &str, unit, better, target, figure: fn(&Served) -> f64| -> Result<Comparison> {
-        let rival = Rival {
+    let row = |case: &str, unit, better, target, figure: fn(&RequestRates) -> f64| -> Result<Comparison> {
+        let rival = PeerSamples {
             name: "the requests alone".to_owned(),
             format: "Q4_1".to_owned(),
             samples: Samples::of(&alone, figure)?,
@@ -53,7 +53,7 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
             target: Some(target),
         })
     };
-    let (times, total) = (Target::ShareAtMost(TIMES), Target::RatioAtLeast(TOTAL));
+    let (times, total) = (BenchTarget::ShareAtMost(TIMES), BenchTarget::RatioAtLeast(TOTAL));
     Ok(vec![
         row("a token of 6 requests beside 2 jobs", "ms", Better::Lower, times, |served| served.token_ms)?,
         row("tokens of 6 requests and 2 jobs", "tokens/s", Better::Higher, total, |served| {
@@ -63,7 +63,7 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
 }
 
 /// What requests saw.
-struct Served {
+struct RequestRates {
     /// Between two tokens of a stream, over all of it.
     token_ms: f64,
     /// Generated, and learned from meanwhile.
@@ -71,46 +71,49 @@ struct Served {
 }
 
 /// An executor that is asked for answers.
-struct Requests {
+struct BackgroundRequests {
     runtime: Runtime,
-    executor: Executor,
-    place: trainer::Workplace,
+    executor: ColdExecutor,
+    place: trainer::JobSetup,
 }
 
-impl Requests {
-    fn new(config: &Config, cores: &Cores) -> Result<Self> {
+impl BackgroundRequests {
+    fn new(config: &SuiteConfig, cores: &Cores) -> Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build().context("no runtime")?;
-        let place =
-            Place { base_cores: cores.numbers(), helper: Helper::Nobody, ..Place::on(config, cores)? };
-        let executor = runtime.block_on(Executor::start(place, Mode::Cached))?;
+        let place = ExecutorPlacement {
+            base_cores: cores.numbers(),
+            helper: ColdCompute::Nobody,
+            ..ExecutorPlacement::on(config, cores)?
+        };
+        let executor = runtime.block_on(ColdExecutor::start(place, Mode::Cached))?;
         let socket = executor.run_folder().join("layers.sock");
-        let place = trainer::Workplace::new(config, socket, Work { batch: 1, tokens: TOKENS })?;
+        let place = trainer::JobSetup::new(config, socket, StepWork { batch: 1, tokens: TOKENS })?;
         Ok(Self { runtime, executor, place })
     }
 
     /// Six answers at once.
-    fn serve(&mut self, round: u64) -> Result<Served> {
+    fn serve(&mut self, round: u64) -> Result<RequestRates> {
         let arrival = |stream: usize| {
             let seed = round * STREAMS as u64 + stream as u64;
-            Arrival { at: Duration::ZERO, adapter: None, prompt: PROMPT, answer: ANSWER, seed }
+            RequestArrival { at: Duration::ZERO, adapter: None, prompt: PROMPT, answer: ANSWER, seed }
         };
-        let arrivals: Vec<Arrival> = (0..STREAMS).map(arrival).collect();
+        let arrivals: Vec<RequestArrival> = (0..STREAMS).map(arrival).collect();
         let begun = Instant::now();
         self.runtime.block_on(self.executor.serve(&arrivals))?;
         let seconds = begun.elapsed().as_secs_f64();
-        Ok(Served {
+        Ok(RequestRates {
             token_ms: seconds * 1e3 / ANSWER as f64,
             tokens_per_s: (STREAMS * ANSWER) as f64 / seconds,
         })
     }
 
     /// The same again and again, while two jobs learn, until both have made some steps beside it.
-    fn beside_jobs(&mut self, round: u64) -> Result<Served> {
+    fn beside_jobs(&mut self, round: u64) -> Result<RequestRates> {
         let start =
             |number: usize| self.place.start(&format!("adapter-{round}-{number}"), ENDLESS_STEPS, None);
-        let jobs: Vec<trainer::Running> =
+        let jobs: Vec<trainer::RunningTrainer> =
             (0..JOBS).map(|number| start(number)?.run()).collect::<Result<_>>()?;
-        jobs.iter().try_for_each(trainer::Running::wait_for_a_step)?;
+        jobs.iter().try_for_each(trainer::RunningTrainer::wait_for_a_step)?;
         let (begun, mut served) = (Instant::now(), Vec::new());
         let rates = loop {
             served.push(self.serve(round)?);
@@ -120,8 +123,9 @@ impl Requests {
                 break rates;
             }
         };
-        let mean = |figure: fn(&Served) -> f64| served.iter().map(figure).sum::<f64>() / served.len() as f64;
-        Ok(Served {
+        let mean =
+            |figure: fn(&RequestRates) -> f64| served.iter().map(figure).sum::<f64>() / served.len() as f64;
+        Ok(RequestRates {
             token_ms: mean(|served| served.token_ms),
             tokens_per_s: mean(|served| served.tokens_per_s) + rates.iter().sum::<f64>(),
         })

@@ -3,9 +3,9 @@
 use std::{path::Path, time::Instant};
 
 use anyhow::{Context, Result, anyhow};
-use kernels::{Pool, lora::LoraPrecision};
+use kernels::{ThreadPool, lora::LoraPrecision};
 use model::{
-    backward::{Keep, Trainer},
+    backward::{SavedScope, Trainer},
     resident::{KvDtype, kv_precision, kv_shape},
     shape::source::Target,
     skeleton::client_base::ClientBase,
@@ -13,9 +13,9 @@ use model::{
     weights::ResidentLayers,
 };
 use tune::{
-    adapter::{Module, Shape},
+    adapter::{AdapterSpec, TargetModule},
     data::Example,
-    learn::Learning,
+    learn::TrainState,
     optimizer::Hyperparameters,
 };
 
@@ -23,12 +23,12 @@ use super::{BATCH, RANK, STEPS, TOKENS, WARM_UP_STEPS};
 use crate::machine::Cores;
 
 /// The job.
-pub(super) struct Inside {
-    learning: Learning<ResidentLayers>,
+pub(super) struct InProcessJob {
+    learning: TrainState<ResidentLayers>,
     examples: Vec<Example>,
 }
 
-impl Inside {
+impl InProcessJob {
     /// Loads `model` on `cores`.
     pub(super) fn new(model: &Path, cores: &Cores) -> Result<Self> {
         let layers = ResidentLayers::load(&*open(model)?, cores.numbers().len(), &|_| {})?;
@@ -36,11 +36,12 @@ impl Inside {
         let is_exact = layers.sites().sites().iter().all(|site| site.fast_is_linear);
         let precision = if is_exact { LoraPrecision::Exact } else { LoraPrecision::Compact };
         let shape = kv_shape(&frame.config, kv_precision(is_exact, KvDtype::Auto));
-        let targets = [Target::Q, Target::V].map(Module).into();
-        let lora = Shape::Lora { rank: RANK, alpha: 2.0 * RANK as f64, rslora: false, targets };
+        let targets = [Target::Q, Target::V].map(TargetModule).into();
+        let lora = AdapterSpec::Lora { rank: RANK, alpha: 2.0 * RANK as f64, rslora: false, targets };
         let (start, vocabulary) = (lora.start(&frame.config, 0), frame.config.vocab_size);
-        let pool = Pool::new(cores.numbers()).context("no threads on the cores")?;
-        let trainer = Trainer::new(frame.into(), layers, shape, pool, Keep::All).context("no trainer")?;
+        let pool = ThreadPool::new(cores.numbers()).context("no threads on the cores")?;
+        let trainer =
+            Trainer::new(frame.into(), layers, shape, pool, SavedScope::All).context("no trainer")?;
         let example = |number: usize| {
             let token =
                 |place: usize| u32::try_from((number * 7 + place * 31) % vocabulary).unwrap_or_default();
@@ -51,7 +52,8 @@ impl Inside {
             }
         };
         Ok(Self {
-            learning: Learning::new(trainer.into(), precision, start).map_err(|error| anyhow!("{error}"))?,
+            learning: TrainState::new(trainer.into(), precision, start)
+                .map_err(|error| anyhow!("{error}"))?,
             examples: (0..BATCH).map(example).collect(),
         })
     }

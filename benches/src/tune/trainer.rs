@@ -15,14 +15,14 @@ use std::{
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
-use training_protocol::Event;
+use training_protocol::TrainingEvent;
 
 use super::{BATCH, RANK, STEPS, TOKENS, WARM_UP_STEPS};
 use crate::{
-    config::Config,
+    config::SuiteConfig,
     machine::Cores,
     process::memory_of,
-    split::executor::{Executor, Policy},
+    split::executor::{BatchingFlag, SplitExecutor},
 };
 
 /// What takes longer never comes.
@@ -33,9 +33,9 @@ const WORDS: [&str; 8] = ["water", "house", "time", "people", "world", "day", "w
 
 /// An executor, and what jobs learn from.
 #[derive(Debug)]
-pub(super) struct Bench {
-    executor: Executor,
-    place: Workplace,
+pub(super) struct TrainerBench {
+    executor: SplitExecutor,
+    place: JobSetup,
     /// Of a job that is alone.
     cores: String,
     /// Jobs so far.
@@ -53,12 +53,12 @@ pub(super) struct Trained {
     pub(super) executor_bytes: u64,
 }
 
-impl Bench {
+impl TrainerBench {
     /// Starts an executor on `cores`.
-    pub(super) fn start(config: &Config, cores: &Cores) -> Result<Self> {
-        let executor = Executor::start(config, cores.numbers(), Policy::Opportunistic)?;
-        let work = Work { batch: BATCH, tokens: TOKENS };
-        let place = Workplace::new(config, executor.layer_socket(), work)?;
+    pub(super) fn start(config: &SuiteConfig, cores: &Cores) -> Result<Self> {
+        let executor = SplitExecutor::start(config, cores.numbers(), BatchingFlag::Opportunistic)?;
+        let work = StepWork { batch: BATCH, tokens: TOKENS };
+        let place = JobSetup::new(config, executor.layer_socket(), work)?;
         Ok(Self { executor, place, cores: cores.list(), count: Cell::new(0) })
     }
 
@@ -69,8 +69,9 @@ impl Bench {
             let number = self.count.replace(self.count.get() + 1);
             self.place.start(&format!("adapter-{number}"), WARM_UP_STEPS + STEPS, cores)
         };
-        let jobs: Vec<Running> = (0..jobs).map(|number| start(number)?.run()).collect::<Result<_>>()?;
-        let steps: Vec<Steps> = jobs.into_iter().map(Running::steps).collect::<Result<_>>()?;
+        let jobs: Vec<RunningTrainer> =
+            (0..jobs).map(|number| start(number)?.run()).collect::<Result<_>>()?;
+        let steps: Vec<StepTimes> = jobs.into_iter().map(RunningTrainer::steps).collect::<Result<_>>()?;
         let trainers: u64 = steps.iter().map(|steps| steps.bytes).sum();
         let executor = memory_of(self.executor.id())?;
         Ok(Trained {
@@ -82,7 +83,7 @@ impl Bench {
 }
 
 /// Tokens a second while every job was beyond its first steps and none had ended.
-fn together(jobs: &[Steps]) -> f64 {
+fn together(jobs: &[StepTimes]) -> f64 {
     let begun = jobs.iter().map(|job| job.ends[WARM_UP_STEPS - 1].0).max();
     let ended = jobs.iter().filter_map(|job| job.ends.last()).map(|(at, _)| *at).min();
     let (Some(begun), Some(ended)) = (begun, ended) else { return 0.0 };
@@ -93,13 +94,13 @@ fn together(jobs: &[Steps]) -> f64 {
 
 /// When the steps of a job ended.
 #[derive(Debug, Default)]
-pub(super) struct Steps {
+pub(super) struct StepTimes {
     ends: Vec<(Instant, u64)>,
     /// Resident in the trainer at its last step.
     bytes: u64,
 }
 
-impl Steps {
+impl StepTimes {
     fn tokens_between(&self, begun: Instant, ended: Instant) -> f64 {
         let pairs = self.ends.windows(2).map(|pair| (pair[0].0, pair[1]));
         pairs
@@ -113,11 +114,11 @@ impl Steps {
 
 /// A running job; dropping it ends it.
 #[derive(Debug)]
-pub(super) struct Job(Child);
+pub(super) struct TrainerProcess(Child);
 
 /// What a step learns from.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Work {
+pub(super) struct StepWork {
     /// Sequences.
     pub(super) batch: usize,
     /// Tokens of each.
@@ -126,8 +127,8 @@ pub(super) struct Work {
 
 /// What jobs have in common.
 #[derive(Debug)]
-pub(super) struct Workplace {
-    work: Work,
+pub(super) struct JobSetup {
+    work: StepWork,
     /// The program.
     pub(super) trainer: PathBuf,
     /// Our copy of the executor's model.
@@ -138,9 +139,9 @@ pub(super) struct Workplace {
     pub(super) folder: TempDir,
 }
 
-impl Workplace {
+impl JobSetup {
     /// For jobs over `layers`.
-    pub(super) fn new(config: &Config, layers: PathBuf, work: Work) -> Result<Self> {
+    pub(super) fn new(config: &SuiteConfig, layers: PathBuf, work: StepWork) -> Result<Self> {
         let folder = tempfile::tempdir().context("no folder for jobs")?;
         write_data(folder.path(), work)?;
         Ok(Self {
@@ -153,7 +154,7 @@ impl Workplace {
     }
 
     /// Starts a job of `steps` steps that writes to `output`, on `cores`, or on one thread wherever there is room.
-    pub(super) fn start(&self, output: &str, steps: usize, cores: Option<&str>) -> Result<Job> {
+    pub(super) fn start(&self, output: &str, steps: usize, cores: Option<&str>) -> Result<TrainerProcess> {
         // As nice as the trainers of a deployment.
         let mut command = Command::new("nice");
         command.args(["-n", "19"]).arg(&self.trainer).arg("run").arg("--executor").arg(&self.layers);
@@ -175,17 +176,17 @@ impl Workplace {
         }
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn();
         let child = child.with_context(|| format!("cannot start {}; is it built?", self.trainer.display()));
-        Ok(Job(child?))
+        Ok(TrainerProcess(child?))
     }
 }
 
-impl Job {
+impl TrainerProcess {
     fn id(&self) -> u32 {
         self.0.id()
     }
 
     /// Lets it run, and hears it.
-    pub(super) fn run(mut self) -> Result<Running> {
+    pub(super) fn run(mut self) -> Result<RunningTrainer> {
         let (id, output) = (self.id(), self.0.stdout.take().context("no output")?);
         let (heard, steps) = channel();
         // Ends with the trainer's output.
@@ -198,22 +199,22 @@ impl Job {
                 }
             }
         });
-        Ok(Running { _job: self, heard: steps, steps: RefCell::default() })
+        Ok(RunningTrainer { _job: self, heard: steps, steps: RefCell::default() })
     }
 }
 
 /// When a job said what, and what it held in memory then.
-type Heard = (Instant, u64, Event);
+type TimedEvent = (Instant, u64, TrainingEvent);
 
 /// A job that is heard.
 #[derive(Debug)]
-pub(super) struct Running {
-    _job: Job,
-    heard: Receiver<Heard>,
-    steps: RefCell<Steps>,
+pub(super) struct RunningTrainer {
+    _job: TrainerProcess,
+    heard: Receiver<TimedEvent>,
+    steps: RefCell<StepTimes>,
 }
 
-impl Running {
+impl RunningTrainer {
     /// Waits for a step.
     pub(super) fn wait_for_a_step(&self) -> Result<()> {
         while self.steps.borrow().ends.is_empty() {
@@ -237,7 +238,7 @@ impl Running {
     }
 
     /// Its steps, to its end.
-    fn steps(self) -> Result<Steps> {
+    fn steps(self) -> Result<StepTimes> {
         while self.steps.borrow().ends.len() < WARM_UP_STEPS + STEPS {
             self.hear(LIMIT)?;
         }
@@ -249,21 +250,21 @@ impl Running {
         self.take(self.heard.recv_timeout(limit).context("a job ended, or says nothing")?)
     }
 
-    fn take(&self, (at, bytes, event): Heard) -> Result<()> {
+    fn take(&self, (at, bytes, event): TimedEvent) -> Result<()> {
         match event {
-            Event::Step(step) => {
+            TrainingEvent::Step(step) => {
                 let mut steps = self.steps.borrow_mut();
                 steps.ends.push((at, step.tokens));
                 steps.bytes = steps.bytes.max(bytes);
             }
-            Event::Failed { message, .. } => bail!("a job failed: {message}"),
+            TrainingEvent::Failed { message, .. } => bail!("a job failed: {message}"),
             _ => {}
         }
         Ok(())
     }
 }
 
-impl Drop for Job {
+impl Drop for TrainerProcess {
     fn drop(&mut self) {
         if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw)
             && !matches!(self.0.try_wait(), Ok(Some(_)))
@@ -277,7 +278,7 @@ impl Drop for Job {
 const DATA: &str = "data.jsonl";
 
 /// Writes as many texts as a step has, each of about as many tokens.
-fn write_data(folder: &Path, work: Work) -> Result<()> {
+fn write_data(folder: &Path, work: StepWork) -> Result<()> {
     let mut lines = String::new();
     for line in 0..work.batch {
         let words: Vec<&str> =

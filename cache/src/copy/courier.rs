@@ -15,21 +15,21 @@ use std::{
 
 use policy::{
     clock::Clock,
-    deference::{Deference, First},
+    deference::{BackgroundThrottle, ForegroundIo},
 };
 
 use super::{
-    BytesPerSecond, Class, CopyStats, End, Load, SubmitError, Ticket,
-    link::Link,
-    queue::{Done, JobId, Piece, Queue, Submission},
+    BytesPerSecond, CopyEnd, CopyPriority, CopySource, CopyStats, SubmitError, Ticket,
+    link::LinkSchedule,
+    queue::{CopyQueue, DoneCallback, JobId, NextPiece, Submission},
 };
 
 /// Longest sleep after which the thread looks whether the engine is being dropped.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
 
 /// What the thread, the engine and its tickets share.
-pub(super) struct Shared {
-    queue: Mutex<Queue>,
+pub(super) struct CopyShared {
+    queue: Mutex<CopyQueue>,
     /// There is something to do.
     pub(super) work: Condvar,
     /// A job has ended.
@@ -42,16 +42,16 @@ pub(super) struct Shared {
     began: Instant,
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for CopyShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared").field("clock", &self.clock).finish_non_exhaustive()
     }
 }
 
-impl Shared {
+impl CopyShared {
     pub(super) fn new(max_jobs: usize, clock: Box<dyn Clock>) -> Self {
         Self {
-            queue: Mutex::new(Queue::new(max_jobs)),
+            queue: Mutex::new(CopyQueue::new(max_jobs)),
             work: Condvar::new(),
             settled: Condvar::new(),
             closing: AtomicBool::new(false),
@@ -67,16 +67,16 @@ impl Shared {
         self.clock.now().saturating_duration_since(self.began)
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Queue> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, CopyQueue> {
         // No foreign code runs under the lock, so a panic elsewhere leaves the queue whole.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn submit(
         self: &Arc<Self>,
-        class: Class,
-        load: Box<dyn Load>,
-        done: Done,
+        class: CopyPriority,
+        load: Box<dyn CopySource>,
+        done: DoneCallback,
     ) -> Result<Ticket, SubmitError> {
         let ended = Arc::new(AtomicBool::new(false));
         let next_bytes = load.next_bytes();
@@ -95,7 +95,7 @@ impl Shared {
         if let Some(load) = queue.cancel(job) {
             drop(queue);
             discard(load);
-            self.end(job, End::Cancelled);
+            self.end(job, CopyEnd::Cancelled);
             self.work.notify_one();
             return;
         }
@@ -104,7 +104,7 @@ impl Shared {
         }
     }
 
-    fn end(&self, job: JobId, end: End) {
+    fn end(&self, job: JobId, end: CopyEnd) {
         self.lock().end(job, end);
         self.settled.notify_all();
     }
@@ -130,14 +130,14 @@ impl Shared {
             done: ended.done,
             cancelled: ended.cancelled,
             failed: ended.failed,
-            queued: Class::ALL.map(|class| queue.queued(class)),
+            queued: CopyPriority::ALL.map(|class| queue.queued(class)),
         }
     }
 }
 
 /// What a step of the thread came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum WorkerStep {
     Worked,
     /// There is nothing to do for so long but what gives way to somebody else.
     GaveWay(Duration),
@@ -148,32 +148,32 @@ pub(super) enum Step {
 }
 
 /// The thread's own part.
-pub(super) struct Courier {
-    shared: Arc<Shared>,
-    link: Option<Link>,
+pub(super) struct CopyWorker {
+    shared: Arc<CopyShared>,
+    link: Option<LinkSchedule>,
     /// Whoever comes first at the disk, and what is owed to them.
-    first: Option<(Arc<dyn First>, Deference)>,
+    first: Option<(Arc<dyn ForegroundIo>, BackgroundThrottle)>,
     /// When the last piece had been copied.
     busy_until: Duration,
 }
 
-impl Courier {
-    pub(super) fn new(shared: Arc<Shared>, bandwidth: Option<BytesPerSecond>) -> Self {
-        Self { shared, link: bandwidth.map(Link::new), first: None, busy_until: Duration::ZERO }
+impl CopyWorker {
+    pub(super) fn new(shared: Arc<CopyShared>, bandwidth: Option<BytesPerSecond>) -> Self {
+        Self { shared, link: bandwidth.map(LinkSchedule::new), first: None, busy_until: Duration::ZERO }
     }
 
     /// Copies that nobody waits for give way to whoever comes `first`.
-    pub(super) fn behind(self, first: Arc<dyn First>) -> Self {
-        Self { first: Some((first, Deference::default())), ..self }
+    pub(super) fn behind(self, first: Arc<dyn ForegroundIo>) -> Self {
+        Self { first: Some((first, BackgroundThrottle::default())), ..self }
     }
 
     pub(super) fn run(&mut self) {
         loop {
             match self.step() {
-                Step::Worked => {}
-                Step::GaveWay(wait) => self.give_way(wait),
-                Step::Idle => self.wait(),
-                Step::Closed => return,
+                WorkerStep::Worked => {}
+                WorkerStep::GaveWay(wait) => self.give_way(wait),
+                WorkerStep::Idle => self.wait(),
+                WorkerStep::Closed => return,
             }
         }
     }
@@ -195,21 +195,21 @@ impl Courier {
     }
 
     /// For how long a piece gives way yet.
-    fn owes(&mut self, piece: &Piece) -> Duration {
+    fn owes(&mut self, piece: &NextPiece) -> Duration {
         let now = self.shared.clock.now();
         let wait = self.first.as_mut().map(|(first, deference)| deference.wait(&**first, now));
         wait.filter(|_| piece.gives_way()).unwrap_or_default()
     }
 
     /// Tells one owner, or copies one piece, or drops one load that nobody wants any more.
-    pub(super) fn step(&mut self) -> Step {
+    pub(super) fn step(&mut self) -> WorkerStep {
         let shared = Arc::clone(&self.shared);
         let mut queue = shared.lock();
         if let Some((done, end)) = queue.farewell() {
             drop(queue);
             // The fault of one owner must not stop the others' loads.
             let _ = catch_unwind(AssertUnwindSafe(|| done(end)));
-            return Step::Worked;
+            return WorkerStep::Worked;
         }
         let first = queue.first();
         let empty = queue.is_empty();
@@ -218,15 +218,15 @@ impl Courier {
             Some(piece) if shared.is_closing() => shared.cancel(piece.job),
             Some(piece) => match self.owes(&piece) {
                 Duration::ZERO => self.deliver(piece),
-                wait => return Step::GaveWay(wait),
+                wait => return WorkerStep::GaveWay(wait),
             },
-            None if empty && shared.is_closing() => return Step::Closed,
-            None => return Step::Idle,
+            None if empty && shared.is_closing() => return WorkerStep::Closed,
+            None => return WorkerStep::Idle,
         }
-        Step::Worked
+        WorkerStep::Worked
     }
 
-    fn deliver(&mut self, piece: Piece) {
+    fn deliver(&mut self, piece: NextPiece) {
         let Some(bytes) = piece.bytes else { return self.finish(piece.job) };
         // What waited behind the last piece has waited since then, and all else since it was handed over.
         let began = piece.ready.max(self.busy_until);
@@ -251,13 +251,13 @@ impl Courier {
         let load = self.shared.lock().take(job);
         if let Some(load) = load {
             discard(load);
-            self.shared.end(job, End::Done);
+            self.shared.end(job, CopyEnd::Done);
         }
     }
 
     /// Waits until a piece arrives. The load is in nobody's hands meanwhile, so it can be cancelled.
     fn wait_on_link(&self, arrival: Duration) {
-        let Shared { clock, began, .. } = &*self.shared;
+        let CopyShared { clock, began, .. } = &*self.shared;
         let mut now = self.shared.now();
         while now < arrival && !self.shared.is_closing() {
             clock.sleep_until(*began + arrival.min(now + LONGEST_SLEEP));
@@ -279,10 +279,10 @@ impl Courier {
             Ok(Some(next_bytes)) => {
                 let unwanted = self.shared.lock().put_back(job, load, next_bytes);
                 let Some(load) = unwanted else { return };
-                (load, End::Cancelled)
+                (load, CopyEnd::Cancelled)
             }
-            Ok(None) => (load, End::Done),
-            Err(_) => (load, End::Failed),
+            Ok(None) => (load, CopyEnd::Done),
+            Err(_) => (load, CopyEnd::Failed),
         };
         discard(load);
         self.shared.end(job, end);
@@ -290,6 +290,6 @@ impl Courier {
 }
 
 /// Drops a load; the fault of one must not stop the others.
-fn discard(load: Box<dyn Load>) {
+fn discard(load: Box<dyn CopySource>) {
     let _ = catch_unwind(AssertUnwindSafe(|| drop(load)));
 }

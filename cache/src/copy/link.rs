@@ -22,7 +22,7 @@ impl BytesPerSecond {
 
 /// The schedule of a link.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct LinkSchedule {
     bandwidth: BytesPerSecond,
     /// When the present run of pieces began.
     started: Duration,
@@ -30,7 +30,7 @@ pub(super) struct Link {
     run_bytes: u128,
 }
 
-impl Link {
+impl LinkSchedule {
     pub(super) fn new(bandwidth: BytesPerSecond) -> Self {
         Self { bandwidth, started: Duration::ZERO, run_bytes: 0 }
     }
@@ -58,8 +58,8 @@ mod tests {
 
     use super::*;
 
-    fn link(bytes_per_second: u64) -> Link {
-        Link::new(BytesPerSecond(NonZeroU64::new(bytes_per_second).unwrap()))
+    fn link(bytes_per_second: u64) -> LinkSchedule {
+        LinkSchedule::new(BytesPerSecond(NonZeroU64::new(bytes_per_second).unwrap()))
     }
 
     #[test]

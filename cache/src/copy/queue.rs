@@ -12,9 +12,9 @@ use std::{
     time::Duration,
 };
 
-use super::{Class, End, Load, SubmitError};
+use super::{CopyEnd, CopyPriority, CopySource, SubmitError};
 
-pub(super) type Done = Box<dyn FnOnce(End) + Send>;
+pub(super) type DoneCallback = Box<dyn FnOnce(CopyEnd) + Send>;
 
 /// Names a job of an engine; never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -22,73 +22,73 @@ pub(super) struct JobId(u64);
 
 /// What a job's owner gives to the queue.
 pub(super) struct Submission {
-    pub(super) class: Class,
-    pub(super) load: Box<dyn Load>,
-    pub(super) done: Done,
+    pub(super) class: CopyPriority,
+    pub(super) load: Box<dyn CopySource>,
+    pub(super) done: DoneCallback,
     pub(super) ended: Arc<AtomicBool>,
 }
 
 /// The next piece of the first job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct NextPiece {
     pub(super) job: JobId,
     /// `None` if there is no piece: the job had nothing to copy.
     pub(super) bytes: Option<usize>,
     /// When its job was handed over.
     pub(super) ready: Duration,
-    pub(super) class: Class,
+    pub(super) class: CopyPriority,
 }
 
-impl Piece {
+impl NextPiece {
     /// Whether it gives way to whoever comes first at its disk.
     pub(super) fn gives_way(&self) -> bool {
-        self.class != Class::Demand && self.bytes.is_some()
+        self.class != CopyPriority::Demand && self.bytes.is_some()
     }
 }
 
 /// When a job's turn comes: by class, then by its arrival in the class.
-type Turn = (Class, u64);
+type QueueOrder = (CopyPriority, u64);
 
-struct Job {
-    place: Turn,
+struct CopyJob {
+    place: QueueOrder,
     /// `None` while it is in a thread's hands.
-    load: Option<Box<dyn Load>>,
+    load: Option<Box<dyn CopySource>>,
     /// Of the next piece; `None` when nothing is left.
     next_bytes: Option<usize>,
     ready: Duration,
     cancelled: bool,
-    done: Done,
+    done: DoneCallback,
     ended: Arc<AtomicBool>,
 }
 
 /// How many jobs ended in which way.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Ended {
+pub(super) struct EndedCounts {
     pub(super) done: u64,
     pub(super) cancelled: u64,
     pub(super) failed: u64,
 }
 
 /// See the module.
-pub(super) struct Queue {
-    jobs: HashMap<JobId, Job>,
+pub(super) struct CopyQueue {
+    jobs: HashMap<JobId, CopyJob>,
     /// Jobs that still want pieces, first come first.
-    order: BTreeMap<Turn, JobId>,
+    order: BTreeMap<QueueOrder, JobId>,
     /// Jobs that have ended and whose owner has not been told.
-    farewells: VecDeque<(Done, End)>,
-    ended: Ended,
+    farewells: VecDeque<(DoneCallback, CopyEnd)>,
+    ended: EndedCounts,
     max_jobs: usize,
     /// Counts submissions and raises: the source of ids and places.
     arrivals: u64,
 }
 
-impl Queue {
+impl CopyQueue {
     pub(super) fn new(max_jobs: usize) -> Self {
         Self {
             jobs: HashMap::new(),
             order: BTreeMap::new(),
             farewells: VecDeque::new(),
-            ended: Ended::default(),
+            ended: EndedCounts::default(),
             max_jobs,
             arrivals: 0,
         }
@@ -107,21 +107,21 @@ impl Queue {
         let Submission { class, load, done, ended } = submission;
         let place = (class, self.arrival());
         let id = JobId(place.1);
-        let job = Job { place, load: Some(load), next_bytes, ready: now, cancelled: false, done, ended };
+        let job = CopyJob { place, load: Some(load), next_bytes, ready: now, cancelled: false, done, ended };
         self.jobs.insert(id, job);
         self.order.insert(place, id);
         id
     }
 
     /// The piece that is next.
-    pub(super) fn first(&self) -> Option<Piece> {
+    pub(super) fn first(&self) -> Option<NextPiece> {
         let (_, &job) = self.order.first_key_value()?;
         let known = self.jobs.get(&job)?;
-        Some(Piece { job, bytes: known.next_bytes, ready: known.ready, class: known.place.0 })
+        Some(NextPiece { job, bytes: known.next_bytes, ready: known.ready, class: known.place.0 })
     }
 
     /// Moves a job to the end of a more urgent class; never to a less urgent one.
-    pub(super) fn raise(&mut self, id: JobId, class: Class) {
+    pub(super) fn raise(&mut self, id: JobId, class: CopyPriority) {
         let arrival = self.arrival();
         let Some(job) = self.jobs.get_mut(&id).filter(|job| class < job.place.0) else { return };
         if self.order.remove(&job.place).is_some() {
@@ -131,7 +131,7 @@ impl Queue {
     }
 
     /// Takes the load in hand; `None` if the job was cancelled or has ended.
-    pub(super) fn take(&mut self, id: JobId) -> Option<Box<dyn Load>> {
+    pub(super) fn take(&mut self, id: JobId) -> Option<Box<dyn CopySource>> {
         self.jobs.get_mut(&id)?.load.take()
     }
 
@@ -139,9 +139,9 @@ impl Queue {
     pub(super) fn put_back(
         &mut self,
         id: JobId,
-        load: Box<dyn Load>,
+        load: Box<dyn CopySource>,
         next_bytes: usize,
-    ) -> Option<Box<dyn Load>> {
+    ) -> Option<Box<dyn CopySource>> {
         match self.jobs.get_mut(&id) {
             Some(job) if !job.cancelled => {
                 job.load = Some(load);
@@ -154,7 +154,7 @@ impl Queue {
 
     /// Makes sure that no further piece is taken. Returns the load for the caller to drop and then to
     /// [`end`](Self::end) the job; `None` if the job has ended, or another hand will end it.
-    pub(super) fn cancel(&mut self, id: JobId) -> Option<Box<dyn Load>> {
+    pub(super) fn cancel(&mut self, id: JobId) -> Option<Box<dyn CopySource>> {
         let job = self.jobs.get_mut(&id)?;
         job.cancelled = true;
         self.order.remove(&job.place);
@@ -162,13 +162,13 @@ impl Queue {
     }
 
     /// Ends a job whose load is gone. Its owner is told in turn.
-    pub(super) fn end(&mut self, id: JobId, end: End) {
+    pub(super) fn end(&mut self, id: JobId, end: CopyEnd) {
         let Some(job) = self.jobs.remove(&id) else { return };
         self.order.remove(&job.place);
         match end {
-            End::Done => self.ended.done += 1,
-            End::Cancelled => self.ended.cancelled += 1,
-            End::Failed => self.ended.failed += 1,
+            CopyEnd::Done => self.ended.done += 1,
+            CopyEnd::Cancelled => self.ended.cancelled += 1,
+            CopyEnd::Failed => self.ended.failed += 1,
         }
         job.ended.store(true, Ordering::Release);
         self.farewells.push_back((job.done, end));
@@ -180,7 +180,7 @@ impl Queue {
     }
 
     /// The next owner to tell.
-    pub(super) fn farewell(&mut self) -> Option<(Done, End)> {
+    pub(super) fn farewell(&mut self) -> Option<(DoneCallback, CopyEnd)> {
         self.farewells.pop_front()
     }
 
@@ -199,12 +199,12 @@ impl Queue {
         self.farewells.is_empty() && self.first().is_some_and(|piece| piece.gives_way())
     }
 
-    pub(super) fn ended(&self) -> Ended {
+    pub(super) fn ended(&self) -> EndedCounts {
         self.ended
     }
 
     /// Jobs of a class that have not ended.
-    pub(super) fn queued(&self, class: Class) -> usize {
+    pub(super) fn queued(&self, class: CopyPriority) -> usize {
         self.order.range((class, 0)..=(class, u64::MAX)).count()
     }
 

@@ -10,12 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use policy::{clock::Clock, deference::First};
+use policy::{clock::Clock, deference::ForegroundIo};
 use proptest::prelude::*;
 
 use super::{
-    BytesPerSecond, Class, End, Load, SubmitError, Ticket,
-    courier::{Courier, Shared, Step},
+    BytesPerSecond, CopyEnd, CopyPriority, CopySource, SubmitError, Ticket,
+    courier::{CopyShared, CopyWorker, WorkerStep},
 };
 
 /// A clock on which only waiting takes time. What is `planned` happens in the middle of the next wait.
@@ -79,11 +79,11 @@ impl Clock for FakeClock {
 #[derive(Debug, Default)]
 struct Journal {
     pieces: Vec<(usize, usize, Duration)>,
-    ends: BTreeMap<usize, Vec<End>>,
+    ends: BTreeMap<usize, Vec<CopyEnd>>,
     dropped: Vec<usize>,
 }
 
-struct Written {
+struct JournaledCopy {
     name: usize,
     sizes: Vec<usize>,
     copied: usize,
@@ -91,7 +91,7 @@ struct Written {
     clock: FakeClock,
 }
 
-impl Load for Written {
+impl CopySource for JournaledCopy {
     fn next_bytes(&self) -> Option<usize> {
         self.sizes.get(self.copied).copied()
     }
@@ -103,32 +103,32 @@ impl Load for Written {
     }
 }
 
-impl Drop for Written {
+impl Drop for JournaledCopy {
     fn drop(&mut self) {
         self.journal.lock().unwrap().dropped.push(self.name);
     }
 }
 
 /// An engine without its thread: the test takes the steps.
-struct Stage {
-    shared: Arc<Shared>,
-    courier: Courier,
+struct CopyHarness {
+    shared: Arc<CopyShared>,
+    courier: CopyWorker,
     clock: FakeClock,
     journal: Arc<Mutex<Journal>>,
 }
 
-impl Stage {
+impl CopyHarness {
     fn new(bytes_per_second: Option<u64>, max_jobs: usize) -> Self {
         let clock = FakeClock::new();
-        let shared = Arc::new(Shared::new(max_jobs, Box::new(clock.clone())));
+        let shared = Arc::new(CopyShared::new(max_jobs, Box::new(clock.clone())));
         let bandwidth = bytes_per_second.and_then(NonZeroU64::new).map(BytesPerSecond);
-        let courier = Courier::new(Arc::clone(&shared), bandwidth);
+        let courier = CopyWorker::new(Arc::clone(&shared), bandwidth);
         Self { shared, courier, clock, journal: Arc::default() }
     }
 
-    fn submit(&self, name: usize, class: Class, sizes: &[usize]) -> Result<Ticket, SubmitError> {
+    fn submit(&self, name: usize, class: CopyPriority, sizes: &[usize]) -> Result<Ticket, SubmitError> {
         let (journal, clock) = (Arc::clone(&self.journal), self.clock.clone());
-        let load = Written { name, sizes: sizes.to_vec(), copied: 0, journal, clock };
+        let load = JournaledCopy { name, sizes: sizes.to_vec(), copied: 0, journal, clock };
         let journal = Arc::clone(&self.journal);
         let done = move |end| {
             let mut journal = journal.lock().unwrap();
@@ -138,16 +138,16 @@ impl Stage {
         self.shared.submit(class, Box::new(load), Box::new(done))
     }
 
-    fn run_dry(&mut self) -> Step {
+    fn run_dry(&mut self) -> WorkerStep {
         loop {
             let step = self.courier.step();
-            if step != Step::Worked {
+            if step != WorkerStep::Worked {
                 return step;
             }
         }
     }
 
-    fn end_of(&self, name: usize) -> Option<End> {
+    fn end_of(&self, name: usize) -> Option<CopyEnd> {
         let journal = self.journal.lock().unwrap();
         journal.ends.get(&name).map(|ends| match ends[..] {
             [end] => end,
@@ -162,22 +162,22 @@ impl Stage {
 
 #[test]
 fn a_demand_overtakes_at_the_next_piece() {
-    let mut stage = Stage::new(None, 8);
-    stage.submit(0, Class::Preload, &[1, 1, 1]).unwrap();
+    let mut stage = CopyHarness::new(None, 8);
+    stage.submit(0, CopyPriority::Preload, &[1, 1, 1]).unwrap();
     stage.courier.step();
-    stage.submit(1, Class::Demand, &[1, 1]).unwrap();
+    stage.submit(1, CopyPriority::Demand, &[1, 1]).unwrap();
     stage.run_dry();
     assert_eq!(stage.pieces(), [(0, 0), (1, 0), (1, 1), (0, 1), (0, 2)]);
 }
 
 /// Somebody who uses the disk until a time, and for whom a byte takes a millisecond.
 #[derive(Debug)]
-struct Busy {
+struct BusyDisk {
     clock: FakeClock,
     until: Duration,
 }
 
-impl First for Busy {
+impl ForegroundIo for BusyDisk {
     fn used(&self, now: Instant) -> Duration {
         (now - self.clock.0.lock().unwrap().began).min(self.until)
     }
@@ -191,41 +191,41 @@ impl First for Busy {
 #[test]
 fn what_nobody_waits_for_gives_way_to_whoever_comes_first_and_a_demand_does_not() {
     let millis = Duration::from_millis;
-    let mut stage = Stage::new(None, 8);
-    let busy = Busy { clock: stage.clock.clone(), until: millis(100) };
-    stage.courier = Courier::new(Arc::clone(&stage.shared), None).behind(Arc::new(busy));
-    stage.submit(0, Class::Preload, &[10, 10, 10]).unwrap();
-    let hastened = stage.submit(1, Class::SwapIn, &[10]).unwrap();
-    assert_eq!(stage.run_dry(), Step::GaveWay(millis(10)));
+    let mut stage = CopyHarness::new(None, 8);
+    let busy = BusyDisk { clock: stage.clock.clone(), until: millis(100) };
+    stage.courier = CopyWorker::new(Arc::clone(&stage.shared), None).behind(Arc::new(busy));
+    stage.submit(0, CopyPriority::Preload, &[10, 10, 10]).unwrap();
+    let hastened = stage.submit(1, CopyPriority::SwapIn, &[10]).unwrap();
+    assert_eq!(stage.run_dry(), WorkerStep::GaveWay(millis(10)));
     assert_eq!(stage.pieces(), [(1, 0)], "one piece, and then ten times as long nothing");
-    stage.submit(2, Class::Demand, &[5]).unwrap();
-    assert_eq!(stage.run_dry(), Step::GaveWay(millis(15)), "which is not held up, and owed for");
+    stage.submit(2, CopyPriority::Demand, &[5]).unwrap();
+    assert_eq!(stage.run_dry(), WorkerStep::GaveWay(millis(15)), "which is not held up, and owed for");
     stage.clock.advance(millis(100));
-    assert_eq!(stage.run_dry(), Step::GaveWay(millis(5)));
+    assert_eq!(stage.run_dry(), WorkerStep::GaveWay(millis(5)));
     stage.clock.advance(millis(5));
-    assert_eq!(stage.run_dry(), Step::GaveWay(millis(10)), "the disk idled for those 5 ms");
+    assert_eq!(stage.run_dry(), WorkerStep::GaveWay(millis(10)), "the disk idled for those 5 ms");
     assert_eq!(stage.pieces(), [(1, 0), (2, 0), (0, 0)]);
-    let waits = stage.submit(3, Class::Preload, &[1]).unwrap();
-    waits.raise(Class::Demand);
-    assert_eq!(stage.run_dry(), Step::GaveWay(millis(11)));
+    let waits = stage.submit(3, CopyPriority::Preload, &[1]).unwrap();
+    waits.raise(CopyPriority::Demand);
+    assert_eq!(stage.run_dry(), WorkerStep::GaveWay(millis(11)));
     assert!(waits.is_done() && hastened.is_done(), "whoever is hastened gives way no more");
     for _ in 0..2 {
         stage.clock.advance(millis(11));
         stage.run_dry();
     }
-    assert_eq!((stage.end_of(0), stage.run_dry()), (Some(End::Done), Step::Idle));
+    assert_eq!((stage.end_of(0), stage.run_dry()), (Some(CopyEnd::Done), WorkerStep::Idle));
 }
 
 #[test]
 fn a_piece_is_seen_when_its_time_on_the_link_is_over_and_a_demand_meanwhile_comes_next() {
-    let mut stage = Stage::new(Some(1_000), 8);
-    stage.submit(0, Class::SwapIn, &[500, 500]).unwrap();
+    let mut stage = CopyHarness::new(Some(1_000), 8);
+    stage.submit(0, CopyPriority::SwapIn, &[500, 500]).unwrap();
     let (shared, journal, clock) =
         (Arc::clone(&stage.shared), Arc::clone(&stage.journal), stage.clock.clone());
     stage.clock.plan(move || {
         assert!(journal.lock().unwrap().pieces.is_empty(), "the first piece is still on the link");
-        let load = Written { name: 1, sizes: vec![250], copied: 0, journal, clock };
-        shared.submit(Class::Demand, Box::new(load), Box::new(|_| {})).unwrap();
+        let load = JournaledCopy { name: 1, sizes: vec![250], copied: 0, journal, clock };
+        shared.submit(CopyPriority::Demand, Box::new(load), Box::new(|_| {})).unwrap();
     });
     stage.run_dry();
     let millis = Duration::from_millis;
@@ -235,21 +235,21 @@ fn a_piece_is_seen_when_its_time_on_the_link_is_over_and_a_demand_meanwhile_come
 
 #[test]
 fn a_raised_job_goes_behind_those_of_its_new_class_and_is_never_lowered() {
-    let mut stage = Stage::new(None, 8);
-    let raised = stage.submit(0, Class::Preload, &[1, 1]).unwrap();
-    stage.submit(1, Class::Demand, &[1]).unwrap();
-    stage.submit(2, Class::SwapIn, &[1]).unwrap();
-    raised.raise(Class::Demand);
-    raised.raise(Class::Preload);
+    let mut stage = CopyHarness::new(None, 8);
+    let raised = stage.submit(0, CopyPriority::Preload, &[1, 1]).unwrap();
+    stage.submit(1, CopyPriority::Demand, &[1]).unwrap();
+    stage.submit(2, CopyPriority::SwapIn, &[1]).unwrap();
+    raised.raise(CopyPriority::Demand);
+    raised.raise(CopyPriority::Preload);
     stage.run_dry();
     assert_eq!(stage.pieces(), [(1, 0), (0, 0), (0, 1), (2, 0)]);
 }
 
 #[test]
 fn a_job_cancelled_on_the_link_is_gone_at_once_and_its_time_is_spent() {
-    let mut stage = Stage::new(Some(1_000), 8);
-    let ticket = stage.submit(0, Class::Demand, &[1_000, 1_000]).unwrap();
-    stage.submit(1, Class::Demand, &[1_000]).unwrap();
+    let mut stage = CopyHarness::new(Some(1_000), 8);
+    let ticket = stage.submit(0, CopyPriority::Demand, &[1_000, 1_000]).unwrap();
+    stage.submit(1, CopyPriority::Demand, &[1_000]).unwrap();
     let (journal, held) = (Arc::clone(&stage.journal), ticket.clone());
     stage.clock.plan(move || {
         held.cancel();
@@ -257,62 +257,62 @@ fn a_job_cancelled_on_the_link_is_gone_at_once_and_its_time_is_spent() {
     });
     stage.run_dry();
     assert!(ticket.is_done());
-    assert_eq!(stage.end_of(0), Some(End::Cancelled));
+    assert_eq!(stage.end_of(0), Some(CopyEnd::Cancelled));
     assert_eq!(stage.journal.lock().unwrap().pieces, [(1, 0, Duration::from_secs(2))]);
     assert_eq!(stage.shared.stats().copied_bytes, 1_000);
 }
 
 #[test]
 fn a_full_queue_is_an_answer_and_an_ended_job_makes_room() {
-    let mut stage = Stage::new(None, 2);
-    stage.submit(0, Class::Demand, &[1]).unwrap();
-    stage.submit(1, Class::Demand, &[1]).unwrap();
-    assert_eq!(stage.submit(2, Class::Demand, &[1]).unwrap_err(), SubmitError::Full { limit: 2 });
+    let mut stage = CopyHarness::new(None, 2);
+    stage.submit(0, CopyPriority::Demand, &[1]).unwrap();
+    stage.submit(1, CopyPriority::Demand, &[1]).unwrap();
+    assert_eq!(stage.submit(2, CopyPriority::Demand, &[1]).unwrap_err(), SubmitError::Full { limit: 2 });
     assert_eq!(stage.journal.lock().unwrap().dropped, [2]);
     stage.run_dry();
     assert_eq!(stage.end_of(2), None);
-    assert!(stage.submit(3, Class::Demand, &[1]).is_ok());
+    assert!(stage.submit(3, CopyPriority::Demand, &[1]).is_ok());
 }
 
 #[test]
 fn a_load_of_nothing_is_done_and_nothing_is_copied() {
-    let mut stage = Stage::new(Some(1), 2);
-    let ticket = stage.submit(0, Class::Preload, &[]).unwrap();
+    let mut stage = CopyHarness::new(Some(1), 2);
+    let ticket = stage.submit(0, CopyPriority::Preload, &[]).unwrap();
     assert!(!ticket.is_done());
-    assert_eq!(stage.run_dry(), Step::Idle);
-    assert_eq!((stage.end_of(0), stage.clock.passed()), (Some(End::Done), Duration::ZERO));
+    assert_eq!(stage.run_dry(), WorkerStep::Idle);
+    assert_eq!((stage.end_of(0), stage.clock.passed()), (Some(CopyEnd::Done), Duration::ZERO));
 }
 
 #[test]
 fn a_closed_engine_cancels_what_is_left_and_tells_every_owner() {
-    let mut stage = Stage::new(Some(1_000), 8);
-    stage.submit(0, Class::Demand, &[10, 10]).unwrap();
-    stage.submit(1, Class::Preload, &[10]).unwrap();
+    let mut stage = CopyHarness::new(Some(1_000), 8);
+    stage.submit(0, CopyPriority::Demand, &[10, 10]).unwrap();
+    stage.submit(1, CopyPriority::Preload, &[10]).unwrap();
     stage.courier.step();
     // In the middle of a piece: it is not worth waiting for any more.
     let shared = Arc::clone(&stage.shared);
     stage.clock.plan(move || shared.close());
-    assert_eq!(stage.run_dry(), Step::Closed);
-    assert_eq!((stage.end_of(0), stage.end_of(1)), (Some(End::Cancelled), Some(End::Cancelled)));
+    assert_eq!(stage.run_dry(), WorkerStep::Closed);
+    assert_eq!((stage.end_of(0), stage.end_of(1)), (Some(CopyEnd::Cancelled), Some(CopyEnd::Cancelled)));
     assert_eq!(stage.pieces(), [(0, 0)]);
 }
 
 #[test]
 fn a_burst_after_idling_takes_as_long_as_its_bytes() {
-    let mut stage = Stage::new(Some(1_000), 8);
-    stage.submit(0, Class::Demand, &[1_000]).unwrap();
+    let mut stage = CopyHarness::new(Some(1_000), 8);
+    stage.submit(0, CopyPriority::Demand, &[1_000]).unwrap();
     stage.run_dry();
     stage.clock.advance(Duration::from_secs(9));
-    stage.submit(1, Class::Demand, &[1_000]).unwrap();
-    stage.submit(2, Class::Demand, &[1_000]).unwrap();
+    stage.submit(1, CopyPriority::Demand, &[1_000]).unwrap();
+    stage.submit(2, CopyPriority::Demand, &[1_000]).unwrap();
     stage.run_dry();
     let at: Vec<_> = stage.journal.lock().unwrap().pieces.iter().map(|piece| piece.2.as_secs()).collect();
     assert_eq!(at, [1, 11, 12]);
     assert_eq!(stage.shared.stats().copy_us, 3_000_000);
 }
 
-fn class() -> impl Strategy<Value = Class> {
-    prop::sample::select(Class::ALL.to_vec())
+fn class() -> impl Strategy<Value = CopyPriority> {
+    prop::sample::select(CopyPriority::ALL.to_vec())
 }
 
 proptest! {
@@ -321,7 +321,7 @@ proptest! {
         bandwidth in 1_u64..1 << 36,
         loads in prop::collection::vec((class(), prop::collection::vec(0_usize..1 << 20, 0..8)), 1..12),
     ) {
-        let mut stage = Stage::new(Some(bandwidth), loads.len());
+        let mut stage = CopyHarness::new(Some(bandwidth), loads.len());
         for (name, (class, sizes)) in loads.iter().enumerate() {
             stage.submit(name, *class, sizes).unwrap();
         }

@@ -4,15 +4,15 @@ use std::collections::HashMap;
 
 use ids::{AdapterId, BlockId};
 
-use super::{AdapterUnit, Cache, Settings};
+use super::{AdapterUnit, Cache, CacheSettings};
 use crate::{
     frontier::key_of,
-    tier::{Place, Tier},
+    tier::{Tier, TierSlot},
 };
 
 /// Whether there is a place for an adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AdapterPlace {
+pub enum PlacementOutcome {
     /// It had one already, for all of it.
     AlreadyThere,
     /// It has one now, or a larger one; others may have given up theirs ([`Cache::take_evicted_adapters`]).
@@ -25,7 +25,7 @@ pub enum AdapterPlace {
 
 /// What became of a wish to remove an adapter's place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Removal {
+pub enum RemoveOutcome {
     /// Its place is free.
     Removed,
     /// It is pinned and stays.
@@ -36,7 +36,7 @@ pub enum Removal {
 
 /// The place of one adapter.
 #[derive(Debug, Default)]
-struct Home {
+struct AdapterBlocks {
     /// In the order in which they are filled.
     blocks: Vec<BlockId>,
     /// Blocks that all of it takes.
@@ -47,7 +47,7 @@ struct Home {
 /// All places of adapters.
 #[derive(Debug, Default)]
 pub(super) struct Adapters {
-    homes: HashMap<AdapterId, Home>,
+    homes: HashMap<AdapterId, AdapterBlocks>,
     blocks: usize,
     pinned_blocks: usize,
     /// Those that gave way and have not been told of.
@@ -100,7 +100,7 @@ impl Adapters {
     }
 }
 
-impl Settings {
+impl CacheSettings {
     /// With the device divided as the policy wants it, unless its owner has divided it already.
     #[must_use]
     pub fn divided(self) -> Self {
@@ -118,14 +118,14 @@ impl Settings {
 impl Cache {
     /// Gives an adapter a place of `blocks` blocks, unpinned, if it has none; where part of one is of use, what it lacks of
     /// them, or as many as there is room for ([`Cache::adapter_blocks`]).
-    pub fn place_adapter(&mut self, id: AdapterId, blocks: u32) -> AdapterPlace {
+    pub fn place_adapter(&mut self, id: AdapterId, blocks: u32) -> PlacementOutcome {
         let wanted = blocks as usize;
         let has = self.adapters.homes.get(&id).map(|home| home.blocks.len());
         if has.is_some_and(|has| has >= wanted) {
-            return AdapterPlace::AlreadyThere;
+            return PlacementOutcome::AlreadyThere;
         }
         if wanted > self.settings.max_adapter_blocks as usize {
-            return AdapterPlace::TooLarge;
+            return PlacementOutcome::TooLarge;
         }
         // What it has is no room for the rest of it.
         let is_pinned = self.pin_adapter(id);
@@ -136,7 +136,7 @@ impl Cache {
         place
     }
 
-    fn extend_adapter(&mut self, id: AdapterId, wanted: usize, has: usize) -> AdapterPlace {
+    fn extend_adapter(&mut self, id: AdapterId, wanted: usize, has: usize) -> PlacementOutcome {
         let (counts, limit) = (self.counts(), self.settings.max_adapter_blocks as usize);
         let idle = counts.free + counts.cached + self.adapters.idle_blocks();
         let room = idle.min(limit - self.adapters.pinned_blocks);
@@ -145,24 +145,24 @@ impl Cache {
             AdapterUnit::Block { .. } => (wanted - has).min(room.max(1)),
         };
         if missing > room {
-            return AdapterPlace::NoRoom;
+            return PlacementOutcome::NoRoom;
         }
         while self.adapters.blocks + missing > limit {
             if self.evict_idle_adapter().is_none() {
-                return AdapterPlace::NoRoom;
+                return PlacementOutcome::NoRoom;
             }
         }
         while self.pool.counts().free < missing {
             if self.evict_any().is_none() {
-                return AdapterPlace::NoRoom;
+                return PlacementOutcome::NoRoom;
             }
         }
         let blocks: Vec<BlockId> = (0..missing).map_while(|_| self.pool.take()).collect();
         self.adapters.extend(id, wanted, blocks);
         let index = self.tree.adapter_or_new(Some(id));
-        self.set_place(index, Tier::Device, Place::Here(0));
+        self.set_place(index, Tier::Device, TierSlot::Here(0));
         self.visit(index);
-        AdapterPlace::Placed
+        PlacementOutcome::Placed
     }
 
     /// The least valuable adapter that nobody pins gives up its place, and before it what depends on it, or a block that it can do
@@ -225,15 +225,15 @@ impl Cache {
     }
 
     /// Takes an adapter's place away, and what depends on it, unless it is pinned.
-    pub fn remove_adapter_place(&mut self, id: AdapterId) -> Removal {
+    pub fn remove_adapter_place(&mut self, id: AdapterId) -> RemoveOutcome {
         match self.adapters.homes.get(&id) {
-            None => return Removal::Absent,
-            Some(home) if home.pins > 0 => return Removal::Pinned,
+            None => return RemoveOutcome::Absent,
+            Some(home) if home.pins > 0 => return RemoveOutcome::Pinned,
             Some(_) => {}
         }
         self.remove_adapter(id);
         self.vacate(id);
-        Removal::Removed
+        RemoveOutcome::Removed
     }
 
     /// Whether an adapter has a place, if not for all of it.
@@ -301,7 +301,7 @@ impl Cache {
             self.pool.release(block);
         }
         if let Some(index) = self.tree.adapter(Some(id)) {
-            self.set_place(index, Tier::Device, Place::None);
+            self.set_place(index, Tier::Device, TierSlot::None);
             self.drop_if_nowhere(index);
         }
     }

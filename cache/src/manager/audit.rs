@@ -8,7 +8,7 @@ use super::Cache;
 use crate::{
     frontier::worth_of,
     replacement::Variant,
-    tier::{Place, Tier},
+    tier::{Tier, TierSlot},
     tree::RETURNING,
 };
 
@@ -18,12 +18,12 @@ const WORTH_MOVES: f64 = 0.7;
 /// What does not hold.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the cache is not what it must be: {0}")]
-pub struct Violation(String);
+pub struct InvariantViolation(String);
 
 macro_rules! hold {
     ($holds:expr, $($what:tt)+) => {
         if !$holds {
-            return Err(Violation(format!($($what)+)));
+            return Err(InvariantViolation(format!($($what)+)));
         }
     };
 }
@@ -33,7 +33,7 @@ impl Cache {
     ///
     /// # Errors
     /// Something does not hold.
-    pub fn audit(&self) -> Result<(), Violation> {
+    pub fn audit(&self) -> Result<(), InvariantViolation> {
         let counts = self.counts();
         let sum = counts.free + counts.used + counts.cached + counts.adapters;
         hold!(sum == counts.total, "{counts:?} do not add up");
@@ -90,7 +90,7 @@ impl Cache {
             let node = self.tree.node(index);
             let place = node.place(Tier::Device);
             // Of what is fetched together, any may arrive first.
-            let has_place = place != Place::None;
+            let has_place = place != TierSlot::None;
             is_valid[index as usize] = match (node.adapter(), self.tree.parent(index)) {
                 (Some(adapter), _) => adapter.is_none() || has_place,
                 (None, parent) => has_place && parent.is_some_and(|parent| is_valid[parent as usize]),
@@ -100,7 +100,7 @@ impl Cache {
         invalid
     }
 
-    fn audit_node(&self, index: u32) -> Result<(), Violation> {
+    fn audit_node(&self, index: u32) -> Result<(), InvariantViolation> {
         let (node, rules) = (self.tree.node(index), self.policy.rules());
         let parent = self.tree.parent(index);
         for tier in Tier::ALL {
@@ -130,10 +130,10 @@ impl Cache {
             self.tree.namespace(index).adapter == self.tree.adapter_of(index),
             "node {index} is of two adapters"
         );
-        if rules.keeps_dependencies && node.place(Tier::Device) != Place::None {
+        if rules.keeps_dependencies && node.place(Tier::Device) != TierSlot::None {
             let parent = parent.map(|parent| self.tree.node(parent));
             let is_based = parent.is_some_and(|parent| {
-                parent.adapter().is_some() || parent.place(Tier::Device) != Place::None
+                parent.adapter().is_some() || parent.place(Tier::Device) != TierSlot::None
             });
             hold!(is_based, "node {index} is on the device, what it depends on is not");
         }

@@ -8,8 +8,8 @@ use super::{AdapterUnit, Cache};
 use crate::{
     frontier::{key_of, worth_of},
     replacement::{Candidate, REVIEWED_AT_ONCE, visited_again},
-    tier::{Place, Tier},
-    tree::{Kind, RETURNING},
+    tier::{Tier, TierSlot},
+    tree::{NodeKind, RETURNING},
 };
 
 /// How often every node is looked at again, if there are not too many: much more often than worth moves, at every step is waste.
@@ -84,7 +84,7 @@ impl Cache {
         self.node_of.remove(&BlockId(block));
         self.pool.uncache(BlockId(block));
         self.tree.node_mut(index).is_held = false;
-        self.set_place(index, Tier::Device, Place::None);
+        self.set_place(index, Tier::Device, TierSlot::None);
         self.drop_if_nowhere(index);
         true
     }
@@ -93,7 +93,7 @@ impl Cache {
     pub(super) fn leave_lower(&mut self, index: u32, tier: Tier) {
         if let Some(slot) = self.tree.node(index).place(tier).index() {
             self.slots[tier as usize - 1].give_back(slot);
-            self.set_place(index, tier, Place::None);
+            self.set_place(index, tier, TierSlot::None);
         }
     }
 
@@ -121,7 +121,7 @@ impl Cache {
             if let Some(block) = self.tree.node(index).place(Tier::Device).index() {
                 self.node_of.remove(&BlockId(block));
                 self.pool.uncache(BlockId(block));
-                self.set_place(index, Tier::Device, Place::None);
+                self.set_place(index, Tier::Device, TierSlot::None);
             }
             self.unlist_returning(index);
             self.tree.remove(index);
@@ -133,7 +133,7 @@ impl Cache {
     }
 
     /// Says where a node is in a tier, and keeps candidates and shares up to date.
-    pub(super) fn set_place(&mut self, index: u32, tier: Tier, place: Place) {
+    pub(super) fn set_place(&mut self, index: u32, tier: Tier, place: TierSlot) {
         let had = self.tree.node(index).place(tier).index().is_some();
         self.tree.set_place(index, tier, place);
         let (has, is_block) = (place.index().is_some(), self.tree.node(index).adapter().is_none());
@@ -203,7 +203,7 @@ impl Cache {
     /// A lower tier has it, and the device has all that it depends on (E-05).
     pub(super) fn may_return(&self, index: u32) -> bool {
         let node = self.tree.node(index);
-        let is_away = node.place(Tier::Device) == Place::None && node.lower().is_some();
+        let is_away = node.place(Tier::Device) == TierSlot::None && node.lower().is_some();
         let has_base = |parent: u32| match self.tree.node(parent).adapter() {
             Some(None) => true,
             _ => self.tree.node(parent).place(Tier::Device).is_here(),
@@ -221,7 +221,7 @@ impl Cache {
             || (tier == Tier::Device && self.can_shrink(index));
         let is_idle = match tier {
             // What nobody waits for gives way even before it is there.
-            Tier::Device => node.place(tier) != Place::None && !node.is_held,
+            Tier::Device => node.place(tier) != TierSlot::None && !node.is_held,
             // A slot that is being written or read stays.
             Tier::Host | Tier::Disk => node.place(tier).is_here() && !node.place(Tier::Device).is_coming(),
         };
@@ -232,8 +232,8 @@ impl Cache {
         let key = key_of(self.worth(index, tier));
         let (owner, frontier) = (self.tree.owner(index), &mut self.frontiers[tier as usize]);
         match self.tree.node(index).kind {
-            Kind::Block(_) => frontier.list(owner, key, index),
-            Kind::Adapter(_) => frontier.list_adapter(key, index),
+            NodeKind::Block(_) => frontier.list(owner, key, index),
+            NodeKind::Adapter(_) => frontier.list_adapter(key, index),
         }
         self.tree.node_mut(index).set_key(tier as usize, key);
     }
@@ -242,8 +242,8 @@ impl Cache {
         let Some(key) = self.tree.node_mut(index).take_key(tier as usize) else { return };
         let (owner, frontier) = (self.tree.owner(index), &mut self.frontiers[tier as usize]);
         match self.tree.node(index).kind {
-            Kind::Block(_) => frontier.unlist(owner, key, index),
-            Kind::Adapter(_) => frontier.unlist_adapter(key, index),
+            NodeKind::Block(_) => frontier.unlist(owner, key, index),
+            NodeKind::Adapter(_) => frontier.unlist_adapter(key, index),
         }
     }
 

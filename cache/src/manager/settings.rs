@@ -21,7 +21,7 @@ pub enum AdapterUnit {
 
 /// What a cache holds itself to.
 #[derive(Debug, Clone, Copy)]
-pub struct Settings {
+pub struct CacheSettings {
     /// Blocks of the device.
     pub device: u32,
     /// Slots of the host tier; 0 is none.
@@ -44,7 +44,7 @@ pub struct Settings {
     pub recompute_cost: f32,
 }
 
-impl Settings {
+impl CacheSettings {
     /// That of a model of 7 billion weights on a GPU with a link of 25 GB/s.
     pub const RECOMPUTE_COST: f32 = 10.0;
 

@@ -6,10 +6,10 @@ use ids::BlockId;
 
 use super::{Cache, Prefix};
 use crate::{
-    copy::Class,
+    copy::CopyPriority,
     namespace::Chain,
-    store::{Record, Slot},
-    tier::{Place, Tier},
+    store::{BlockRecord, StoreSlot},
+    tier::{Tier, TierSlot},
     tree::{Cursor, NodeId},
 };
 
@@ -21,7 +21,7 @@ const UNCHAINED_BLOCKS: usize = 8;
 
 /// A copy that somebody is to make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Copy {
+pub enum TierCopy {
     /// A block's bytes to slots of lower tiers. They are to be taken before the block is computed into again.
     Out {
         /// Whose they are.
@@ -42,7 +42,7 @@ pub enum Copy {
         /// Where they are in it.
         slot: u32,
         /// How urgent it is.
-        class: Class,
+        class: CopyPriority,
     },
     /// Somebody waits by now for a block that was to come without haste.
     Hasten {
@@ -53,7 +53,7 @@ pub enum Copy {
 
 /// How a copy ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CopyOutcome {
     /// The bytes are there.
     Done,
     /// They are not, and what was there is not to be trusted.
@@ -62,7 +62,7 @@ pub enum Outcome {
 
 /// What a restart found.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Restored {
+pub struct RestoredBlocks {
     /// Blocks that can be asked for again.
     pub blocks: usize,
     /// Blocks whose beginning is gone, or that are there twice.
@@ -102,8 +102,8 @@ impl Cache {
     fn fetch_one(&mut self, id: NodeId) -> Option<BlockId> {
         let node = self.tree.node(id.index);
         let place = node.place(Tier::Device);
-        if matches!(place, Place::Coming(_)) {
-            self.copies.push(Copy::Hasten { node: id });
+        if matches!(place, TierSlot::Coming(_)) {
+            self.copies.push(TierCopy::Hasten { node: id });
         }
         if let Some(block) = place.index() {
             self.hold(BlockId(block), id.index);
@@ -116,17 +116,17 @@ impl Cache {
             self.pool.release(block);
             return None;
         }
-        self.begin_fetch(id, block, (tier, slot), Class::Demand);
+        self.begin_fetch(id, block, (tier, slot), CopyPriority::Demand);
         self.tree.node_mut(id.index).is_held = true;
         self.statistics.fetched_blocks[tier as usize] += 1;
         Some(block)
     }
 
-    fn begin_fetch(&mut self, id: NodeId, block: BlockId, (tier, slot): (Tier, u32), class: Class) {
+    fn begin_fetch(&mut self, id: NodeId, block: BlockId, (tier, slot): (Tier, u32), class: CopyPriority) {
         self.pool.cache(block);
         self.node_of.insert(block, id.index);
-        self.set_place(id.index, Tier::Device, Place::Coming(block.0));
-        self.copies.push(Copy::In { node: id, block, tier, slot, class });
+        self.set_place(id.index, Tier::Device, TierSlot::Coming(block.0));
+        self.copies.push(TierCopy::In { node: id, block, tier, slot, class });
     }
 
     /// How many of `nodes`, from the first, are on the device; `None` while some are on their way.
@@ -134,9 +134,9 @@ impl Cache {
     pub fn arrived(&self, nodes: &[NodeId]) -> Option<usize> {
         for (count, &id) in nodes.iter().enumerate() {
             match self.tree.get(id).map(|node| node.place(Tier::Device)) {
-                Some(Place::Here(_)) => {}
-                Some(Place::Coming(_)) => return None,
-                Some(Place::None) | None => return Some(count),
+                Some(TierSlot::Here(_)) => {}
+                Some(TierSlot::Coming(_)) => return None,
+                Some(TierSlot::None) | None => return Some(count),
             }
         }
         Some(nodes.len())
@@ -151,22 +151,22 @@ impl Cache {
     /// A node's bytes are wanted in this block: nobody has given it up since its copy was asked for.
     #[must_use]
     pub fn awaits(&self, id: NodeId, block: BlockId) -> bool {
-        self.tree.get(id).is_some_and(|node| node.place(Tier::Device) == Place::Coming(block.0))
+        self.tree.get(id).is_some_and(|node| node.place(Tier::Device) == TierSlot::Coming(block.0))
     }
 
     /// What is to be copied, in order.
-    pub fn take_copies(&mut self) -> Vec<Copy> {
+    pub fn take_copies(&mut self) -> Vec<TierCopy> {
         std::mem::take(&mut self.copies)
     }
 
     /// What was to come to the device has come, or never will.
-    pub fn copied_in(&mut self, id: NodeId, block: BlockId, outcome: Outcome) {
+    pub fn copied_in(&mut self, id: NodeId, block: BlockId, outcome: CopyOutcome) {
         if !self.awaits(id, block) {
             return;
         }
         match outcome {
-            Outcome::Done => self.set_place(id.index, Tier::Device, Place::Here(block.0)),
-            Outcome::Failed => {
+            CopyOutcome::Done => self.set_place(id.index, Tier::Device, TierSlot::Here(block.0)),
+            CopyOutcome::Failed => {
                 self.statistics.failed_copies += 1;
                 self.forget_branch(id.index);
             }
@@ -174,14 +174,14 @@ impl Cache {
     }
 
     /// What was to go to a lower tier is there, or never will be.
-    pub fn copied_out(&mut self, id: NodeId, tier: Tier, outcome: Outcome) {
-        let Some(Place::Coming(slot)) = self.tree.get(id).map(|node| node.place(tier)) else { return };
+    pub fn copied_out(&mut self, id: NodeId, tier: Tier, outcome: CopyOutcome) {
+        let Some(TierSlot::Coming(slot)) = self.tree.get(id).map(|node| node.place(tier)) else { return };
         match outcome {
-            Outcome::Done => {
+            CopyOutcome::Done => {
                 self.statistics.spilled_blocks += 1;
-                self.set_place(id.index, tier, Place::Here(slot));
+                self.set_place(id.index, tier, TierSlot::Here(slot));
             }
-            Outcome::Failed => {
+            CopyOutcome::Failed => {
                 self.statistics.failed_copies += 1;
                 self.leave_lower(id.index, tier);
                 self.drop_if_nowhere(id.index);
@@ -220,7 +220,7 @@ impl Cache {
 
     /// Gives a block of the device slots below, and has it copied there; false if there is no room.
     pub(super) fn begin_spill(&mut self, index: u32) -> bool {
-        let Place::Here(block) = self.tree.node(index).place(Tier::Device) else { return false };
+        let TierSlot::Here(block) = self.tree.node(index).place(Tier::Device) else { return false };
         if self.spill_room == 0 {
             return false;
         }
@@ -230,7 +230,7 @@ impl Cache {
             return false;
         }
         self.spill_room -= 1;
-        self.copies.push(Copy::Out { node: id, block: BlockId(block), slots });
+        self.copies.push(TierCopy::Out { node: id, block: BlockId(block), slots });
         true
     }
 
@@ -243,7 +243,7 @@ impl Cache {
             self.slots[tier as usize - 1].give_back(slot);
             return None;
         }
-        self.set_place(id.index, tier, Place::Coming(slot));
+        self.set_place(id.index, tier, TierSlot::Coming(slot));
         Some(slot)
     }
 
@@ -259,7 +259,7 @@ impl Cache {
             let (Some(lower), Some(block)) = (self.tree.node(index).lower(), self.pool.take()) else {
                 return;
             };
-            self.begin_fetch(self.tree.id(index), block, lower, Class::SwapIn);
+            self.begin_fetch(self.tree.id(index), block, lower, CopyPriority::SwapIn);
             self.pool.release(block);
             self.statistics.prefetched_blocks += 1;
         }
@@ -273,11 +273,11 @@ impl Cache {
 
     /// What a slot is to be told of the bytes it gets.
     #[must_use]
-    pub fn record(&mut self, id: NodeId, used_at_s: u64) -> Option<Record> {
+    pub fn record(&mut self, id: NodeId, used_at_s: u64) -> Option<BlockRecord> {
         self.tree.get(id)?;
         let parent = self.chain_before(id.index);
         let tokens = self.tree.node(id.index).tokens().into();
-        Some(Record { namespace: self.tree.namespace(id.index), parent, tokens, used_at_s })
+        Some(BlockRecord { namespace: self.tree.namespace(id.index), parent, tokens, used_at_s })
     }
 
     /// The chain of what is before a block. Some are kept, so that a long prefix is hashed once and nodes stay small.
@@ -306,13 +306,13 @@ impl Cache {
     }
 
     /// Takes in what an earlier process left on the disk. What was used last is worth most.
-    pub fn restore(&mut self, mut records: Vec<(Slot, Record)>) -> Restored {
+    pub fn restore(&mut self, mut records: Vec<(StoreSlot, BlockRecord)>) -> RestoredBlocks {
         let block_tokens = self.settings.block_tokens;
         records.retain(|(slot, record)| slot.0 < self.settings.disk && record.tokens.len() == block_tokens);
         // Older blocks are restored first, so that they look as if they had been used first.
         records.sort_by_key(|(_, record)| record.used_at_s);
         let total = records.len();
-        let mut children: HashMap<Chain, Vec<(Slot, Record)>> = HashMap::new();
+        let mut children: HashMap<Chain, Vec<(StoreSlot, BlockRecord)>> = HashMap::new();
         let mut roots = Vec::new();
         for (slot, record) in records {
             if record.parent == Chain::root(&record.namespace) {
@@ -327,7 +327,7 @@ impl Cache {
                 continue;
             }
             let Some(id) = self.tree.add(&cursor, &record.tokens) else { continue };
-            self.set_place(id.index, Tier::Disk, Place::Here(slot.0));
+            self.set_place(id.index, Tier::Disk, TierSlot::Here(slot.0));
             self.visit(id.index);
             taken.insert(slot.0);
             let cursor = self.tree.cursor_of(id);
@@ -335,6 +335,6 @@ impl Cache {
             roots.extend(below.into_iter().map(|(slot, record)| (cursor, slot, record)));
         }
         self.slots[Tier::Disk as usize - 1].claim(&taken);
-        Restored { blocks: taken.len(), dropped: total - taken.len() }
+        RestoredBlocks { blocks: taken.len(), dropped: total - taken.len() }
     }
 }

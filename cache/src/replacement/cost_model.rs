@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{AdapterDemand, Candidate, Policy, Rules};
+use super::{AdapterDemand, Candidate, EvictionRules, ReplacementPolicy};
 
 /// `(Now - 1) / Low` is never taken for less: a logarithm must exist, and even the last adapter can leave.
 const LEAST_COVERAGE: f64 = 1e-3;
@@ -61,10 +61,10 @@ pub struct CostModel {
     /// The unit of time, which the paper leaves open.
     pub tau: Duration,
     /// How nodes may leave.
-    pub rules: Rules,
+    pub rules: EvictionRules,
 }
 
-impl Policy for CostModel {
+impl ReplacementPolicy for CostModel {
     fn worth(&self, candidate: &Candidate, now: Duration) -> f64 {
         let Terms { cost, visits, recency, .. } = self.terms;
         let Candidate { blocks, block_cost, visits: visited, last_use } = *candidate;
@@ -94,7 +94,7 @@ impl Policy for CostModel {
         }
     }
 
-    fn rules(&self) -> Rules {
+    fn rules(&self) -> EvictionRules {
         self.rules
     }
 }
@@ -130,7 +130,12 @@ mod tests {
             adapters: AdapterFactor::Mended,
         },
         tau: TAU,
-        rules: Rules { keeps_dependencies: true, keeps_history: true, by_branch: false, adapter_share: None },
+        rules: EvictionRules {
+            keeps_dependencies: true,
+            keeps_history: true,
+            by_branch: false,
+            adapter_share: None,
+        },
     };
 
     fn seconds(s: f64) -> Duration {

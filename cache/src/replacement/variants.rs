@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, fmt, str::FromStr, time::Duration};
 
-use super::{AdapterFactor, Candidate, CostModel, CostTerm, Policy, Rules, Terms};
+use super::{AdapterFactor, Candidate, CostModel, CostTerm, EvictionRules, ReplacementPolicy, Terms};
 
 /// Share of the device that vLLM's default gives to adapters (E-18).
 const STATIC_ADAPTER_SHARE: f64 = 0.2;
@@ -11,15 +11,15 @@ const STATIC_ADAPTER_SHARE: f64 = 0.2;
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Lru {
     /// How nodes may leave.
-    pub rules: Rules,
+    pub rules: EvictionRules,
 }
 
-impl Policy for Lru {
+impl ReplacementPolicy for Lru {
     fn worth(&self, candidate: &Candidate, _: Duration) -> f64 {
         candidate.last_use.as_secs_f64()
     }
 
-    fn rules(&self) -> Rules {
+    fn rules(&self) -> EvictionRules {
         self.rules
     }
 }
@@ -43,7 +43,7 @@ impl Rrip {
     }
 }
 
-impl Policy for Rrip {
+impl ReplacementPolicy for Rrip {
     fn worth(&self, candidate: &Candidate, _: Duration) -> f64 {
         // Prediction 2 for what was asked for once, 0 for what was hit; ties in order of use.
         let predicted = if candidate.visits > 1.5 { 0.0 } else { 2.0 };
@@ -118,25 +118,26 @@ variants! {
 impl Variant {
     /// The policy, with `tau` as its unit of time.
     #[must_use]
-    pub fn policy(self, tau: Duration) -> Box<dyn Policy> {
-        let (terms, rules) = (Terms::default(), Rules::default());
-        let model = |terms, rules| -> Box<dyn Policy> { Box::new(CostModel { terms, tau, rules }) };
+    pub fn policy(self, tau: Duration) -> Box<dyn ReplacementPolicy> {
+        let (terms, rules) = (Terms::default(), EvictionRules::default());
+        let model =
+            |terms, rules| -> Box<dyn ReplacementPolicy> { Box::new(CostModel { terms, tau, rules }) };
         match self {
             Self::Elora => model(terms, rules),
             Self::Eq4Printed => model(Terms { adapters: AdapterFactor::Printed, ..terms }, rules),
             Self::Eq5Printed => model(Terms { cost: CostTerm::Printed, ..terms }, rules),
-            Self::NoDependencies => model(terms, Rules { keeps_dependencies: false, ..rules }),
+            Self::NoDependencies => model(terms, EvictionRules { keeps_dependencies: false, ..rules }),
             Self::NoAdapterFactor => model(Terms { adapters: AdapterFactor::None, ..terms }, rules),
             Self::NoCost => model(Terms { cost: CostTerm::None, ..terms }, rules),
             Self::NoVisits => model(Terms { visits: false, ..terms }, rules),
             Self::NoRecency => model(Terms { recency: false, ..terms }, rules),
-            Self::Branches => model(terms, Rules { by_branch: true, ..rules }),
+            Self::Branches => model(terms, EvictionRules { by_branch: true, ..rules }),
             Self::Lru => Box::new(Lru { rules }),
             Self::Rrip => Box::new(Rrip::default()),
-            Self::NoHistory => Box::new(Lru { rules: Rules { keeps_history: false, ..rules } }),
+            Self::NoHistory => Box::new(Lru { rules: EvictionRules { keeps_history: false, ..rules } }),
             Self::Static => {
                 let adapter_share = Some(STATIC_ADAPTER_SHARE);
-                Box::new(Lru { rules: Rules { keeps_dependencies: false, adapter_share, ..rules } })
+                Box::new(Lru { rules: EvictionRules { keeps_dependencies: false, adapter_share, ..rules } })
             }
         }
     }

@@ -4,23 +4,23 @@ use std::{
 };
 
 use super::*;
-use crate::manager::Settings;
+use crate::manager::CacheSettings;
 
 /// Blocks of the device.
 const LIMIT: u32 = 100;
 
 /// How far a copy of these tests is.
 #[derive(Debug, Default)]
-struct Progress {
+struct FakeCopyState {
     is_complete: Cell<bool>,
     is_over: Cell<bool>,
     is_discarded: Cell<bool>,
 }
 
 #[derive(Debug, Clone)]
-struct Copy(Rc<Progress>);
+struct FakeCopy(Rc<FakeCopyState>);
 
-impl Transit for Copy {
+impl DeviceTransfer for FakeCopy {
     fn missing_bytes(&self) -> u64 {
         u64::from(!self.is_complete())
     }
@@ -33,7 +33,7 @@ impl Transit for Copy {
         self.0.is_over.get()
     }
 
-    fn raise(&self, _: Class) {}
+    fn raise(&self, _: CopyPriority) {}
 
     fn discard(self) {
         assert!(!self.0.is_discarded.replace(true), "once");
@@ -41,10 +41,10 @@ impl Transit for Copy {
 }
 
 /// Adapters by number, their places, and the copies that were sent.
-struct Bench {
-    all: Residency<usize, Copy>,
+struct ResidencyHarness {
+    all: Residency<usize, FakeCopy>,
     pool: Cache,
-    sent: RefCell<Vec<Rc<Progress>>>,
+    sent: RefCell<Vec<Rc<FakeCopyState>>>,
     /// Too much is on its way.
     is_full: bool,
 }
@@ -53,20 +53,20 @@ fn id(key: usize) -> AdapterId {
     AdapterId([u8::try_from(key).unwrap(); 32])
 }
 
-impl Bench {
+impl ResidencyHarness {
     fn new() -> Self {
-        let pool = Cache::new(Settings::device_alone(LIMIT, 1));
+        let pool = Cache::new(CacheSettings::device_alone(LIMIT, 1));
         Self { all: Residency::default(), pool, sent: RefCell::default(), is_full: false }
     }
 
-    fn bring(&mut self, key: usize, blocks: u32) -> Way {
+    fn bring(&mut self, key: usize, blocks: u32) -> TransferStatus {
         let way = self.board(key, blocks);
         self.depart();
         way
     }
 
-    fn board(&mut self, key: usize, blocks: u32) -> Way {
-        self.all.bring(&mut self.pool, id(key), &key, Size { blocks, bytes: 1 }, Class::Demand)
+    fn board(&mut self, key: usize, blocks: u32) -> TransferStatus {
+        self.all.bring(&mut self.pool, id(key), &key, AdapterSize { blocks, bytes: 1 }, CopyPriority::Demand)
     }
 
     fn depart(&mut self) {
@@ -75,9 +75,9 @@ impl Bench {
             assert_eq!(key, id(adapter));
             assert!(!blocks.is_empty(), "it has a place");
             (!*is_full).then(|| {
-                let progress = Rc::new(Progress::default());
+                let progress = Rc::new(FakeCopyState::default());
                 sent.borrow_mut().push(Rc::clone(&progress));
-                Copy(progress)
+                FakeCopy(progress)
             })
         });
     }
@@ -115,14 +115,14 @@ impl Bench {
 
 #[test]
 fn who_found_too_much_on_its_way_keeps_its_place_and_sets_out_later() {
-    let mut bench = Bench { is_full: true, ..Bench::new() };
-    assert_eq!(bench.bring(1, 10), Way::Missing { bytes: 1 });
-    assert_eq!(bench.bring(2, 10), Way::Missing { bytes: 1 });
+    let mut bench = ResidencyHarness { is_full: true, ..ResidencyHarness::new() };
+    assert_eq!(bench.bring(1, 10), TransferStatus::Missing { bytes: 1 });
+    assert_eq!(bench.bring(2, 10), TransferStatus::Missing { bytes: 1 });
     assert_eq!((bench.blocks()[0], bench.sent.borrow().len()), (20, 0));
     assert_eq!(bench.all.on_the_way_bytes(), 2);
     // One of them goes again before it has set out, and comes back.
     bench.remove(1);
-    assert_eq!(bench.board(1, 10), Way::Missing { bytes: 1 });
+    assert_eq!(bench.board(1, 10), TransferStatus::Missing { bytes: 1 });
     bench.is_full = false;
     bench.depart();
     assert_eq!(bench.sent.borrow().len(), 2, "each sets out once");
@@ -132,52 +132,52 @@ fn who_found_too_much_on_its_way_keeps_its_place_and_sets_out_later() {
 
 #[test]
 fn who_waits_for_one_that_has_not_set_out_keeps_its_place() {
-    let mut bench = Bench::new();
-    assert_eq!(bench.board(1, 60), Way::Missing { bytes: 1 });
+    let mut bench = ResidencyHarness::new();
+    assert_eq!(bench.board(1, 60), TransferStatus::Missing { bytes: 1 });
     bench.await_arrival(1);
-    assert_eq!((bench.blocks()[1], bench.board(2, 60)), (60, Way::NoRoom));
+    assert_eq!((bench.blocks()[1], bench.board(2, 60)), (60, TransferStatus::NoRoom));
     bench.depart();
     bench.ends(true);
     bench.arrived(1);
-    assert_eq!((bench.blocks()[1], bench.board(2, 60)), (0, Way::Missing { bytes: 1 }));
+    assert_eq!((bench.blocks()[1], bench.board(2, 60)), (0, TransferStatus::Missing { bytes: 1 }));
     // Who is pushed out before it has set out never does.
-    assert_eq!(bench.board(3, 60), Way::Missing { bytes: 1 });
+    assert_eq!(bench.board(3, 60), TransferStatus::Missing { bytes: 1 });
     bench.depart();
     assert_eq!(bench.sent.borrow().len(), 2);
 }
 
 #[test]
 fn who_failed_is_not_sent_again_until_it_was_unloaded() {
-    let mut bench = Bench::new();
-    assert_eq!(bench.bring(1, 10), Way::Missing { bytes: 1 });
+    let mut bench = ResidencyHarness::new();
+    assert_eq!(bench.bring(1, 10), TransferStatus::Missing { bytes: 1 });
     bench.await_arrival(1);
     bench.arrived(1);
     assert_eq!(bench.blocks()[1], 10, "that was news of another copy");
     bench.ends(false);
     bench.arrived(1);
     assert!(bench.all.has_failed(id(1)));
-    assert_eq!((bench.blocks()[1], bench.bring(1, 10)), (0, Way::NoRoom));
+    assert_eq!((bench.blocks()[1], bench.bring(1, 10)), (0, TransferStatus::NoRoom));
     // What had arrived gives way to another.
-    assert_eq!(bench.bring(2, 95), Way::Missing { bytes: 1 });
+    assert_eq!(bench.bring(2, 95), TransferStatus::Missing { bytes: 1 });
     assert!(bench.sent.borrow()[0].is_discarded.get() && bench.all.has_failed(id(1)));
     bench.remove(1);
     bench.remove(2);
-    assert_eq!(bench.bring(1, 10), Way::Missing { bytes: 1 });
+    assert_eq!(bench.bring(1, 10), TransferStatus::Missing { bytes: 1 });
 }
 
 #[test]
 fn any_order_of_asking_holding_and_unloading_keeps_the_books() {
     const SIZES: [u32; 6] = [30, 60, 30, 90, 110, 10];
-    let (mut bench, mut users, mut state) = (Bench::new(), [0u32; 6], 1u64);
+    let (mut bench, mut users, mut state) = (ResidencyHarness::new(), [0u32; 6], 1u64);
     for _ in 0..20_000 {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let (key, action) = ((state >> 33) as usize % 6, (state >> 40) % 10);
         bench.is_full = (state >> 50).is_multiple_of(2);
         match action {
             0..3 => match bench.bring(key, SIZES[key]) {
-                Way::Missing { .. } if state >> 60 == 0 => bench.await_arrival(key),
+                TransferStatus::Missing { .. } if state >> 60 == 0 => bench.await_arrival(key),
                 way => {
-                    if way == Way::NoRoom {
+                    if way == TransferStatus::NoRoom {
                         bench.all.leave_out(id(key), &key);
                     }
                     bench.hold(key);
@@ -211,18 +211,20 @@ fn any_order_of_asking_holding_and_unloading_keeps_the_books() {
 }
 
 /// Who has a place has a copy, or will; users, and those who wait, keep it and nobody else.
-fn check(bench: &Bench, users: &[u32], sizes: &[u32]) {
+fn check(bench: &ResidencyHarness, users: &[u32], sizes: &[u32]) {
     bench.pool.audit().unwrap();
     let (mut held, mut pinned) = (0, 0);
     for (key, &size) in sizes.iter().enumerate() {
         let entry = bench.all.adapters.get(&id(key));
-        let is_placed = entry
-            .is_some_and(|entry| entry.copy().is_some() || matches!(entry.state, State::Boarding { .. }));
+        let is_placed = entry.is_some_and(|entry| {
+            entry.copy().is_some() || matches!(entry.state, ResidencyState::Boarding { .. })
+        });
         assert_eq!(bench.pool.has_adapter_place(id(key)), is_placed, "{key}");
         if let Some(entry) = entry.filter(|_| is_placed) {
             let is_awaited = matches!(
                 entry.state,
-                State::Placed { is_awaited: true, .. } | State::Boarding { is_awaited: true, .. }
+                ResidencyState::Placed { is_awaited: true, .. }
+                    | ResidencyState::Boarding { is_awaited: true, .. }
             );
             held += size as usize;
             pinned += if users[key] > 0 || is_awaited { size as usize } else { 0 };

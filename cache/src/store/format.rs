@@ -19,7 +19,7 @@
 use blake3::Hash;
 use ids::{AdapterId, TenantId};
 
-use super::{Layout, Slot, record::Record};
+use super::{StoreLayout, StoreSlot, record::BlockRecord};
 use crate::namespace::{Chain, Namespace};
 
 pub(super) const MAGIC: [u8; 8] = *b"HOLO-KV\n";
@@ -42,13 +42,13 @@ pub(super) const HEADER_BYTES: usize = 8 + 4 + 4 + 8 + 2 * HASH_BYTES;
 
 /// What an entry says.
 #[derive(Debug, PartialEq)]
-pub(super) enum Entry {
+pub(super) enum StoreEntry {
     /// Nothing.
     Empty,
     /// Something that nobody wrote here.
     Damaged,
     /// This block, and the hash of its payload.
-    Block(Record, Hash),
+    Block(BlockRecord, Hash),
 }
 
 fn key(fields: &[u8]) -> [u8; HASH_BYTES] {
@@ -57,15 +57,15 @@ fn key(fields: &[u8]) -> [u8; HASH_BYTES] {
 
 /// The format for blocks of one shape and one fingerprint.
 #[derive(Debug)]
-pub(super) struct Format {
+pub(super) struct StoreFormat {
     pub(super) block_bytes: usize,
     pub(super) block_tokens: usize,
     header: [u8; HEADER_BYTES],
     key: [u8; HASH_BYTES],
 }
 
-impl Format {
-    pub(super) fn new(layout: &Layout) -> Self {
+impl StoreFormat {
+    pub(super) fn new(layout: &StoreLayout) -> Self {
         let mut header = Vec::with_capacity(HEADER_BYTES);
         header.extend_from_slice(&MAGIC);
         header.extend_from_slice(&VERSION.to_le_bytes());
@@ -101,26 +101,28 @@ impl Format {
     }
 
     /// Where the entries of a slot's segment begin.
-    fn segment_at(&self, slot: Slot) -> u64 {
+    fn segment_at(&self, slot: StoreSlot) -> u64 {
         let segment_bytes = self.table_bytes() + u64::from(SEGMENT_SLOTS) * self.stride();
         PAGE_BYTES as u64 + u64::from(slot.0 / SEGMENT_SLOTS) * segment_bytes
     }
 
-    pub(super) fn entry_at(&self, slot: Slot) -> u64 {
+    pub(super) fn entry_at(&self, slot: StoreSlot) -> u64 {
         self.segment_at(slot) + u64::from(slot.0 % SEGMENT_SLOTS) * self.entry_bytes() as u64
     }
 
-    pub(super) fn payload_at(&self, slot: Slot) -> u64 {
+    pub(super) fn payload_at(&self, slot: StoreSlot) -> u64 {
         self.segment_at(slot) + self.table_bytes() + u64::from(slot.0 % SEGMENT_SLOTS) * self.stride()
     }
 
     /// Where a file of `slots` slots ends at the latest.
     pub(super) fn end(&self, slots: u32) -> u64 {
-        slots.checked_sub(1).map_or(PAGE_BYTES as u64, |last| self.payload_at(Slot(last)) + self.stride())
+        slots
+            .checked_sub(1)
+            .map_or(PAGE_BYTES as u64, |last| self.payload_at(StoreSlot(last)) + self.stride())
     }
 
     /// A slot's entry for a block.
-    pub(super) fn seal(&self, slot: Slot, record: &Record, payload: &Hash) -> Vec<u8> {
+    pub(super) fn seal(&self, slot: StoreSlot, record: &BlockRecord, payload: &Hash) -> Vec<u8> {
         let mut entry = Vec::with_capacity(self.entry_bytes());
         entry.extend_from_slice(&NO_SEAL);
         entry.extend_from_slice(payload.as_bytes());
@@ -138,21 +140,21 @@ impl Format {
     }
 
     /// What a slot's entry says, whatever its bytes are.
-    pub(super) fn unseal(&self, slot: Slot, entry: &[u8]) -> Entry {
+    pub(super) fn unseal(&self, slot: StoreSlot, entry: &[u8]) -> StoreEntry {
         match entry.split_first_chunk::<HASH_BYTES>() {
-            Some((seal, _)) if *seal == NO_SEAL => Entry::Empty,
-            Some((seal, rest)) if self.seal_of(slot, rest) == *seal => {
-                self.parse(rest).map_or(Entry::Damaged, |(record, payload)| Entry::Block(record, payload))
-            }
-            _ => Entry::Damaged,
+            Some((seal, _)) if *seal == NO_SEAL => StoreEntry::Empty,
+            Some((seal, rest)) if self.seal_of(slot, rest) == *seal => self
+                .parse(rest)
+                .map_or(StoreEntry::Damaged, |(record, payload)| StoreEntry::Block(record, payload)),
+            _ => StoreEntry::Damaged,
         }
     }
 
-    fn seal_of(&self, slot: Slot, rest: &[u8]) -> Hash {
+    fn seal_of(&self, slot: StoreSlot, rest: &[u8]) -> Hash {
         blake3::Hasher::new_keyed(&self.key).update(&slot.0.to_le_bytes()).update(rest).finalize()
     }
 
-    fn parse(&self, rest: &[u8]) -> Option<(Record, Hash)> {
+    fn parse(&self, rest: &[u8]) -> Option<(BlockRecord, Hash)> {
         let (payload, rest) = rest.split_first_chunk::<HASH_BYTES>()?;
         let (parent, rest) = rest.split_first_chunk::<HASH_BYTES>()?;
         let (sharing, rest) = rest.split_first_chunk::<HASH_BYTES>()?;
@@ -166,7 +168,7 @@ impl Format {
             _ => return None,
         };
         let (tokens, _) = rest.as_chunks().0.split_at_checked(self.block_tokens)?;
-        let record = Record {
+        let record = BlockRecord {
             namespace: Namespace { adapter, sharing: *sharing, owner: TenantId(*owner) },
             parent: Chain(*parent),
             tokens: tokens.iter().map(|token| u32::from_le_bytes(*token)).collect(),

@@ -4,7 +4,7 @@ use crate::namespace::{Chain, Namespace};
 
 /// What a block holds, and when somebody last had use for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record {
+pub struct BlockRecord {
     /// Who may share it.
     pub namespace: Namespace,
     /// The prefix before it: [`Chain::root`] at the beginning, else [`chain`](Self::chain) of the block before.
@@ -15,7 +15,7 @@ pub struct Record {
     pub used_at_s: u64,
 }
 
-impl Record {
+impl BlockRecord {
     /// The prefix that ends with this block: the parent of those after it.
     #[must_use]
     pub fn chain(&self) -> Chain {

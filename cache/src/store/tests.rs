@@ -8,14 +8,14 @@ use tempfile::TempDir;
 use super::*;
 use crate::namespace::{Chain, Namespace};
 
-const LAYOUT: Layout = Layout { fingerprint: [7; 32], block_bytes: 40, block_tokens: 2, slots: 3 };
+const LAYOUT: StoreLayout = StoreLayout { fingerprint: [7; 32], block_bytes: 40, block_tokens: 2, slots: 3 };
 const PATH: &str = "private/blocks";
 
-fn record(number: u32) -> Record {
+fn record(number: u32) -> BlockRecord {
     let adapter = (!number.is_multiple_of(2)).then_some(AdapterId([number as u8; 32]));
     let namespace = Namespace { adapter, sharing: [3; 32], owner: TenantId([4; 32]) };
     let tokens = [number, u32::MAX - number].into();
-    Record {
+    BlockRecord {
         parent: Chain::root(&namespace),
         namespace,
         tokens,
@@ -28,33 +28,33 @@ fn bytes(number: u32) -> Vec<u8> {
 }
 
 /// A directory for a store, where a disk does not slow it down if the system has such a place.
-struct Bench {
+struct StoreDirectory {
     _directory: TempDir,
     path: PathBuf,
 }
 
-impl Bench {
+impl StoreDirectory {
     fn new() -> Self {
         let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         Self { path: directory.path().join(PATH), _directory: directory }
     }
 
-    fn open(&self) -> Opened {
-        Store::open(&self.path, &LAYOUT).unwrap()
+    fn open(&self) -> OpenedStore {
+        BlockStore::open(&self.path, &LAYOUT).unwrap()
     }
 
     /// A store with a block of its number in each slot.
     fn filled() -> Self {
         let bench = Self::new();
         let store = bench.open().store;
-        (0..LAYOUT.slots).for_each(|n| store.write(Slot(n), &record(n), &bytes(n)).unwrap());
+        (0..LAYOUT.slots).for_each(|n| store.write(StoreSlot(n), &record(n), &bytes(n)).unwrap());
         bench
     }
 
     /// Puts `image` in place of the file, and checks that nothing comes back but what was written.
     fn survives(&self, image: &[u8], what: &str) -> Vec<u32> {
         fs::write(&self.path, image).unwrap();
-        let opened = match Store::open(&self.path, &LAYOUT) {
+        let opened = match BlockStore::open(&self.path, &LAYOUT) {
             Ok(opened) => opened,
             Err(OpenError::NotAStore(_)) => return Vec::new(),
             Err(error) => panic!("{what}: {error}"),
@@ -62,10 +62,10 @@ impl Bench {
         for n in 0..LAYOUT.slots {
             // What is not told of is not there, whoever asks.
             let is_told = opened.blocks.iter().any(|(slot, _)| slot.0 == n);
-            let read = opened.store.read(Slot(n), &record(n), &mut [0; LAYOUT.block_bytes]);
+            let read = opened.store.read(StoreSlot(n), &record(n), &mut [0; LAYOUT.block_bytes]);
             assert!(is_told || read.is_err(), "{what}: slot {n}");
         }
-        let readable = |(slot, found): &(Slot, Record)| {
+        let readable = |(slot, found): &(StoreSlot, BlockRecord)| {
             let n = found.tokens[0];
             let mut into = [0; LAYOUT.block_bytes];
             assert_eq!(*found, record(n), "{what}");
@@ -82,8 +82,8 @@ impl Bench {
 
 #[test]
 fn entries_lie_apart_from_each_other_and_from_all_bytes() {
-    let format = Format::new(&Layout { block_bytes: 5000, slots: 3000, ..LAYOUT });
-    let slots = [0, 1, 1023, 1024, 1025, 2047, 2048, 2999].map(Slot);
+    let format = StoreFormat::new(&StoreLayout { block_bytes: 5000, slots: 3000, ..LAYOUT });
+    let slots = [0, 1, 1023, 1024, 1025, 2047, 2048, 2999].map(StoreSlot);
     let entry = |slot| (format.entry_at(slot), format.entry_bytes() as u64);
     let payload = |slot| (format.payload_at(slot), 5000);
     let mut ranges: Vec<(u64, u64)> =
@@ -92,15 +92,16 @@ fn entries_lie_apart_from_each_other_and_from_all_bytes() {
     ranges.sort_unstable();
     assert!(ranges.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0), "{ranges:?}");
     assert!(slots.iter().all(|&slot| format.payload_at(slot).is_multiple_of(4096)));
-    assert_eq!(format.end(3000), format.payload_at(Slot(2999)) + 8192);
+    assert_eq!(format.end(3000), format.payload_at(StoreSlot(2999)) + 8192);
 }
 
 #[test]
 fn a_flipped_bit_costs_at_most_the_block_it_is_in() {
-    let bench = Bench::filled();
+    let bench = StoreDirectory::filled();
     let intact = fs::read(&bench.path).unwrap();
-    let format = Format::new(&LAYOUT);
-    let (table, payloads) = (format.entry_at(Slot(0)) as usize, format.payload_at(Slot(0)) as usize);
+    let format = StoreFormat::new(&LAYOUT);
+    let (table, payloads) =
+        (format.entry_at(StoreSlot(0)) as usize, format.payload_at(StoreSlot(0)) as usize);
     assert_eq!(bench.survives(&intact, "nothing"), [0, 1, 2]);
     let mut image = intact.clone();
     let entries = table..table + 4 * format.entry_bytes();
@@ -118,21 +119,22 @@ fn a_flipped_bit_costs_at_most_the_block_it_is_in() {
 
 #[test]
 fn a_file_cut_anywhere_keeps_what_lies_before_the_cut() {
-    let bench = Bench::filled();
+    let bench = StoreDirectory::filled();
     let intact = fs::read(&bench.path).unwrap();
-    let format = Format::new(&LAYOUT);
-    let table_end = format.entry_at(Slot(3)) as usize;
-    let payloads = format.payload_at(Slot(0)) as usize;
+    let format = StoreFormat::new(&LAYOUT);
+    let table_end = format.entry_at(StoreSlot(3)) as usize;
+    let payloads = format.payload_at(StoreSlot(0)) as usize;
     for length in (0..table_end + 2).chain(payloads - 1..=intact.len()) {
         let left = bench.survives(&intact[..length], &format!("{length} bytes"));
-        let whole = (0..3).filter(|&n| length >= format.payload_at(Slot(n)) as usize + LAYOUT.block_bytes);
+        let whole =
+            (0..3).filter(|&n| length >= format.payload_at(StoreSlot(n)) as usize + LAYOUT.block_bytes);
         assert_eq!(left, whole.collect::<Vec<_>>(), "{length} bytes");
     }
 }
 
 /// What a write of block 5 to slot 1 does to the file, in its order.
-fn steps(format: &Format) -> [(u64, Vec<u8>); 3] {
-    let (slot, new) = (Slot(1), bytes(5));
+fn steps(format: &StoreFormat) -> [(u64, Vec<u8>); 3] {
+    let (slot, new) = (StoreSlot(1), bytes(5));
     let entry = format.seal(slot, &record(5), &blake3::hash(&new));
     [
         (format.entry_at(slot), NO_SEAL.to_vec()),
@@ -147,9 +149,9 @@ fn apply(image: &mut [u8], (at, bytes): &(u64, Vec<u8>), length: usize) {
 
 #[test]
 fn a_write_torn_anywhere_leaves_the_old_block_the_new_one_or_none() {
-    let bench = Bench::filled();
+    let bench = StoreDirectory::filled();
     let mut image = fs::read(&bench.path).unwrap();
-    let format = Format::new(&LAYOUT);
+    let format = StoreFormat::new(&LAYOUT);
     let steps = steps(&format);
     let mut done = image.clone();
     steps.iter().for_each(|step| apply(&mut done, step, step.1.len()));
@@ -169,15 +171,15 @@ fn a_write_torn_anywhere_leaves_the_old_block_the_new_one_or_none() {
         apply(&mut image, step, step.1.len());
     }
     let store = bench.open().store;
-    store.write(Slot(1), &record(5), &bytes(5)).unwrap();
+    store.write(StoreSlot(1), &record(5), &bytes(5)).unwrap();
     assert!(fs::read(&bench.path).unwrap() == done, "these are the steps");
 }
 
 #[test]
 fn a_write_that_reached_the_disk_in_another_order_leaves_the_old_block_the_new_one_or_none() {
-    let bench = Bench::filled();
+    let bench = StoreDirectory::filled();
     let intact = fs::read(&bench.path).unwrap();
-    let steps = steps(&Format::new(&LAYOUT));
+    let steps = steps(&StoreFormat::new(&LAYOUT));
     for reached in 0..8 {
         for torn in 0..=LAYOUT.block_bytes {
             let mut image = intact.clone();
@@ -193,22 +195,22 @@ fn a_write_that_reached_the_disk_in_another_order_leaves_the_old_block_the_new_o
 
 #[test]
 fn entries_of_an_earlier_store_are_not_those_of_a_later_one() {
-    let bench = Bench::filled();
+    let bench = StoreDirectory::filled();
     let old = fs::read(&bench.path).unwrap();
-    let other = Layout { fingerprint: [8; 32], ..LAYOUT };
+    let other = StoreLayout { fingerprint: [8; 32], ..LAYOUT };
     // The header was written, and the machine stopped before the file was emptied.
-    let header = *Format::new(&other).header();
+    let header = *StoreFormat::new(&other).header();
     fs::write(&bench.path, [&header[..], &old[HEADER_BYTES..]].concat()).unwrap();
-    let opened = Store::open(&bench.path, &other).unwrap();
-    assert_eq!((opened.found, opened.blocks.len(), opened.damaged), (Found::Same, 0, 3));
+    let opened = BlockStore::open(&bench.path, &other).unwrap();
+    assert_eq!((opened.found, opened.blocks.len(), opened.damaged), (StoreContents::Same, 0, 3));
 }
 
 #[test]
 fn an_entry_that_was_written_to_the_wrong_place_is_noticed() {
-    let bench = Bench::filled();
+    let bench = StoreDirectory::filled();
     let mut image = fs::read(&bench.path).unwrap();
-    let format = Format::new(&LAYOUT);
-    let at = |slot| format.entry_at(Slot(slot)) as usize;
+    let format = StoreFormat::new(&LAYOUT);
+    let at = |slot| format.entry_at(StoreSlot(slot)) as usize;
     image.copy_within(at(0)..at(1), at(1));
     assert_eq!(bench.survives(&image, "a moved entry"), [0, 2]);
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::namespace::Namespace;
 
 #[derive(Debug)]
-struct Entry {
+struct NamespaceEntry {
     namespace: Namespace,
     nodes: u32,
 }
@@ -14,7 +14,7 @@ struct Entry {
 #[derive(Debug, Default)]
 pub(super) struct Namespaces {
     numbers: HashMap<Namespace, u32>,
-    entries: Vec<Entry>,
+    entries: Vec<NamespaceEntry>,
     free: Vec<u32>,
 }
 
@@ -45,7 +45,7 @@ impl Namespaces {
     }
 
     fn number(&mut self, namespace: Namespace) -> u32 {
-        let entry = Entry { namespace, nodes: 0 };
+        let entry = NamespaceEntry { namespace, nodes: 0 };
         let number = match self.free.pop() {
             Some(number) => {
                 self.entries[number as usize] = entry;

@@ -6,7 +6,7 @@ use ids::AdapterId;
 
 use crate::{
     namespace::Chain,
-    tier::{Place, Tier},
+    tier::{Tier, TierSlot},
 };
 
 /// No node.
@@ -23,36 +23,36 @@ pub(super) struct Links {
 
 /// What a node is of.
 #[derive(Debug)]
-pub(crate) enum Kind {
+pub(crate) enum NodeKind {
     /// An adapter; `None` is the base model.
     Adapter(Option<Box<AdapterId>>),
     /// A full block of these tokens.
     Block(Box<[u32]>),
 }
 
-/// A [`Place`] in four bytes: two bits of kind, and an index of thirty.
+/// A [`TierSlot`] in four bytes: two bits of kind, and an index of thirty.
 #[derive(Debug, Clone, Copy, Default)]
 struct Packed(u32);
 
 const PLACE_BITS: u32 = 30;
 
 impl Packed {
-    fn of(place: Place) -> Self {
+    fn of(place: TierSlot) -> Self {
         let (kind, index) = match place {
-            Place::None => (0, 0),
-            Place::Coming(index) => (1, index),
-            Place::Here(index) => (2, index),
+            TierSlot::None => (0, 0),
+            TierSlot::Coming(index) => (1, index),
+            TierSlot::Here(index) => (2, index),
         };
         assert!(index < 1 << PLACE_BITS, "a tier has fewer than 2^{PLACE_BITS} blocks");
         Self(kind << PLACE_BITS | index)
     }
 
-    fn place(self) -> Place {
+    fn place(self) -> TierSlot {
         let index = self.0 & ((1 << PLACE_BITS) - 1);
         match self.0 >> PLACE_BITS {
-            0 => Place::None,
-            1 => Place::Coming(index),
-            _ => Place::Here(index),
+            0 => TierSlot::None,
+            1 => TierSlot::Coming(index),
+            _ => TierSlot::Here(index),
         }
     }
 }
@@ -75,7 +75,7 @@ pub(crate) struct Node {
     pub(super) stamp: u32,
     pub(super) links: Links,
     pub(super) namespace: u32,
-    pub(crate) kind: Kind,
+    pub(crate) kind: NodeKind,
     /// Where it is, by tier.
     places: [Packed; Tier::ALL.len()],
     /// Children with a place, by tier.
@@ -97,12 +97,12 @@ pub(crate) const RETURNING: usize = Tier::ALL.len();
 
 impl Default for Node {
     fn default() -> Self {
-        Self::new(Kind::Adapter(None), NONE, NONE)
+        Self::new(NodeKind::Adapter(None), NONE, NONE)
     }
 }
 
 impl Node {
-    pub(super) fn new(kind: Kind, parent: u32, namespace: u32) -> Self {
+    pub(super) fn new(kind: NodeKind, parent: u32, namespace: u32) -> Self {
         Self {
             stamp: 0,
             links: Links { parent, first_child: NONE, previous: NONE, next: NONE },
@@ -121,24 +121,24 @@ impl Node {
     /// The adapter that it is; `None` if it is a block.
     pub(crate) fn adapter(&self) -> Option<Option<AdapterId>> {
         match &self.kind {
-            Kind::Adapter(adapter) => Some(adapter.as_deref().copied()),
-            Kind::Block(_) => None,
+            NodeKind::Adapter(adapter) => Some(adapter.as_deref().copied()),
+            NodeKind::Block(_) => None,
         }
     }
 
     /// Its tokens; none if it is an adapter.
     pub(crate) fn tokens(&self) -> &[u32] {
         match &self.kind {
-            Kind::Block(tokens) => tokens,
-            Kind::Adapter(_) => &[],
+            NodeKind::Block(tokens) => tokens,
+            NodeKind::Adapter(_) => &[],
         }
     }
 
-    pub(crate) fn place(&self, tier: Tier) -> Place {
+    pub(crate) fn place(&self, tier: Tier) -> TierSlot {
         self.places[tier as usize].place()
     }
 
-    pub(super) fn set_place(&mut self, tier: Tier, place: Place) {
+    pub(super) fn set_place(&mut self, tier: Tier, place: TierSlot) {
         self.places[tier as usize] = Packed::of(place);
     }
 
@@ -166,7 +166,7 @@ impl Node {
 
     /// Some tier has a place for it.
     pub(crate) fn is_somewhere(&self) -> bool {
-        Tier::ALL.into_iter().any(|tier| self.place(tier) != Place::None)
+        Tier::ALL.into_iter().any(|tier| self.place(tier) != TierSlot::None)
     }
 
     /// The fastest tier below the device that has its bytes.
@@ -190,9 +190,13 @@ mod tests {
 
     #[test]
     fn a_place_is_the_same_when_it_was_packed() {
-        for place in
-            [Place::None, Place::Coming(0), Place::Here(0), Place::Coming(7), Place::Here((1 << 30) - 1)]
-        {
+        for place in [
+            TierSlot::None,
+            TierSlot::Coming(0),
+            TierSlot::Here(0),
+            TierSlot::Coming(7),
+            TierSlot::Here((1 << 30) - 1),
+        ] {
             assert_eq!(Packed::of(place).place(), place);
         }
     }

@@ -8,14 +8,14 @@ use serde_json::json;
 use super::{
     exit::CliError,
     generate::tokens_per_s,
-    setup::{Ready, SetupArguments},
+    setup::{ReadyModel, SetupArguments},
     terminal::Terminal,
 };
-use crate::generate::Task;
+use crate::generate::GenerateRequest;
 
 /// Arguments of `bench`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Arguments {
+pub(super) struct SplitBenchArguments {
     #[command(flatten)]
     setup: SetupArguments,
     /// Tokens to decode in a run
@@ -30,7 +30,7 @@ pub(super) struct Arguments {
 }
 
 /// Runs, and prints a line for each.
-pub(super) fn run(arguments: &Arguments, terminal: Terminal) -> Result<(), CliError> {
+pub(super) fn run(arguments: &SplitBenchArguments, terminal: Terminal) -> Result<(), CliError> {
     let mut ready = arguments.setup.ready(terminal)?;
     for index in 0..=arguments.runs {
         // Another prompt each time, or all but the first would be found in the cache.
@@ -42,7 +42,11 @@ pub(super) fn run(arguments: &Arguments, terminal: Terminal) -> Result<(), CliEr
     Ok(())
 }
 
-fn measure(ready: &mut Ready, arguments: &Arguments, run: u32) -> Result<serde_json::Value, CliError> {
+fn measure(
+    ready: &mut ReadyModel,
+    arguments: &SplitBenchArguments,
+    run: u32,
+) -> Result<serde_json::Value, CliError> {
     let vocab_size = ready.model.config().vocab_size;
     let vocabulary = u32::try_from(vocab_size).unwrap_or(u32::MAX).max(1);
     let length = u32::try_from(arguments.prompt_tokens.max(1)).unwrap_or(u32::MAX);
@@ -52,7 +56,7 @@ fn measure(ready: &mut Ready, arguments: &Arguments, run: u32) -> Result<serde_j
     let sampling =
         SamplingParams::new(greedy, vocab_size).map_err(|error| CliError::Usage(error.to_string()))?;
     // Without stop tokens every run is as long as the others.
-    let task = Task { prompt, sampling, max_tokens: arguments.tokens, stop_tokens: Vec::new() };
+    let task = GenerateRequest { prompt, sampling, max_tokens: arguments.tokens, stop_tokens: Vec::new() };
     let before = ready.model.session().usage().clone();
     ready.model.session_mut().forget_latencies();
     let begun = Instant::now();

@@ -8,19 +8,19 @@ use super::{
     drafts,
     exit::CliError,
     generate::{answer, tokens_per_s},
-    setup::{Ready, SamplingArguments, SetupArguments},
+    setup::{ReadyModel, SamplingArguments, SetupArguments},
     terminal::Terminal,
 };
 use crate::{
-    generate::{GenerateError, Task},
-    text::{Message, Role},
+    generate::{GenerateError, GenerateRequest},
+    text::{ChatRole, PromptMessage},
 };
 
 const HELP: &str = "/clear forgets the conversation, /stats shows figures of the last answer, /bye ends";
 
 /// Arguments of `chat`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Arguments {
+pub(super) struct SplitChatArguments {
     #[command(flatten)]
     setup: SetupArguments,
     #[command(flatten)]
@@ -31,10 +31,10 @@ pub(super) struct Arguments {
 }
 
 /// Talks until the person has had enough.
-pub(super) fn run(arguments: &Arguments, terminal: Terminal) -> Result<(), CliError> {
+pub(super) fn run(arguments: &SplitChatArguments, terminal: Terminal) -> Result<(), CliError> {
     let mut ready = arguments.setup.ready(terminal)?;
-    let opening: Vec<Message> =
-        arguments.system.iter().map(|text| message(Role::System, text.clone())).collect();
+    let opening: Vec<PromptMessage> =
+        arguments.system.iter().map(|text| message(ChatRole::System, text.clone())).collect();
     let (mut messages, mut last) = (opening.clone(), None);
     let is_person = io::stdin().is_terminal();
     let mut lines = io::stdin().lock().lines();
@@ -53,10 +53,10 @@ pub(super) fn run(arguments: &Arguments, terminal: Terminal) -> Result<(), CliEr
                 None => terminal.note("nothing has been answered yet"),
             },
             said => {
-                messages.push(message(Role::User, said.to_owned()));
+                messages.push(message(ChatRole::User, said.to_owned()));
                 match turn(&mut ready, arguments, &messages, terminal) {
                     Ok((text, stats)) => {
-                        messages.push(message(Role::Assistant, text));
+                        messages.push(message(ChatRole::Assistant, text));
                         last = Some(stats);
                     }
                     // The executor may be back when the person tries again.
@@ -71,19 +71,19 @@ pub(super) fn run(arguments: &Arguments, terminal: Terminal) -> Result<(), CliEr
     }
 }
 
-fn message(role: Role, content: String) -> Message {
-    Message { role, content }
+fn message(role: ChatRole, content: String) -> PromptMessage {
+    PromptMessage { role, content }
 }
 
 /// One answer, and its figures in a line.
 fn turn(
-    ready: &mut Ready,
-    arguments: &Arguments,
-    messages: &[Message],
+    ready: &mut ReadyModel,
+    arguments: &SplitChatArguments,
+    messages: &[PromptMessage],
     terminal: Terminal,
 ) -> Result<(String, String), CliError> {
     let prompt = ready.text.encode_chat(messages)?;
-    let task = Task {
+    let task = GenerateRequest {
         sampling: arguments.sampling.params(ready)?,
         max_tokens: arguments.sampling.max_tokens,
         stop_tokens: arguments.sampling.stop_tokens(ready),

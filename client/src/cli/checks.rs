@@ -10,7 +10,7 @@ use crate::{
 
 /// Arguments of `checks`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Arguments {
+pub(super) struct ChecksArguments {
     /// Your own copy of the executor's model
     #[arg(long, value_name = "PATH")]
     model: PathBuf,
@@ -20,7 +20,7 @@ pub(super) struct Arguments {
 }
 
 /// Writes it.
-pub(super) fn run(arguments: &Arguments, terminal: Terminal) -> Result<(), CliError> {
+pub(super) fn run(arguments: &ChecksArguments, terminal: Terminal) -> Result<(), CliError> {
     secrets::keep_memory_private()?;
     // Nobody waits, and nothing else computes here.
     let mut base = pads::own_weights(Some(&arguments.model), "this", &pads::all_cores(), terminal)?;

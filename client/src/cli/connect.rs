@@ -12,8 +12,8 @@ use super::exit::CliError;
 use crate::{
     address::{Address, AddressError},
     error::CallError,
-    masking::{Masking, session_commitment, shares::Second},
-    session::{Session, Settings},
+    masking::{Masking, session_commitment, shares::SecondExecutor},
+    session::{ClientSettings, Session},
     transport::{Connect, local::LocalConnector, remote::RemoteConnector, tls::TlsFiles},
 };
 
@@ -89,11 +89,11 @@ impl ConnectArguments {
     }
 
     /// The way to a second executor.
-    pub(super) fn second(&self, address: &str, key_file: Option<&Path>) -> Result<Second, CliError> {
+    pub(super) fn second(&self, address: &str, key_file: Option<&Path>) -> Result<SecondExecutor, CliError> {
         let address = address.parse().map_err(|error: AddressError| CliError::Usage(error.to_string()))?;
         let key = key_file.map_or_else(|| self.key(), |path| read_key(path).map(Some))?;
         let (connector, settings) = self.way(&address, key, "shares")?;
-        Ok(Second { connector: connector.into(), settings })
+        Ok(SecondExecutor { connector: connector.into(), settings })
     }
 
     /// The way to an executor, and how this client behaves there.
@@ -102,7 +102,7 @@ impl ConnectArguments {
         address: &Address,
         key: Option<String>,
         masking: &str,
-    ) -> Result<(Box<dyn Connect>, Settings), CliError> {
+    ) -> Result<(Box<dyn Connect>, ClientSettings), CliError> {
         let deadline = Duration::from_secs(self.deadline_s);
         // Over ZeroMQ the transport shows the key; beside shared memory the session does.
         let (connector, key): (Box<dyn Connect>, _) = match address {
@@ -121,13 +121,13 @@ impl ConnectArguments {
             WireDtype::F32 => Dtype::F32,
             WireDtype::Bf16 => Dtype::Bf16,
         };
-        let settings = Settings {
+        let settings = ClientSettings {
             key,
             name: self.name.clone(),
             masking: masking.to_owned(),
             dtype,
             patience: Duration::from_secs(self.patience_s),
-            ..Settings::default()
+            ..ClientSettings::default()
         };
         Ok((connector, settings))
     }

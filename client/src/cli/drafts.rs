@@ -14,27 +14,27 @@ use model_draft::{
 };
 use serde_json::{Value, json};
 use speculation::{
-    baseline::Rule,
+    baseline::BaselineRule,
     calibration::Calibration,
-    ngram::{Ngram, Survival},
+    ngram::{AcceptanceTable, Ngram},
 };
 
 use super::exit::CliError;
 use crate::{
-    drafts::{Drafted, Effort, Guesser},
+    drafts::{ClientDrafter, DraftPolicy, DraftingStats},
     split_model::SplitModel,
 };
 
 /// Who guesses.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Choice {
+enum DrafterChoice {
     /// What the text said before.
     Ngram,
     /// A model.
     Model(PathBuf),
 }
 
-impl FromStr for Choice {
+impl FromStr for DrafterChoice {
     type Err = Infallible;
 
     fn from_str(said: &str) -> Result<Self, Infallible> {
@@ -48,7 +48,7 @@ pub(super) struct DraftArguments {
     /// Guesses tokens here and has them verified together, so that an answer takes fewer round trips and is still the same:
     /// `ngram`, from what the text said before, or the path of a smaller model with the same tokenizer
     #[arg(long, value_name = "ngram|PATH")]
-    draft: Option<Choice>,
+    draft: Option<DrafterChoice>,
     /// Verifies this many guesses each time, whatever they promise; else as many as are worth it
     #[arg(long, value_name = "N", requires = "draft")]
     draft_nodes: Option<usize>,
@@ -59,15 +59,15 @@ pub(super) struct DraftArguments {
 
 /// Somebody who guesses, through all answers of a conversation.
 #[derive(Debug)]
-pub(super) enum Guesses {
+pub(super) enum AnyDrafter {
     Ngram(Box<Ngram>),
     Model(Box<ModelDraft>),
 }
 
 impl DraftArguments {
     /// How many guesses are verified at once.
-    pub(super) fn effort(&self) -> Effort {
-        self.draft_nodes.map_or(Effort::Worth, |nodes| Effort::Compared(Rule::Nodes(nodes)))
+    pub(super) fn effort(&self) -> DraftPolicy {
+        self.draft_nodes.map_or(DraftPolicy::Worth, |nodes| DraftPolicy::Compared(BaselineRule::Nodes(nodes)))
     }
 
     /// Whoever is to guess for `model`, whose tokens are those of `files` and which computes on `cores`.
@@ -76,25 +76,27 @@ impl DraftArguments {
         model: &SplitModel,
         files: &ModelFiles,
         cores: &[usize],
-    ) -> Result<Option<Guesses>, CliError> {
-        let load = |path: &Path| -> Result<Guesses, DraftError> {
+    ) -> Result<Option<AnyDrafter>, CliError> {
+        let load = |path: &Path| -> Result<AnyDrafter, DraftError> {
             let cores = cores.to_vec();
             let options = DraftOptions { cores, bytes: self.draft_kv_bytes.0, kv_dtype: KvDtype::Auto };
             let tokens = TokenList::of(files)?;
             let opened = by_model(path, (&tokens, model.config().vocab_size), &options)?;
-            Ok(Guesses::Model(Box::new(opened.drafter.text(&[], Calibration::default()))))
+            Ok(AnyDrafter::Model(Box::new(opened.drafter.text(&[], Calibration::default()))))
         };
         match &self.draft {
             None => Ok(None),
-            Some(Choice::Ngram) => Ok(Some(Guesses::Ngram(Box::new(Ngram::new(&[], Survival::default()))))),
-            Some(Choice::Model(path)) => Ok(Some(load(path)?)),
+            Some(DrafterChoice::Ngram) => {
+                Ok(Some(AnyDrafter::Ngram(Box::new(Ngram::new(&[], AcceptanceTable::default())))))
+            }
+            Some(DrafterChoice::Model(path)) => Ok(Some(load(path)?)),
         }
     }
 }
 
-impl Guesses {
+impl AnyDrafter {
     /// An answer to `prompt` begins. What was learned from the answers before stays.
-    pub(super) fn begin(&mut self, prompt: &[u32]) -> Guesser<'_> {
+    pub(super) fn begin(&mut self, prompt: &[u32]) -> ClientDrafter<'_> {
         match self {
             Self::Ngram(ngram) => {
                 **ngram = Ngram::new(prompt, ngram.survival().clone());
@@ -109,7 +111,7 @@ impl Guesses {
 }
 
 /// What came of it, for programs.
-pub(super) fn report(drafted: &Drafted) -> Value {
+pub(super) fn report(drafted: &DraftingStats) -> Value {
     json!({
         "sweeps": drafted.trees,
         "drafted_tokens": drafted.nodes,
@@ -124,7 +126,7 @@ pub(super) fn report(drafted: &Drafted) -> Value {
 }
 
 /// What came of it, for a person, behind other figures; nothing if nothing was verified.
-pub(super) fn summary(drafted: &Drafted) -> String {
+pub(super) fn summary(drafted: &DraftingStats) -> String {
     let Some(accepted) = per_sweep(drafted) else { return String::new() };
     let hidden = match drafted.ahead {
         0 => String::new(),
@@ -138,7 +140,7 @@ pub(super) fn summary(drafted: &Drafted) -> String {
 }
 
 /// Guesses that came true in a sweep that verified some; `None` if there was no such sweep.
-fn per_sweep(drafted: &Drafted) -> Option<f64> {
+fn per_sweep(drafted: &DraftingStats) -> Option<f64> {
     #[expect(clippy::cast_precision_loss, reason = "counts of one answer")]
     (drafted.trees > 0).then(|| drafted.accepted as f64 / drafted.trees as f64)
 }
@@ -151,10 +153,10 @@ mod tests {
 
     #[test]
     fn a_person_is_told_what_drafting_brought() {
-        let some = Drafted { trees: 4, nodes: 20, accepted: 10, ..Drafted::default() };
-        assert_eq!(summary(&Drafted::default()), "");
+        let some = DraftingStats { trees: 4, nodes: 20, accepted: 10, ..DraftingStats::default() };
+        assert_eq!(summary(&DraftingStats::default()), "");
         assert_eq!(summary(&some), "; 2.5 guesses came true in each sweep");
-        let ahead = Drafted { ahead: 9, kept: 3, hidden: Duration::from_millis(250), ..some };
+        let ahead = DraftingStats { ahead: 9, kept: 3, hidden: Duration::from_millis(250), ..some };
         assert_eq!(
             summary(&ahead),
             "; 2.5 guesses came true in each sweep, 3 of 9 made on the way were of use and 0.25 s of their time hidden"
@@ -163,7 +165,7 @@ mod tests {
 
     #[test]
     fn what_is_not_ngram_is_a_path() {
-        assert_eq!("ngram".parse(), Ok(Choice::Ngram));
-        assert_eq!("./ngram".parse(), Ok(Choice::Model("./ngram".into())));
+        assert_eq!("ngram".parse(), Ok(DrafterChoice::Ngram));
+        assert_eq!("./ngram".parse(), Ok(DrafterChoice::Model("./ngram".into())));
     }
 }

@@ -11,13 +11,13 @@ use text::detokenize::TextStart;
 use super::{
     drafts,
     exit::CliError,
-    setup::{Ready, SamplingArguments, SetupArguments},
-    terminal::{Format, Terminal},
+    setup::{ReadyModel, SamplingArguments, SetupArguments},
+    terminal::{OutputFormat, Terminal},
 };
 use crate::{
-    generate::{Finish, Generated, Task},
-    session::usage::Usage,
-    text::{Message, Role},
+    generate::{GenerateFinish, GenerateRequest, Generated},
+    session::usage::SessionUsage,
+    text::{ChatRole, PromptMessage},
 };
 
 /// Longest prompt that is read from stdin.
@@ -25,7 +25,7 @@ const MAX_PROMPT_BYTES: u64 = 16 << 20;
 
 /// Arguments of `generate`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Arguments {
+pub(super) struct GenerateArguments {
     #[command(flatten)]
     setup: SetupArguments,
     #[command(flatten)]
@@ -41,7 +41,7 @@ pub(super) struct Arguments {
 }
 
 /// Answers the prompt.
-pub(super) fn run(arguments: &Arguments, terminal: Terminal) -> Result<(), CliError> {
+pub(super) fn run(arguments: &GenerateArguments, terminal: Terminal) -> Result<(), CliError> {
     let prompt = match &arguments.prompt {
         Some(prompt) => prompt.clone(),
         None => read_stdin()?,
@@ -51,18 +51,21 @@ pub(super) fn run(arguments: &Arguments, terminal: Terminal) -> Result<(), CliEr
     let (prompt, start) = if arguments.raw {
         (ready.text.encode_raw(&prompt)?, TextStart::Continuation)
     } else {
-        let system =
-            arguments.system.iter().map(|text| Message { role: Role::System, content: text.clone() });
-        let messages: Vec<_> = system.chain([Message { role: Role::User, content: prompt }]).collect();
+        let system = arguments
+            .system
+            .iter()
+            .map(|text| PromptMessage { role: ChatRole::System, content: text.clone() });
+        let messages: Vec<_> =
+            system.chain([PromptMessage { role: ChatRole::User, content: prompt }]).collect();
         (ready.text.encode_chat(&messages)?, TextStart::Beginning)
     };
     let prompt_tokens = prompt.len();
     let (max_tokens, stop_tokens) = (arguments.sampling.max_tokens, arguments.sampling.stop_tokens(&ready));
-    let task = Task { prompt, sampling, max_tokens, stop_tokens };
+    let task = GenerateRequest { prompt, sampling, max_tokens, stop_tokens };
     let before = ready.model.session().usage().clone();
-    let Answer { text, generated } = answer(&mut ready, &task, start, terminal)?;
-    if terminal.format == Format::Json {
-        let tokens = Tokens { prompt: prompt_tokens, generated: &generated };
+    let GeneratedAnswer { text, generated } = answer(&mut ready, &task, start, terminal)?;
+    if terminal.format == OutputFormat::Json {
+        let tokens = TokenReport { prompt: prompt_tokens, generated: &generated };
         terminal.print(report(&ready, &text, &tokens, &before))?;
     }
     Ok(())
@@ -76,21 +79,21 @@ fn read_stdin() -> Result<String, CliError> {
 
 /// An answer, as text and as tokens.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct GeneratedAnswer {
     pub(super) text: String,
     pub(super) generated: Generated,
 }
 
 /// Generates, and streams the text to a person.
 pub(super) fn answer(
-    ready: &mut Ready,
-    task: &Task,
+    ready: &mut ReadyModel,
+    task: &GenerateRequest,
     start: TextStart,
     terminal: Terminal,
-) -> Result<Answer, CliError> {
+) -> Result<GeneratedAnswer, CliError> {
     let mut decoder = ready.text.decoder(start);
     let (mut text, mut printed) = (String::new(), Ok(()));
-    let is_streamed = terminal.format == Format::Human;
+    let is_streamed = terminal.format == OutputFormat::Human;
     let mut on_token = |token| {
         let piece = decoder.push(token);
         text.push_str(piece);
@@ -111,22 +114,22 @@ pub(super) fn answer(
         terminal.stream(rest)?;
         terminal.print("")?;
     }
-    Ok(Answer { text, generated })
+    Ok(GeneratedAnswer { text, generated })
 }
 
 /// What was read and written.
-struct Tokens<'a> {
+struct TokenReport<'a> {
     prompt: usize,
     generated: &'a Generated,
 }
 
-fn report(ready: &Ready, text: &str, tokens: &Tokens<'_>, before: &Usage) -> Value {
+fn report(ready: &ReadyModel, text: &str, tokens: &TokenReport<'_>, before: &SessionUsage) -> Value {
     let (generated, usage) = (tokens.generated, ready.model.session().usage());
     let completion = generated.tokens.len();
     let finish = match generated.finish {
-        Finish::Stop => "stop",
-        Finish::Length => "length",
-        Finish::Stopped => "stopped",
+        GenerateFinish::Stop => "stop",
+        GenerateFinish::Length => "length",
+        GenerateFinish::Stopped => "stopped",
     };
     json!({
         "text": text,

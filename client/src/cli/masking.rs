@@ -7,14 +7,14 @@ use shmproto::layer::Path;
 use super::{
     exit::CliError,
     pads::{self, PadArguments},
-    rent::RentArguments,
+    rent::RemoteBaseArguments,
     terminal::Terminal,
 };
 use crate::{
     masking::{
-        Cover, Exact, Masking, PaperSettings,
-        pads::{Pads, maker::Maker, pool::Pool},
-        shares::Second,
+        Exact, Masking, NoiseSettings, RowProtection,
+        pads::{Pads, maker::PadMaker, pool::PadPool},
+        shares::SecondExecutor,
         verify::Verifier,
     },
     secrets,
@@ -54,11 +54,11 @@ pub struct ProtectionArguments {
     #[arg(long, value_name = "MODE", default_value = "off")]
     masking: MaskingMode,
     // Defaults are written out: what was said is told from what was not.
-    #[arg(long, value_name = "N", help = format!("Noises of a site, of --masking paper [default: {}]", PaperSettings::default().noises))]
+    #[arg(long, value_name = "N", help = format!("Noises of a site, of --masking paper [default: {}]", NoiseSettings::default().noises))]
     noises: Option<usize>,
-    #[arg(long, value_name = "X", help = format!("Size of the noise, in sizes of the activations [default: {}]", PaperSettings::default().scale))]
+    #[arg(long, value_name = "X", help = format!("Size of the noise, in sizes of the activations [default: {}]", NoiseSettings::default().scale))]
     noise_scale: Option<f32>,
-    #[arg(long, value_name = "N", help = format!("Rows after which a site gets fresh noises [default: {}]", PaperSettings::default().rotate_rows))]
+    #[arg(long, value_name = "N", help = format!("Rows after which a site gets fresh noises [default: {}]", NoiseSettings::default().rotate_rows))]
     noise_rows: Option<u64>,
     /// The executor that sees the pads, of --masking shares; never the first one's operator's
     #[arg(long, value_name = "ADDR")]
@@ -70,7 +70,7 @@ pub struct ProtectionArguments {
     pads: PadArguments,
     /// What becomes of a call where pads are used up: refuse, or wait until some are made, which takes --model [default: refuse]
     #[arg(long, value_name = "WHAT")]
-    pads_empty: Option<Empty>,
+    pads_empty: Option<PadExhaustion>,
     /// Checks every answer against --model, which the executor must serve exactly: an answer that is wrong is an error
     #[arg(long)]
     verify: bool,
@@ -81,7 +81,7 @@ pub struct ProtectionArguments {
 
 /// What becomes of a call where pads are used up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Empty {
+enum PadExhaustion {
     /// It is an error
     Refuse,
     /// It waits until this client has made some
@@ -97,16 +97,16 @@ impl ProtectionArguments {
     pub fn protection(
         &self,
         path: Path,
-        rent: &RentArguments,
+        rent: &RemoteBaseArguments,
         terminal: Terminal,
     ) -> Result<Masking, CliError> {
         self.check_flags()?;
         let cover = match (self.masking, path) {
-            (MaskingMode::Off, Path::Ring) => Cover::Bare,
+            (MaskingMode::Off, Path::Ring) => RowProtection::Bare,
             (MaskingMode::Off, _) => return self.inexact(Masking::Off { path }),
             (MaskingMode::Paper, _) => return self.inexact(Masking::Paper(self.noises())),
-            (MaskingMode::Shares, _) => Cover::Shares(Arc::new(self.second(rent)?)),
-            (MaskingMode::Pads, _) => Cover::Pads(self.pads(rent, terminal)?),
+            (MaskingMode::Shares, _) => RowProtection::Shares(Arc::new(self.second(rent)?)),
+            (MaskingMode::Pads, _) => RowProtection::Pads(self.pads(rent, terminal)?),
         };
         let verifier = self.verify.then(|| verifier(rent, terminal)).transpose()?;
         let masking = Masking::Exact(Exact { cover, verifier, pad_rows: self.pad_rows });
@@ -160,16 +160,16 @@ impl ProtectionArguments {
         }
     }
 
-    fn noises(&self) -> PaperSettings {
-        let usual = PaperSettings::default();
-        PaperSettings {
+    fn noises(&self) -> NoiseSettings {
+        let usual = NoiseSettings::default();
+        NoiseSettings {
             noises: self.noises.unwrap_or(usual.noises),
             scale: self.noise_scale.unwrap_or(usual.scale),
             rotate_rows: self.noise_rows.unwrap_or(usual.rotate_rows),
         }
     }
 
-    fn second(&self, rent: &RentArguments) -> Result<Second, CliError> {
+    fn second(&self, rent: &RemoteBaseArguments) -> Result<SecondExecutor, CliError> {
         let missing = || {
             CliError::Usage(
                 "--masking shares takes two executors: say --second-executor ADDR as well".to_owned(),
@@ -179,13 +179,13 @@ impl ProtectionArguments {
         rent.connect.second(address, self.second_api_key_file.as_deref())
     }
 
-    fn pads(&self, rent: &RentArguments, terminal: Terminal) -> Result<Pads, CliError> {
-        let pool = Pool::open(&self.pads.directory()?).map_err(crate::error::CallError::from)?;
+    fn pads(&self, rent: &RemoteBaseArguments, terminal: Terminal) -> Result<Pads, CliError> {
+        let pool = PadPool::open(&self.pads.directory()?).map_err(crate::error::CallError::from)?;
         let maker = match self.pads_empty {
-            None | Some(Empty::Refuse) => None,
-            Some(Empty::Wait) => {
+            None | Some(PadExhaustion::Refuse) => None,
+            Some(PadExhaustion::Wait) => {
                 let base = pads::own_weights(rent.model(), "--pads-empty wait", &[], terminal)?;
-                Some(Maker::new(Box::new(base), self.pads.most_bytes()))
+                Some(PadMaker::new(Box::new(base), self.pads.most_bytes()))
             }
         };
         Ok(Pads::new(pool, maker))
@@ -193,7 +193,7 @@ impl ProtectionArguments {
 }
 
 /// What answers are checked with.
-fn verifier(rent: &RentArguments, terminal: Terminal) -> Result<Arc<Verifier>, CliError> {
+fn verifier(rent: &RemoteBaseArguments, terminal: Terminal) -> Result<Arc<Verifier>, CliError> {
     let mut base = pads::own_weights(rent.model(), "--verify", &[], terminal)?;
     let mut progress = terminal.progress("preparing to check answers");
     let verifier = Verifier::new(&mut base, &mut |done, total| progress(done as u64, total as u64))?;
@@ -208,12 +208,12 @@ pub(super) struct MaskingArguments {
     /// Arithmetic without masking: fast (as the executor's own requests), linear (activations unrounded) or ring (exact)
     /// [default: fast]
     #[arg(long, value_name = "PATH")]
-    path: Option<SitePath>,
+    path: Option<SitePathArgument>,
 }
 
 /// With which arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum SitePath {
+enum SitePathArgument {
     Fast,
     Linear,
     Ring,
@@ -224,16 +224,20 @@ impl MaskingArguments {
     ///
     /// # Errors
     /// What was said has no meaning in this mode, or what it takes is not there.
-    pub(super) fn masking(&self, rent: &RentArguments, terminal: Terminal) -> Result<Masking, CliError> {
+    pub(super) fn masking(
+        &self,
+        rent: &RemoteBaseArguments,
+        terminal: Terminal,
+    ) -> Result<Masking, CliError> {
         let path = match self.path {
             Some(_) if self.protection.mode() != MaskingMode::Off => {
                 return Err(CliError::Usage(
                     "--path is for --masking off: with masking there is one arithmetic".to_owned(),
                 ));
             }
-            None | Some(SitePath::Fast) => Path::Fast,
-            Some(SitePath::Linear) => Path::Linear,
-            Some(SitePath::Ring) => Path::Ring,
+            None | Some(SitePathArgument::Fast) => Path::Fast,
+            Some(SitePathArgument::Linear) => Path::Linear,
+            Some(SitePathArgument::Ring) => Path::Ring,
         };
         self.protection.protection(path, rent, terminal)
     }

@@ -9,13 +9,13 @@ use serde_json::json;
 use super::{
     exit::CliError,
     size::ByteSize,
-    terminal::{Format, Terminal},
+    terminal::{OutputFormat, Terminal},
 };
 use crate::{
     error::CallError,
     masking::{
         Direction,
-        pads::{maker::Maker, pool::Pool},
+        pads::{maker::PadMaker, pool::PadPool},
     },
 };
 use model::sites::SiteId;
@@ -57,21 +57,21 @@ impl PadArguments {
 
 /// Arguments of `pads`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Arguments {
+pub(super) struct PadPoolArguments {
     #[command(subcommand)]
-    what: What,
+    what: PadsCommand,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum What {
+enum PadsCommand {
     /// Makes pads from your own copy of the model; no executor is asked
-    Prepare(Prepare),
+    Prepare(PreparePads),
     /// Shows how many pads are left
     Show(Show),
 }
 
 #[derive(Debug, clap::Args)]
-struct Prepare {
+struct PreparePads {
     /// Your own copy of the executor's model
     #[arg(long, value_name = "PATH")]
     model: PathBuf,
@@ -92,11 +92,11 @@ struct Show {
 }
 
 /// Does what is said.
-pub(super) fn run(arguments: &Arguments, terminal: Terminal) -> Result<(), CliError> {
+pub(super) fn run(arguments: &PadPoolArguments, terminal: Terminal) -> Result<(), CliError> {
     match &arguments.what {
-        What::Prepare(arguments) => prepare(arguments, terminal),
-        What::Show(arguments) => {
-            let pool = Pool::open(&arguments.pads.directory()?).map_err(CallError::from)?;
+        PadsCommand::Prepare(arguments) => prepare(arguments, terminal),
+        PadsCommand::Show(arguments) => {
+            let pool = PadPool::open(&arguments.pads.directory()?).map_err(CallError::from)?;
             print(&pool, terminal)
         }
     }
@@ -126,12 +126,12 @@ pub(super) fn all_cores() -> Vec<usize> {
     set.map(|set| (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect()).unwrap_or_default()
 }
 
-fn prepare(arguments: &Prepare, terminal: Terminal) -> Result<(), CliError> {
+fn prepare(arguments: &PreparePads, terminal: Terminal) -> Result<(), CliError> {
     crate::secrets::keep_memory_private()?;
     // Nobody waits, and nothing else computes here.
     let base = own_weights(Some(&arguments.model), "this", &all_cores(), terminal)?;
-    let mut maker = Maker::new(Box::new(base), arguments.pads.most_bytes());
-    let pool = Pool::create(&arguments.pads.directory()?, maker.commitment()?, &maker.shapes());
+    let mut maker = PadMaker::new(Box::new(base), arguments.pads.most_bytes());
+    let pool = PadPool::create(&arguments.pads.directory()?, maker.commitment()?, &maker.shapes());
     let mut pool = pool.map_err(CallError::from)?;
     let directions: &[Direction] =
         if arguments.gradients { &[Direction::Forward, Direction::Backward] } else { &[Direction::Forward] };
@@ -140,13 +140,13 @@ fn prepare(arguments: &Prepare, terminal: Terminal) -> Result<(), CliError> {
     print(&pool, terminal)
 }
 
-fn print(pool: &Pool, terminal: Terminal) -> Result<(), CliError> {
+fn print(pool: &PadPool, terminal: Terminal) -> Result<(), CliError> {
     let left = |direction| {
         let sites = (0..pool.shapes().len()).map(|site| SiteId(u32::try_from(site).unwrap_or(u32::MAX)));
         sites.map(|site| pool.left(site, direction)).min().unwrap_or(0)
     };
     let (forward, backward) = (left(Direction::Forward), left(Direction::Backward));
-    if terminal.format == Format::Json {
+    if terminal.format == OutputFormat::Json {
         let token_bytes = pool.token_bytes(Direction::Forward);
         terminal.print(json!({
             "tokens": forward,

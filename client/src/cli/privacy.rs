@@ -5,27 +5,27 @@ use serde_json::json;
 use super::{
     exit::CliError,
     masking::MaskingMode,
-    terminal::{Format, Terminal},
+    terminal::{OutputFormat, Terminal},
 };
 
 /// Arguments of `privacy`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Arguments {
+pub(super) struct PrivacyArguments {
     /// The mode; else all of them
     #[arg(long, value_name = "MODE")]
     masking: Option<MaskingMode>,
 }
 
 /// What a mode shows to whom.
-struct Words {
+struct ModeDescription {
     mode: MaskingMode,
     /// Whether it is secrecy, in a line.
     worth: &'static str,
     sees: &'static [(&'static str, &'static str)],
 }
 
-const ALL: [Words; 4] = [
-    Words {
+const ALL: [ModeDescription; 4] = [
+    ModeDescription {
         mode: MaskingMode::Off,
         worth: "no secrecy: the executor's operator can read your prompts, your answers and your adapter",
         sees: &[(
@@ -33,7 +33,7 @@ const ALL: [Words; 4] = [
             "every activation and every gradient: prompts and answers are looked up from them, adapters solved for",
         )],
     },
-    Words {
+    ModeDescription {
         mode: MaskingMode::Paper,
         worth: "obfuscation, no secrecy: it stops who looks at one message, not who keeps them",
         sees: &[(
@@ -41,7 +41,7 @@ const ALL: [Words; 4] = [
             "activations with one of a few noises, whose effects it computed itself: it finds the noises again and takes them away",
         )],
     },
-    Words {
+    ModeDescription {
         mode: MaskingMode::Shares,
         worth: "secrecy, as long as the two operators do not put together what they saw; then they see what `off` shows",
         sees: &[
@@ -56,7 +56,7 @@ const ALL: [Words; 4] = [
             ("both together", "every activation and every gradient, as with `off`"),
         ],
     },
-    Words {
+    ModeDescription {
         mode: MaskingMode::Pads,
         worth: "secrecy: no executor can help to undo it, as long as no pad is used twice, which this program sees to",
         sees: &[
@@ -84,10 +84,10 @@ const BESIDES: &str = "Answers can be wrong in any mode: --verify checks each of
     That nobody looks into this machine, is for you to see to.";
 
 /// Says it.
-pub(super) fn run(arguments: &Arguments, terminal: Terminal) -> Result<(), CliError> {
+pub(super) fn run(arguments: &PrivacyArguments, terminal: Terminal) -> Result<(), CliError> {
     let modes = ALL.iter().filter(|words| arguments.masking.is_none_or(|mode| mode == words.mode));
-    if terminal.format == Format::Json {
-        let mode = |words: &Words| {
+    if terminal.format == OutputFormat::Json {
+        let mode = |words: &ModeDescription| {
             let sees: Vec<_> =
                 words.sees.iter().map(|(who, what)| json!({ "who": who, "sees": what })).collect();
             json!({ "masking": words.mode.word(), "worth": words.worth, "parties": sees })
@@ -95,7 +95,7 @@ pub(super) fn run(arguments: &Arguments, terminal: Terminal) -> Result<(), CliEr
         let modes: Vec<_> = modes.map(mode).collect();
         return Ok(terminal.print(json!({ "modes": modes, "visible_in_all": VISIBLE, "besides": BESIDES }))?);
     }
-    for Words { mode, worth, sees } in modes {
+    for ModeDescription { mode, worth, sees } in modes {
         terminal.print(format_args!("--masking {}: {worth}", mode.word()))?;
         for (who, what) in *sees {
             terminal.print(format_args!("  {who} sees {what}"))?;

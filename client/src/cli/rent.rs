@@ -14,7 +14,7 @@ use crate::{
 
 /// Whose base is rented.
 #[derive(Debug, clap::Args)]
-pub struct RentArguments {
+pub struct RemoteBaseArguments {
     #[command(flatten)]
     pub(super) connect: ConnectArguments,
     /// Your own copy of the executor's model; without it what is needed of it is fetched
@@ -27,7 +27,7 @@ pub struct RentArguments {
 
 /// A rented base.
 #[derive(Debug)]
-pub struct Rented {
+pub struct ConnectedBase {
     /// With its executor.
     pub session: Session,
     /// All but its linear layers.
@@ -36,7 +36,7 @@ pub struct Rented {
     pub text: Text,
 }
 
-impl RentArguments {
+impl RemoteBaseArguments {
     /// The copy of the model that is this client's own.
     pub(super) fn model(&self) -> Option<&Path> {
         self.model.as_deref()
@@ -46,12 +46,12 @@ impl RentArguments {
     ///
     /// # Errors
     /// Nobody answers or may be asked, or the base is none that a client can use.
-    pub fn rent(&self, masking: &Masking, terminal: Terminal) -> Result<Rented, CliError> {
+    pub fn rent(&self, masking: &Masking, terminal: Terminal) -> Result<ConnectedBase, CliError> {
         let mut session = self.connect.session(masking)?;
         let path = self.base(&mut session, terminal)?;
         let base = ClientBase::open(&path).map_err(BaseError::from)?;
         let text = Text::load(&base.files)?;
-        Ok(Rented { session, base, text })
+        Ok(ConnectedBase { session, base, text })
     }
 
     fn base(&self, session: &mut Session, terminal: Terminal) -> Result<PathBuf, CliError> {

@@ -10,16 +10,16 @@ use model::{
 };
 
 use super::{
-    drafts::{DraftArguments, Guesses},
+    drafts::{AnyDrafter, DraftArguments},
     exit::CliError,
     masking::MaskingArguments,
-    rent::{RentArguments, Rented},
+    rent::{ConnectedBase, RemoteBaseArguments},
     size::ByteSize,
     terminal::Terminal,
 };
 use crate::{
     base::BaseError,
-    split_model::{OwnAdapter, SplitModel, SplitOptions},
+    split_model::{ClientAdapter, SplitModel, SplitOptions},
     text::Text,
 };
 
@@ -27,7 +27,7 @@ use crate::{
 #[derive(Debug, clap::Args)]
 pub(super) struct SetupArguments {
     #[command(flatten)]
-    pub(super) rent: RentArguments,
+    pub(super) rent: RemoteBaseArguments,
     #[command(flatten)]
     masking: MaskingArguments,
     /// Directory of your adapter
@@ -68,7 +68,7 @@ pub(super) struct SamplingArguments {
 
 impl SamplingArguments {
     /// Tokens that end an answer: the tokenizer's, and those the model's makers add.
-    pub(super) fn stop_tokens(&self, ready: &Ready) -> Vec<u32> {
+    pub(super) fn stop_tokens(&self, ready: &ReadyModel) -> Vec<u32> {
         match self.ignore_eos {
             true => Vec::new(),
             false => [ready.text.stop_tokens(), &ready.defaults.eos_token_ids].concat(),
@@ -76,7 +76,7 @@ impl SamplingArguments {
     }
 
     /// The sampling that is asked for, over what the model's makers recommend.
-    pub(super) fn params(&self, ready: &Ready) -> Result<SamplingParams, CliError> {
+    pub(super) fn params(&self, ready: &ReadyModel) -> Result<SamplingParams, CliError> {
         let defaults = &ready.defaults;
         let neutral = SamplingRequest::default();
         let request = SamplingRequest {
@@ -94,12 +94,12 @@ impl SamplingArguments {
 
 /// A model that answers.
 #[derive(Debug)]
-pub(super) struct Ready {
+pub(super) struct ReadyModel {
     pub(super) model: SplitModel,
-    pub(super) adapter: Option<OwnAdapter>,
+    pub(super) adapter: Option<ClientAdapter>,
     pub(super) text: Text,
     /// Who guesses its tokens, if somebody does.
-    pub(super) guesses: Option<Guesses>,
+    pub(super) guesses: Option<AnyDrafter>,
     defaults: GenerationDefaults,
     /// How activations travel and what the executor sees of them, in words.
     pub(super) mode: String,
@@ -107,13 +107,13 @@ pub(super) struct Ready {
 
 impl SetupArguments {
     /// Connects, fetches what is missing, and says the mode once.
-    pub(super) fn ready(&self, terminal: Terminal) -> Result<Ready, CliError> {
+    pub(super) fn ready(&self, terminal: Terminal) -> Result<ReadyModel, CliError> {
         let masking = self.masking.masking(&self.rent, terminal)?;
         // Before anything is fetched for it.
         if let Some(path) = &self.adapter {
             std::fs::metadata(path).map_err(|source| CliError::Read { path: path.clone(), source })?;
         }
-        let Rented { mut session, base, text } = self.rent.rent(&masking, terminal)?;
+        let ConnectedBase { mut session, base, text } = self.rent.rent(&masking, terminal)?;
         let defaults = base.files.generation_defaults().map_err(OpenError::from).map_err(BaseError::from)?;
         let mut progress = terminal.progress("preparing noises");
         let mask = masking.prepare(&mut session, &mut |done, total| progress(done as u64, total as u64))?;
@@ -131,7 +131,7 @@ impl SetupArguments {
         let guesses = self.drafts.guesses(&model, &files, &self.cores)?;
         let mode = format!("split over {}, masking {}", self.rent.connect.transport()?, model.mode());
         terminal.note(format_args!("{mode}: {}", what_is_seen(&model)));
-        Ok(Ready { model, adapter, text, guesses, defaults, mode })
+        Ok(ReadyModel { model, adapter, text, guesses, defaults, mode })
     }
 }
 

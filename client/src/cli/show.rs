@@ -2,12 +2,12 @@
 
 use ids::Generation;
 use serde_json::{Value, json};
-use shmproto::layer::{Class, Path, control::Site};
+use shmproto::layer::{CallClass, Path, control::Site};
 
 use super::{
     connect::ConnectArguments,
     exit::CliError,
-    terminal::{Format, Terminal, printable},
+    terminal::{OutputFormat, Terminal, printable},
 };
 use crate::{
     masking::{Masking, session_commitment},
@@ -36,7 +36,7 @@ pub(super) fn sites(arguments: &SitesArguments, terminal: Terminal) -> Result<()
     let catalog = session.catalog();
     // None where a site has no ring path.
     let commitment = session_commitment(&session).ok().map(|hash| Generation(hash).to_string());
-    if terminal.format == Format::Json {
+    if terminal.format == OutputFormat::Json {
         let sites: Vec<Value> =
             (0_u32..).zip(&catalog.sites).map(|(number, site)| site_json(number, site)).collect();
         let base = Generation(catalog.base_hash).to_string();
@@ -74,7 +74,7 @@ fn paths(site: &Site) -> Vec<&'static str> {
 }
 
 fn site_json(number: u32, site: &Site) -> Value {
-    let part = |part: &shmproto::layer::control::Part| json!({ "name": part.name, "rows": part.rows, "has_bias": part.has_bias != 0 });
+    let part = |part: &shmproto::layer::control::SiteLayer| json!({ "name": part.name, "rows": part.rows, "has_bias": part.has_bias != 0 });
     let parts: Vec<Value> = site.parts.iter().map(part).collect();
     json!({ "site": number, "columns": site.columns, "paths": paths(site), "parts": parts })
 }
@@ -84,7 +84,7 @@ pub(super) fn stats(arguments: &StatsArguments, terminal: Terminal) -> Result<()
     let mut session = arguments.connect.session(&OFF)?;
     let stats = session.stats()?;
     let opened = session.opened();
-    let rows: serde_json::Map<String, Value> = Class::ALL
+    let rows: serde_json::Map<String, Value> = CallClass::ALL
         .iter()
         .zip(stats.rows)
         .map(|(class, rows)| (format!("{class:?}").to_lowercase(), rows.into()))
@@ -108,7 +108,7 @@ pub(super) fn stats(arguments: &StatsArguments, terminal: Terminal) -> Result<()
             "compute_us": stats.compute_us,
         },
     });
-    if terminal.format == Format::Json {
+    if terminal.format == OutputFormat::Json {
         terminal.print(value)?;
         return Ok(());
     }

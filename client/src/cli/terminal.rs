@@ -6,7 +6,7 @@ use super::exit::CliError;
 
 /// In which form data is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
+pub enum OutputFormat {
     /// For people.
     Human,
     /// For programs.
@@ -17,7 +17,7 @@ pub enum Format {
 #[derive(Debug, Clone, Copy)]
 pub struct Terminal {
     /// Form of the data on stdout and of errors on stderr.
-    pub format: Format,
+    pub format: OutputFormat,
     /// Nothing but data and errors is said.
     pub quiet: bool,
 }
@@ -45,15 +45,15 @@ impl Terminal {
     /// Prints why a command failed.
     pub(super) fn error(self, error: &CliError) {
         let text = match self.format {
-            Format::Human => error.text(),
-            Format::Json => error.json().to_string(),
+            OutputFormat::Human => error.text(),
+            OutputFormat::Json => error.json().to_string(),
         };
         let _ = writeln!(io::stderr().lock(), "{}", printable(&text));
     }
 
     /// Tells how far something is, in place, on a terminal only.
     pub fn progress(self, what: &'static str) -> impl FnMut(u64, u64) {
-        let is_shown = !self.quiet && self.format == Format::Human && io::stderr().is_terminal();
+        let is_shown = !self.quiet && self.format == OutputFormat::Human && io::stderr().is_terminal();
         let mut shown = u64::MAX;
         move |done: u64, total: u64| {
             let percent = done * 100 / total.max(1);

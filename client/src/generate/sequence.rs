@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use cache::{Cursor, Namespace, Trail};
+use cache::{Cursor, Namespace, PrefixPath};
 use ids::{BlockId, TenantId};
 use model::{deltas::prepared::PreparedAdapter, forward::BLOCK_TOKENS};
 
-use crate::split_model::OwnAdapter;
+use crate::split_model::ClientAdapter;
 
 /// A sequence on its way.
-pub(super) struct Sequence<'a> {
-    pub(super) own: Option<&'a OwnAdapter>,
-    pub(super) trail: Trail,
+pub(super) struct SplitSequence<'a> {
+    pub(super) own: Option<&'a ClientAdapter>,
+    pub(super) trail: PrefixPath,
     /// Virtual tokens, prompt, completion.
     pub(super) tokens: Vec<u32>,
     /// How many of them have keys and values.
@@ -23,7 +23,7 @@ pub(super) struct Sequence<'a> {
     pub(super) cursor: Cursor,
 }
 
-impl Sequence<'_> {
+impl SplitSequence<'_> {
     /// The adapter, if it applies to the next token to be computed.
     pub(super) fn adapter(&self) -> Option<&Arc<PreparedAdapter>> {
         let applies = self.trail.applies(self.computed);
@@ -32,11 +32,11 @@ impl Sequence<'_> {
 }
 
 /// Where keys and values of a prompt are: an activated adapter begins where it is invoked.
-pub(super) fn trail(adapter: Option<&OwnAdapter>, prompt: &[u32]) -> Trail {
+pub(super) fn trail(adapter: Option<&ClientAdapter>, prompt: &[u32]) -> PrefixPath {
     let of = |adapter| Namespace { adapter, sharing: [0; 32], owner: TenantId::EVERYBODY };
     let own = of(adapter.map(|adapter| adapter.id));
     match adapter.and_then(|adapter| adapter.prepared.invocation()) {
-        None => Trail::whole(own),
-        Some(invocation) => Trail::activated(of(None), own, invocation.begin(prompt), BLOCK_TOKENS),
+        None => PrefixPath::whole(own),
+        Some(invocation) => PrefixPath::activated(of(None), own, invocation.begin(prompt), BLOCK_TOKENS),
     }
 }

@@ -6,13 +6,13 @@
 
 use ids::BlockId;
 use model::forward::{BLOCK_TOKENS, LogitRows, SequenceSlice, Trunk};
-use shmproto::layer::Class;
+use shmproto::layer::CallClass;
 use speculation::{
     tree::{NodeId, Segments, TokenTree},
-    verdict::Verdict,
+    verdict::VerificationResult,
 };
 
-use super::{GenerateError, Sequence};
+use super::{GenerateError, SplitSequence};
 use crate::split_model::SplitModel;
 
 impl SplitModel {
@@ -20,7 +20,7 @@ impl SplitModel {
     /// blocks is not verified: the tree that was is given back.
     pub(super) fn verify(
         &mut self,
-        sequence: &mut Sequence<'_>,
+        sequence: &mut SplitSequence<'_>,
         tree: TokenTree,
     ) -> Result<(TokenTree, Segments), GenerateError> {
         let tree = self.make_room(sequence, tree)?;
@@ -53,7 +53,7 @@ impl SplitModel {
         };
         let batch: Vec<_> = segments.iter().enumerate().map(slice).collect();
         let mut logits = std::mem::take(&mut self.logits);
-        let computed = self.forward_as(Class::Verify, &batch, &mut logits);
+        let computed = self.forward_as(CallClass::Verify, &batch, &mut logits);
         self.logits = logits;
         computed?;
         Ok((tree, segments))
@@ -62,7 +62,7 @@ impl SplitModel {
     /// Takes blocks for the tree's segments, or lets all go but the branch that the first guesses make.
     fn make_room(
         &mut self,
-        sequence: &mut Sequence<'_>,
+        sequence: &mut SplitSequence<'_>,
         tree: TokenTree,
     ) -> Result<TokenTree, GenerateError> {
         let root = sequence.computed;
@@ -90,7 +90,12 @@ impl SplitModel {
     }
 
     /// Goes on where the verdict ends, and gives back what lies elsewhere.
-    pub(super) fn settle(&mut self, sequence: &mut Sequence<'_>, segments: &Segments, verdict: &Verdict) {
+    pub(super) fn settle(
+        &mut self,
+        sequence: &mut SplitSequence<'_>,
+        segments: &Segments,
+        verdict: &VerificationResult,
+    ) {
         let shared = sequence.computed / BLOCK_TOKENS;
         let end = verdict.accepted.last().copied();
         let mut forks = std::mem::take(&mut sequence.forks);
@@ -104,7 +109,7 @@ impl SplitModel {
     }
 }
 
-impl Sequence<'_> {
+impl SplitSequence<'_> {
     /// The blocks of a segment, the first of which are the sequence's own.
     fn table(&self, segment: usize) -> Vec<BlockId> {
         match segment.checked_sub(1) {

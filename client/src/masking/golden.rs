@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use kernels::Modulus;
 use serde_json::Value;
-use shmproto::layer::draw::{Draw, Key};
+use shmproto::layer::draw::{Key, SeededRows};
 
 use super::fixed_point::{from_whole, to_whole};
 
@@ -62,8 +62,10 @@ fn rows_of_a_key_are_those_of_the_cipher_as_it_was_published() {
         let hex = golden["key"].as_str().unwrap();
         let key: Vec<u8> =
             (0..32).map(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap()).collect();
-        let draw =
-            Draw { key: Key::new(key[..].try_into().unwrap()), first: golden["first"].as_u64().unwrap() };
+        let draw = SeededRows {
+            key: Key::new(key[..].try_into().unwrap()),
+            first: golden["first"].as_u64().unwrap(),
+        };
         let rows = list(&golden["rows"], |row| Some(list(row, Value::as_u64)));
         let width = rows[0].len();
         let mut made = vec![0_u64; 2 * width];

@@ -23,23 +23,23 @@ use std::{
 };
 
 use kernels::Modulus;
-use shmproto::layer::{Op, Source, draw};
+use shmproto::layer::{Op, RowSource, draw};
 use zeroize::Zeroize as _;
 
 use self::{
-    maker::Maker,
-    pool::{Pool, PoolError, Shape, Taken},
+    maker::PadMaker,
+    pool::{PadPool, PadShape, PoolError, TakenPads},
 };
 use super::{
     Direction,
-    ring::Route,
+    ring::ModularRoute,
     whole::{cover, first, offers, uncover},
 };
 use crate::{
     error::CallError,
     session::{
         Session,
-        calls::{Ask, Trial},
+        calls::{CallAttempt, LayerCall},
     },
 };
 
@@ -49,8 +49,8 @@ const FILLED_ROWS: u64 = 16;
 /// Pads, and what is done where there are none. Clones are the same.
 #[derive(Clone)]
 pub struct Pads {
-    pool: Arc<Mutex<Pool>>,
-    maker: Option<Arc<Mutex<Maker>>>,
+    pool: Arc<Mutex<PadPool>>,
+    maker: Option<Arc<Mutex<PadMaker>>>,
 }
 
 impl fmt::Debug for Pads {
@@ -62,18 +62,18 @@ impl fmt::Debug for Pads {
 impl Pads {
     /// Pads of `pool`. Where there are none, the `maker` makes some while the call waits; without one it is refused.
     #[must_use]
-    pub fn new(pool: Pool, maker: Option<Maker>) -> Self {
+    pub fn new(pool: PadPool, maker: Option<PadMaker>) -> Self {
         let maker = maker.map(|maker| Arc::new(Mutex::new(maker)));
         Self { pool: Arc::new(Mutex::new(pool)), maker }
     }
 
-    fn pool(&self) -> MutexGuard<'_, Pool> {
+    fn pool(&self) -> MutexGuard<'_, PadPool> {
         // Marks are written before pads are handed out: a holder of the lock that panicked has lost some, and no more.
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Pads that nobody had, for so many rows.
-    fn take(&self, ask: Ask, rows: usize) -> Result<Taken, CallError> {
+    fn take(&self, ask: LayerCall, rows: usize) -> Result<TakenPads, CallError> {
         let direction = if ask.op == Op::Backward { Direction::Backward } else { Direction::Forward };
         let (site, rows) = (ask.site, rows as u64);
         let mut pool = self.pool();
@@ -105,7 +105,7 @@ impl Padded {
     /// They are of other weights than the executor's.
     pub(super) fn new(pads: &Pads, session: &Session) -> Result<Self, CallError> {
         let commitment = super::commitment(&offers(session)?);
-        let shapes = session.catalog().sites.iter().map(Shape::of).collect::<Option<Vec<_>>>();
+        let shapes = session.catalog().sites.iter().map(PadShape::of).collect::<Option<Vec<_>>>();
         pads.pool().expect(&commitment, &shapes.unwrap_or_default())?;
         let (masked, answer, effects) = (Vec::new(), Vec::new(), Vec::new());
         Ok(Self { pads: pads.clone(), masked, answer, effects })
@@ -115,8 +115,8 @@ impl Padded {
     fn attempt(
         &mut self,
         session: &mut Session,
-        trial: &mut Trial,
-        (ask, modulus): (Ask, Modulus),
+        trial: &mut CallAttempt,
+        (ask, modulus): (LayerCall, Modulus),
         (x, rows): (&[u64], usize),
         out: &mut [u64],
         meanwhile: &mut dyn FnMut(),
@@ -151,7 +151,7 @@ impl Drop for Padded {
     }
 }
 
-impl Route for Padded {
+impl ModularRoute for Padded {
     fn mode(&self) -> &'static str {
         "pads"
     }
@@ -159,7 +159,7 @@ impl Route for Padded {
     fn call(
         &mut self,
         session: &mut Session,
-        ask: Ask,
+        ask: LayerCall,
         modulus: Modulus,
         x: &[u64],
         out: &mut [u64],
@@ -171,7 +171,7 @@ impl Route for Padded {
         let (input, output) = session.widths(ask)?;
         for (x, out) in x.chunks(most * input).zip(out.chunks_mut(most * output)) {
             let rows = x.len() / input;
-            let mut trial = Trial::new(session, ask, rows, Source::Rows)?;
+            let mut trial = CallAttempt::new(session, ask, rows, RowSource::Rows)?;
             while !self.attempt(session, &mut trial, (ask, modulus), (x, rows), out, meanwhile)? {
                 trial.renew();
             }

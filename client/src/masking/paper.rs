@@ -4,14 +4,14 @@ use std::{fmt, io::Read as _};
 
 use model::sites::SiteId;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
-use shmproto::layer::{Class, Dtype, Op, Path, control::Site};
+use shmproto::layer::{CallClass, Dtype, Op, Path, control::Site};
 
-use super::{Direction, Mask, PaperSettings, Place};
+use super::{CallSite, Direction, Mask, NoiseSettings};
 use crate::{
     error::CallError,
     session::{
         Session,
-        calls::{Ask, has_path},
+        calls::{LayerCall, has_path},
     },
 };
 
@@ -41,8 +41,8 @@ impl Noises {
     fn refresh(
         &mut self,
         session: &mut Session,
-        place: Place,
-        settings: PaperSettings,
+        place: CallSite,
+        settings: NoiseSettings,
         random: &mut StdRng,
     ) -> Result<(), CallError> {
         let op = match place.direction {
@@ -52,7 +52,7 @@ impl Noises {
         self.noise.resize(settings.noises * self.widths.0, 0.0);
         self.effect.resize(settings.noises * self.widths.1, 0.0);
         fill_normal(random, &mut self.noise);
-        let ask = Ask { op, class: Class::Noise, ..place.ask(Path::Linear) };
+        let ask = LayerCall { op, class: CallClass::Noise, ..place.ask(Path::Linear) };
         session.call(ask, &self.noise, &mut self.effect)?;
         // Only now: noises whose effects are not known cover nothing.
         (self.next, self.left_rows) = (0, settings.rotate_rows);
@@ -114,27 +114,27 @@ impl SiteNoises {
 }
 
 /// Obfuscation by rotating noises.
-pub(super) struct Paper {
-    settings: PaperSettings,
+pub(super) struct RotatingNoise {
+    settings: NoiseSettings,
     sites: Vec<SiteNoises>,
     random: StdRng,
     covered: Vec<f32>,
 }
 
-impl fmt::Debug for Paper {
+impl fmt::Debug for RotatingNoise {
     /// Noises are nobody's business.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Paper").field("settings", &self.settings).finish_non_exhaustive()
     }
 }
 
-impl Paper {
+impl RotatingNoise {
     pub(super) fn new(
-        settings: PaperSettings,
+        settings: NoiseSettings,
         session: &mut Session,
         told: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, CallError> {
-        let PaperSettings { noises, scale, rotate_rows } = settings;
+        let NoiseSettings { noises, scale, rotate_rows } = settings;
         let is_scale = scale.is_finite() && scale > 0.0;
         if !is_scale || !(1..=1024).contains(&noises) || rotate_rows == 0 {
             return Err(CallError::Masking("1 to 1024 noises of a positive scale are possible"));
@@ -154,7 +154,8 @@ impl Paper {
         let mut random = seeded()?;
         let mut sites = Vec::with_capacity(shapes.len());
         for (number, &(columns, outputs)) in (0_u32..).zip(&shapes) {
-            let place = Place { site: SiteId(number), direction: Direction::Forward, class: Class::Noise };
+            let place =
+                CallSite { site: SiteId(number), direction: Direction::Forward, class: CallClass::Noise };
             let mut activations = Noises::none((columns, outputs));
             activations.refresh(session, place, settings, &mut random)?;
             // Those of gradients wait for the first of them: few clients learn.
@@ -165,7 +166,7 @@ impl Paper {
     }
 }
 
-impl Mask for Paper {
+impl Mask for RotatingNoise {
     fn mode(&self) -> &'static str {
         "paper (obfuscation)"
     }
@@ -173,7 +174,7 @@ impl Mask for Paper {
     fn call(
         &mut self,
         session: &mut Session,
-        place: Place,
+        place: CallSite,
         rows: &[f32],
         out: &mut [f32],
     ) -> Result<(), CallError> {

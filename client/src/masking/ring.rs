@@ -1,4 +1,4 @@
-//! Exact arithmetic: rows as whole numbers modulo 2^48 or 2^64, by any [`Route`].
+//! Exact arithmetic: rows as whole numbers modulo 2^48 or 2^64, by any [`ModularRoute`].
 //!
 //! The bias of a site is no ring element: it is asked for once, by a row of zeros through the linear path, which tells nobody
 //! anything, and added here.
@@ -6,24 +6,24 @@
 use std::{collections::BTreeMap, fmt};
 
 use kernels::Modulus;
-use model::sites::{RingRoom, SiteId};
+use model::sites::{ModularRange, SiteId};
 use shmproto::layer::{Op, Path};
 
 use super::{
-    Direction, Mask, Place, fixed_point, shapes_of, site_name,
-    verify::Verifying,
+    CallSite, Direction, Mask, fixed_point, shapes_of, site_name,
+    verify::SessionVerifier,
     whole::{first, offers, pack, unpack},
 };
 use crate::{
     error::CallError,
     session::{
         Session,
-        calls::{Ask, has_path, ring_room},
+        calls::{LayerCall, has_path, ring_room},
     },
 };
 
 /// How rows of whole numbers get through a site.
-pub(super) trait Route: Send + fmt::Debug {
+pub(super) trait ModularRoute: Send + fmt::Debug {
     /// The mode, as answers and logs say it.
     fn mode(&self) -> &'static str;
 
@@ -35,7 +35,7 @@ pub(super) trait Route: Send + fmt::Debug {
     fn call(
         &mut self,
         session: &mut Session,
-        ask: Ask,
+        ask: LayerCall,
         modulus: Modulus,
         x: &[u64],
         out: &mut [u64],
@@ -45,12 +45,12 @@ pub(super) trait Route: Send + fmt::Debug {
 
 /// Rows as they are.
 #[derive(Debug, Default)]
-pub(super) struct Bare {
+pub(super) struct PlainRoute {
     sent: Vec<f32>,
     answer: Vec<f32>,
 }
 
-impl Route for Bare {
+impl ModularRoute for PlainRoute {
     fn mode(&self) -> &'static str {
         "off"
     }
@@ -58,7 +58,7 @@ impl Route for Bare {
     fn call(
         &mut self,
         session: &mut Session,
-        ask: Ask,
+        ask: LayerCall,
         modulus: Modulus,
         x: &[u64],
         out: &mut [u64],
@@ -74,9 +74,9 @@ impl Route for Bare {
 }
 
 /// Exact arithmetic over a route.
-pub(super) struct Ring {
-    route: Box<dyn Route>,
-    verifying: Option<Verifying>,
+pub(super) struct ModularMask {
+    route: Box<dyn ModularRoute>,
+    verifying: Option<SessionVerifier>,
     pad_rows: bool,
     /// What is added to a site's answers; none where there is nothing to add.
     biases: BTreeMap<SiteId, Option<Vec<f32>>>,
@@ -87,7 +87,7 @@ pub(super) struct Ring {
     foreseen: Vec<i128>,
 }
 
-impl fmt::Debug for Ring {
+impl fmt::Debug for ModularMask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_verified = self.verifying.is_some();
         f.debug_struct("Ring")
@@ -97,12 +97,12 @@ impl fmt::Debug for Ring {
     }
 }
 
-impl Ring {
+impl ModularMask {
     /// # Errors
     /// A site has no ring path.
     pub(super) fn new(
-        route: Box<dyn Route>,
-        verifying: Option<Verifying>,
+        route: Box<dyn ModularRoute>,
+        verifying: Option<SessionVerifier>,
         pad_rows: bool,
         session: &Session,
     ) -> Result<Self, CallError> {
@@ -120,7 +120,7 @@ impl Ring {
     /// Fills `self.x` with the whole numbers of `rows`, and with zeros what is sent behind them.
     fn convert(
         &mut self,
-        place: Place,
+        place: CallSite,
         width: usize,
         bits: u32,
         rows: &[f32],
@@ -143,7 +143,7 @@ impl Ring {
     fn bias(
         &mut self,
         session: &mut Session,
-        place: Place,
+        place: CallSite,
         outputs: usize,
     ) -> Result<Option<&[f32]>, CallError> {
         if place.direction == Direction::Backward {
@@ -161,7 +161,7 @@ impl Ring {
 }
 
 /// The bias of a site as the linear path adds it.
-fn ask_bias(session: &mut Session, place: Place, outputs: usize) -> Result<Option<Vec<f32>>, CallError> {
+fn ask_bias(session: &mut Session, place: CallSite, outputs: usize) -> Result<Option<Vec<f32>>, CallError> {
     let site = &session.catalog().sites[place.site.0 as usize];
     if site.parts.iter().all(|part| part.has_bias == 0) {
         return Ok(None);
@@ -174,7 +174,7 @@ fn ask_bias(session: &mut Session, place: Place, outputs: usize) -> Result<Optio
     Ok(Some(bias))
 }
 
-impl Mask for Ring {
+impl Mask for ModularMask {
     fn mode(&self) -> &'static str {
         self.route.mode()
     }
@@ -182,7 +182,7 @@ impl Mask for Ring {
     fn call(
         &mut self,
         session: &mut Session,
-        place: Place,
+        place: CallSite,
         rows: &[f32],
         out: &mut [f32],
     ) -> Result<(), CallError> {
@@ -190,7 +190,7 @@ impl Mask for Ring {
             Direction::Forward => Op::ForwardNoBias,
             Direction::Backward => Op::Backward,
         };
-        let ask = Ask { op, ..place.ask(Path::Ring) };
+        let ask = LayerCall { op, ..place.ask(Path::Ring) };
         let (input, output) = session.widths(ask)?;
         let (count, site) = (rows.len() / input, place.site.0);
         if !rows.len().is_multiple_of(input) || count.checked_mul(output) != Some(out.len()) {
@@ -203,7 +203,7 @@ impl Mask for Ring {
         let no_ring = || CallError::NoRing { site };
         let offered = &session.catalog().sites[site as usize];
         let (offer, room) = offered.ring.zip(ring_room(offered, op)).ok_or_else(no_ring)?;
-        let RingRoom { modulus, bits } = room;
+        let ModularRange { modulus, bits } = room;
         self.convert(place, input, bits, rows, session)?;
         let sent = self.sent(count);
         let (x, y) = (&self.x[..sent * input], first(&mut self.y, sent * output));

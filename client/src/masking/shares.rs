@@ -6,11 +6,11 @@
 use std::{fmt, sync::Arc};
 
 use kernels::Modulus;
-use shmproto::layer::{Source, draw::Draw};
+use shmproto::layer::{RowSource, draw::SeededRows};
 use zeroize::Zeroize as _;
 
 use super::{
-    ring::Route,
+    ring::ModularRoute,
     shapes_of, site_name,
     whole::{cover, first, offers, uncover},
 };
@@ -18,44 +18,44 @@ use crate::{
     error::CallError,
     secrets,
     session::{
-        Session, Settings,
-        apart::Apart,
-        calls::{Ask, Trial},
+        ClientSettings, Session,
+        apart::DistinctExecutors,
+        calls::{CallAttempt, LayerCall},
     },
     transport::Connect,
 };
 
 /// The second executor.
 #[derive(Debug, Clone)]
-pub struct Second {
+pub struct SecondExecutor {
     /// The way to it.
     pub connector: Arc<dyn Connect>,
     /// How this client behaves towards it.
-    pub settings: Settings,
+    pub settings: ClientSettings,
 }
 
 /// A route over two executors.
-pub(super) struct Shares {
+pub(super) struct SecretShareRoute {
     second: Session,
     /// Whose rows from `first` on nobody has.
-    draw: Draw,
+    draw: SeededRows,
     masked: Vec<f32>,
     answer: Vec<f32>,
     effect: Vec<f32>,
 }
 
-impl fmt::Debug for Shares {
+impl fmt::Debug for SecretShareRoute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shares").field("rows", &self.draw.first).finish_non_exhaustive()
     }
 }
 
-impl Shares {
+impl SecretShareRoute {
     /// Over the executor of `session` and a `second` one.
     ///
     /// # Errors
     /// It is not there, is the same one, or has other weights.
-    pub(super) fn new(second: &Second, session: &mut Session) -> Result<Self, CallError> {
+    pub(super) fn new(second: &SecondExecutor, session: &mut Session) -> Result<Self, CallError> {
         let own = offers(session)?;
         let mut other = Session::open(Box::new(Arc::clone(&second.connector)), second.settings.clone())?;
         let (sites, others) = (&session.catalog().sites, &other.catalog().sites);
@@ -68,14 +68,14 @@ impl Shares {
             let number = model::sites::SiteId(u32::try_from(site).unwrap_or(u32::MAX));
             return Err(CallError::OtherWeights { site: site_name(number, &shapes_of(sites)) });
         }
-        Apart::keep(session, &mut other)?;
-        let draw = Draw { key: secrets::key()?, first: 0 };
+        DistinctExecutors::keep(session, &mut other)?;
+        let draw = SeededRows { key: secrets::key()?, first: 0 };
         let (masked, answer, effect) = (Vec::new(), Vec::new(), Vec::new());
         Ok(Self { second: other, draw, masked, answer, effect })
     }
 
     /// Rows of the key that nobody had.
-    fn take(&mut self, rows: usize) -> Result<Draw, CallError> {
+    fn take(&mut self, rows: usize) -> Result<SeededRows, CallError> {
         let draw = self.draw.clone();
         let next = self.draw.first.checked_add(rows as u64);
         self.draw.first = next.ok_or(CallError::Masking("all rows of this session's key are used up"))?;
@@ -86,7 +86,7 @@ impl Shares {
     fn attempt(
         &mut self,
         session: &mut Session,
-        trials: &mut [Trial; 2],
+        trials: &mut [CallAttempt; 2],
         modulus: Modulus,
         (x, rows): (&[u64], usize),
         out: &mut [u64],
@@ -113,7 +113,7 @@ impl Shares {
     }
 }
 
-impl Drop for Shares {
+impl Drop for SecretShareRoute {
     fn drop(&mut self) {
         for rows in [&mut self.masked, &mut self.answer, &mut self.effect] {
             rows.zeroize();
@@ -121,7 +121,7 @@ impl Drop for Shares {
     }
 }
 
-impl Route for Shares {
+impl ModularRoute for SecretShareRoute {
     fn mode(&self) -> &'static str {
         "shares"
     }
@@ -129,7 +129,7 @@ impl Route for Shares {
     fn call(
         &mut self,
         session: &mut Session,
-        ask: Ask,
+        ask: LayerCall,
         modulus: Modulus,
         x: &[u64],
         out: &mut [u64],
@@ -145,11 +145,11 @@ impl Route for Shares {
         for (x, out) in x.chunks(most * input).zip(out.chunks_mut(most * output)) {
             let rows = x.len() / input;
             let mut trials = [
-                Trial::new(session, ask, rows, Source::Rows)?,
-                Trial::new(&self.second, ask, rows, Source::Draw)?,
+                CallAttempt::new(session, ask, rows, RowSource::Rows)?,
+                CallAttempt::new(&self.second, ask, rows, RowSource::Draw)?,
             ];
             while !self.attempt(session, &mut trials, modulus, (x, rows), out, meanwhile)? {
-                trials.iter_mut().for_each(Trial::renew);
+                trials.iter_mut().for_each(CallAttempt::renew);
             }
         }
         Ok(())

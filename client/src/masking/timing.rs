@@ -11,7 +11,7 @@
 use std::{hint::black_box, time::Instant};
 
 use kernels::Modulus;
-use shmproto::layer::draw::{Draw, KEY_BYTES, Key};
+use shmproto::layer::draw::{KEY_BYTES, Key, SeededRows};
 
 use super::{
     fixed_point::{from_whole, to_whole},
@@ -27,11 +27,11 @@ const WIDTH: usize = 576;
 const MAX_T: f64 = 10.0;
 
 /// Random numbers that need not be secret.
-struct Random(Draw);
+struct SeededRandom(SeededRows);
 
-impl Random {
+impl SeededRandom {
     fn new() -> Self {
-        Self(Draw { key: Key::new(&[3; KEY_BYTES]), first: 0 })
+        Self(SeededRows { key: Key::new(&[3; KEY_BYTES]), first: 0 })
     }
 
     fn numbers(&mut self, count: usize) -> Vec<u64> {
@@ -72,10 +72,10 @@ fn welch(classes: &[Vec<u64>; 2]) -> f64 {
 fn compare<T: Clone>(
     what: &str,
     fixed: &T,
-    mut draw: impl FnMut(&mut Random) -> T,
+    mut draw: impl FnMut(&mut SeededRandom) -> T,
     mut work: impl FnMut(&T),
 ) -> f64 {
-    let (mut random, mut classes) = (Random::new(), [Vec::new(), Vec::new()]);
+    let (mut random, mut classes) = (SeededRandom::new(), [Vec::new(), Vec::new()]);
     let order = random.numbers(MEASUREMENTS);
     for class in order.into_iter().map(|number| usize::from(number % 2 == 1)) {
         // Both are made anew, whichever is taken.
@@ -98,28 +98,28 @@ fn assert_alike(what: &str, t: f64) {
 #[ignore = "how long something took is for a machine that is left alone"]
 fn pads_are_made_added_and_removed_in_the_same_time_whatever_they_are() {
     let (modulus, mut out) = (Modulus::Bits48, vec![0.0; Modulus::Bits48.words(WIDTH)]);
-    let key = |random: &mut Random| {
+    let key = |random: &mut SeededRandom| {
         let numbers = random.numbers(KEY_BYTES / 8);
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         Key::new(bytes[..].try_into().expect("so many bytes"))
     };
     let t = compare("making a pad", &Key::new(&[0; KEY_BYTES]), key, |key| {
-        Draw { key: key.clone(), first: 0 }.fill(0, out.len(), &mut out);
+        SeededRows { key: key.clone(), first: 0 }.fill(0, out.len(), &mut out);
     });
     assert_alike("making", t);
-    let numbers = |random: &mut Random| random.numbers(WIDTH);
+    let numbers = |random: &mut SeededRandom| random.numbers(WIDTH);
     let packed = |numbers: &[u64]| {
         let mut packed = vec![0.0; modulus.words(WIDTH)];
         pack(modulus, numbers, &mut packed);
         packed
     };
-    let mut work = packed(&Random::new().numbers(WIDTH));
+    let mut work = packed(&SeededRandom::new().numbers(WIDTH));
     let t = compare("covering a row", &vec![0; WIDTH], numbers, |x| {
         cover(modulus, black_box(&mut work), x);
     });
     assert_alike("covering", t);
     let (zeros, mut answer) = (packed(&[0; WIDTH]), vec![0; WIDTH]);
-    let effect = |random: &mut Random| packed(&random.numbers(WIDTH));
+    let effect = |random: &mut SeededRandom| packed(&random.numbers(WIDTH));
     let t = compare("uncovering an answer", &zeros, effect, |r| {
         uncover(modulus, &work, r, black_box(&mut answer));
     });
@@ -129,8 +129,8 @@ fn pads_are_made_added_and_removed_in_the_same_time_whatever_they_are() {
 #[test]
 #[ignore = "how long something took is for a machine that is left alone"]
 fn answers_are_checked_in_the_same_time_whatever_the_secrets_are() {
-    let y = Random::new().numbers(WIDTH);
-    let secret = |random: &mut Random| -> Vec<u32> {
+    let y = SeededRandom::new().numbers(WIDTH);
+    let secret = |random: &mut SeededRandom| -> Vec<u32> {
         random.numbers(WIDTH).into_iter().map(|number| number as u32 & ((1 << 30) - 1)).collect()
     };
     for (name, fixed) in [("zeros", 0), ("ones", (1 << 30) - 1)] {
@@ -146,7 +146,7 @@ fn answers_are_checked_in_the_same_time_whatever_the_secrets_are() {
 #[ignore = "how long something took is for a machine that is left alone"]
 fn rows_become_whole_numbers_in_the_same_time_whatever_they_are() {
     let (mut whole, mut back) = (vec![0; WIDTH], vec![0.0; WIDTH]);
-    let floats = |random: &mut Random| random.floats(WIDTH);
+    let floats = |random: &mut SeededRandom| random.floats(WIDTH);
     // Zeros alone are told from others by some nanoseconds, which docs/performance/split.md says.
     for (name, fixed) in [("ones", 1.0), ("the largest", f32::MAX)] {
         let what = format!("a row as whole numbers, {name}");
@@ -155,7 +155,7 @@ fn rows_become_whole_numbers_in_the_same_time_whatever_they_are() {
         });
         assert_alike(&what, t);
     }
-    let answers = |random: &mut Random| -> Vec<u64> {
+    let answers = |random: &mut SeededRandom| -> Vec<u64> {
         random.numbers(WIDTH).into_iter().map(|number| (number.cast_signed() >> 2).cast_unsigned()).collect()
     };
     let t = compare("whole numbers as a row, zeros", &vec![0; WIDTH], answers, |y| {
@@ -169,7 +169,7 @@ fn rows_become_whole_numbers_in_the_same_time_whatever_they_are() {
 #[ignore = "how long something took is for a machine that is left alone"]
 fn what_ends_early_is_seen() {
     let zeros = vec![0_u64; WIDTH];
-    let numbers = |random: &mut Random| random.numbers(WIDTH);
+    let numbers = |random: &mut SeededRandom| random.numbers(WIDTH);
     let t = compare("a comparison that ends early", &zeros, numbers, |x| {
         black_box(x.iter().zip(&zeros).all(|(a, b)| black_box(a) == b));
     });

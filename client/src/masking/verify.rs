@@ -16,13 +16,13 @@ use std::{fmt, sync::Arc};
 
 use kernels::Activations;
 use model::sites::{
-    EvaluateError, EvaluateSites, RingRoom, RingSite, Site, SiteCall, SiteId, SiteOp, SitePath,
+    EvaluateError, EvaluateSites, ModularRange, ModularSite, Site, SiteCall, SiteId, SiteOp, SitePath,
 };
-use shmproto::layer::draw::Draw;
+use shmproto::layer::draw::SeededRows;
 use zeroize::{Zeroize as _, Zeroizing};
 
 use super::{
-    Direction, Place, site_name,
+    CallSite, Direction, site_name,
     whole::{offers, pack, unpack},
 };
 use crate::{error::CallError, secrets, session::Session};
@@ -31,7 +31,7 @@ use crate::{error::CallError, secrets, session::Session};
 const MIN_SECRET_BITS: u32 = 48;
 
 /// What answers of a site are checked with, in one direction.
-struct Check {
+struct SiteCheck {
     /// `[checks, width of an answer]`.
     secret: Vec<u32>,
     /// `[checks, width of a row]`: the secret through the site the other way.
@@ -40,7 +40,7 @@ struct Check {
     checks: usize,
 }
 
-impl Check {
+impl SiteCheck {
     /// What a true answer to the row `x` comes to with each secret.
     fn foreseen(&self, x: &[u64]) -> impl Iterator<Item = i128> {
         self.effect.chunks(x.len()).map(|effect| product(x, effect))
@@ -52,7 +52,7 @@ impl Check {
     }
 }
 
-impl Drop for Check {
+impl Drop for SiteCheck {
     fn drop(&mut self) {
         self.secret.zeroize();
         self.effect.zeroize();
@@ -65,9 +65,9 @@ pub(super) fn product<T: Copy + Into<i64>>(a: &[u64], b: &[T]) -> i128 {
 }
 
 /// What is known of a site.
-struct Known {
-    ring: RingSite,
-    checks: [Check; 2],
+struct VerifiedSite {
+    ring: ModularSite,
+    checks: [SiteCheck; 2],
     /// What it adds, if it adds anything.
     bias: Option<Vec<f32>>,
 }
@@ -75,7 +75,7 @@ struct Known {
 /// What answers are checked with: secrets, and what a copy of the weights makes of them. Not of their size: eight numbers for each
 /// that goes into a site or comes out.
 pub struct Verifier {
-    sites: Vec<Known>,
+    sites: Vec<VerifiedSite>,
 }
 
 impl fmt::Debug for Verifier {
@@ -92,7 +92,7 @@ impl Verifier {
     /// # Errors
     /// A site has no ring path, there is no randomness, or the device fails.
     pub fn new(base: &mut dyn EvaluateSites, told: &mut dyn FnMut(usize, usize)) -> Result<Self, CallError> {
-        let mut secrets = Draw { key: secrets::key()?, first: 0 };
+        let mut secrets = SeededRows { key: secrets::key()?, first: 0 };
         let shapes = base.sites().to_vec();
         let mut sites = Vec::with_capacity(shapes.len());
         for (site, number) in shapes.iter().zip(0..) {
@@ -104,8 +104,8 @@ impl Verifier {
 
     /// A site as people read it.
     fn name(&self, site: SiteId) -> String {
-        let shape = |known: &Known| {
-            let Check { effect, secret, checks } = &known.checks[Direction::Forward as usize];
+        let shape = |known: &VerifiedSite| {
+            let SiteCheck { effect, secret, checks } = &known.checks[Direction::Forward as usize];
             [effect.len() / checks, secret.len() / checks]
         };
         site_name(site, &self.sites.iter().map(shape).collect::<Vec<_>>())
@@ -115,10 +115,10 @@ impl Verifier {
     ///
     /// # Errors
     /// Its executor has, or says it has, other weights.
-    pub(super) fn over(self: &Arc<Self>, session: &Session) -> Result<Verifying, CallError> {
+    pub(super) fn over(self: &Arc<Self>, session: &Session) -> Result<SessionVerifier, CallError> {
         let theirs = offers(session)?;
-        let is_same = |(own, offer): (&Known, &shmproto::layer::control::Ring)| {
-            let RingSite { weight_exponent, l1, commitment } = own.ring;
+        let is_same = |(own, offer): (&VerifiedSite, &shmproto::layer::control::ModularWeights)| {
+            let ModularSite { weight_exponent, l1, commitment } = own.ring;
             (weight_exponent, l1, commitment) == (offer.weight_exponent, offer.l1, offer.commitment)
         };
         let other = self.sites.iter().zip(&theirs).position(|pair| !is_same(pair));
@@ -131,7 +131,7 @@ impl Verifier {
             None if theirs.len() != count => {
                 Err(CallError::OtherWeights { site: "the number of sites".to_owned() })
             }
-            None => Ok(Verifying(Arc::clone(self))),
+            None => Ok(SessionVerifier(Arc::clone(self))),
         }
     }
 }
@@ -141,12 +141,12 @@ fn known(
     base: &mut dyn EvaluateSites,
     number: SiteId,
     site: &Site,
-    secrets: &mut Draw,
-) -> Result<Known, CallError> {
+    secrets: &mut SeededRows,
+) -> Result<VerifiedSite, CallError> {
     let ring = site.ring.ok_or(CallError::NoRing { site: number.0 })?;
     let mut check = |direction| check(base, (number, site), None, direction, secrets);
     let checks = [check(Direction::Forward)?, check(Direction::Backward)?];
-    Ok(Known { ring, checks, bias: bias(base, number, site)? })
+    Ok(VerifiedSite { ring, checks, bias: bias(base, number, site)? })
 }
 
 /// What answers of a site, or of one of its parts, are checked with.
@@ -155,8 +155,8 @@ fn check(
     (number, site): (SiteId, &Site),
     part: Option<u8>,
     direction: Direction,
-    secrets: &mut Draw,
-) -> Result<Check, CallError> {
+    secrets: &mut SeededRows,
+) -> Result<SiteCheck, CallError> {
     let no_ring = || CallError::NoRing { site: number.0 };
     let ring = site.ring.ok_or_else(no_ring)?;
     let outputs = part.map_or_else(|| outputs_of(site), |part| site.parts[usize::from(part)].rows);
@@ -165,7 +165,7 @@ fn check(
         Direction::Backward => (site.columns, outputs, Direction::Forward),
     };
     // Whatever rows travel modulo, an effect is a number of 64 bits.
-    let RingRoom { bits, .. } = RingRoom::new(ring.l1[back as usize], false).ok_or_else(no_ring)?;
+    let ModularRange { bits, .. } = ModularRange::new(ring.l1[back as usize], false).ok_or_else(no_ring)?;
     let room = site.ring_room(op_of(back)).ok_or_else(no_ring)?;
     let checks = MIN_SECRET_BITS.div_ceil(bits) as usize;
     let (mut secret, mut effect) = (vec![0_u32; checks * answer], vec![0_i64; checks * row]);
@@ -187,7 +187,7 @@ fn check(
             *effect = effect.wrapping_add(part.cast_signed().wrapping_shl(shift));
         }
     }
-    Ok(Check { secret, effect, checks })
+    Ok(SiteCheck { secret, effect, checks })
 }
 
 /// Outputs of all parts.
@@ -240,11 +240,11 @@ fn failed(_: EvaluateError) -> CallError {
 
 /// Checks the answers of one session.
 #[derive(Debug, Clone)]
-pub(super) struct Verifying(Arc<Verifier>);
+pub(super) struct SessionVerifier(Arc<Verifier>);
 
-impl Verifying {
+impl SessionVerifier {
     /// Writes what true answers to the rows `x` come to.
-    pub(super) fn foresee(&self, place: Place, x: &[u64], foreseen: &mut Vec<i128>) {
+    pub(super) fn foresee(&self, place: CallSite, x: &[u64], foreseen: &mut Vec<i128>) {
         foreseen.clear();
         if let Some(check) = self.of(place) {
             let rows = x.chunks(check.effect.len() / check.checks);
@@ -254,7 +254,7 @@ impl Verifying {
 
     /// # Errors
     /// An answer does not come to what was foreseen of its row.
-    pub(super) fn check(&self, place: Place, foreseen: &[i128], y: &[u64]) -> Result<(), CallError> {
+    pub(super) fn check(&self, place: CallSite, foreseen: &[i128], y: &[u64]) -> Result<(), CallError> {
         let wrong = || CallError::Wrong { site: self.0.name(place.site) };
         let check = self.of(place).ok_or_else(wrong)?;
         let answers = y.chunks(check.secret.len() / check.checks);
@@ -264,7 +264,7 @@ impl Verifying {
     }
 
     /// What answers are checked with there.
-    fn of(&self, place: Place) -> Option<&Check> {
+    fn of(&self, place: CallSite) -> Option<&SiteCheck> {
         self.0.sites.get(place.site.0 as usize).map(|known| &known.checks[place.direction as usize])
     }
 
@@ -283,13 +283,13 @@ mod tests {
     /// Outputs 3, inputs 2.
     const WEIGHTS: [[i64; 2]; 3] = [[5, -7], [1 << 30, 2], [-3, 0]];
 
-    fn check() -> Check {
+    fn check() -> SiteCheck {
         let secret: Vec<u32> = (1..=2 * 3_u32).map(|number| number * 77_777_777 % 1_000_003).collect();
         let effect = secret.chunks(3).flat_map(|s| {
             let column = |at: usize| (0..3).map(|row| i64::from(s[row]) * WEIGHTS[row][at]).sum::<i64>();
             [column(0), column(1)]
         });
-        Check { effect: effect.collect(), checks: 2, secret: secret.clone() }
+        SiteCheck { effect: effect.collect(), checks: 2, secret: secret.clone() }
     }
 
     #[test]

@@ -106,7 +106,7 @@ fn lower<const B: usize>(word: u64) -> [u8; B] {
 ///
 /// # Errors
 /// One has no ring path.
-pub(super) fn offers(session: &Session) -> Result<Vec<control::Ring>, CallError> {
+pub(super) fn offers(session: &Session) -> Result<Vec<control::ModularWeights>, CallError> {
     let offer = |(site, number): (&control::Site, u32)| {
         let is_usable = [Op::Forward, Op::Backward].iter().all(|&op| ring_room(site, op).is_some());
         let ring = site.ring.filter(|_| is_usable && has_path(site, Path::Ring));

@@ -5,19 +5,19 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::SeqCst},
 };
 
-use shmproto::layer::control::Opened;
+use shmproto::layer::control::SessionOpened;
 
 use super::Session;
 use crate::error::CallError;
 
 /// One of two sessions, and which executors either of them is at. What an executor says of itself tells mistakes, not malice.
 #[derive(Debug, Clone)]
-pub(crate) struct Apart {
+pub(crate) struct DistinctExecutors {
     instances: Arc<[AtomicU64; 2]>,
     own: usize,
 }
 
-impl Apart {
+impl DistinctExecutors {
     /// Keeps two sessions apart from now on, wherever they connect to.
     ///
     /// # Errors
@@ -36,7 +36,7 @@ impl Apart {
     ///
     /// # Errors
     /// The other session is there.
-    pub(super) fn enter(&self, opened: &Opened) -> Result<(), CallError> {
+    pub(super) fn enter(&self, opened: &SessionOpened) -> Result<(), CallError> {
         self.instances[self.own].store(opened.instance, SeqCst);
         if self.instances[1 - self.own].load(SeqCst) == opened.instance {
             return Err(CallError::SameExecutor { instance: opened.instance });

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use model::sites::{RingRoom, SiteId};
+use model::sites::{ModularRange, SiteId};
 use shmproto::layer::{
-    CallHeader, Class, Dtype, MAX_ROWS, Op, Path, ReplyHeader, Source, Status, control::Site,
+    CallClass, CallHeader, CallStatus, Dtype, MAX_ROWS, Op, Path, ReplyHeader, RowSource, control::Site,
 };
 
-use super::{Session, Settings, patience::Patience};
+use super::{ClientSettings, Session, patience::RetryPolicy};
 use crate::error::{CallError, LinkError};
 
 /// How often a call on which the executor fails is tried.
@@ -21,7 +21,7 @@ const HAS_RING: u8 = 8;
 
 /// What is asked of a site, besides its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ask {
+pub struct LayerCall {
     /// A linear group of the catalog.
     pub site: SiteId,
     /// One of the site's linear layers, or all side by side.
@@ -31,7 +31,7 @@ pub struct Ask {
     /// With which arithmetic.
     pub path: Path,
     /// What the rows are for, and so how urgent they are.
-    pub class: Class,
+    pub class: CallClass,
 }
 
 /// True if the site computes on `path`.
@@ -47,9 +47,9 @@ pub fn has_path(site: &Site, path: Path) -> bool {
 
 /// What rows of a site are on the ring path; `None` if it has none.
 #[must_use]
-pub fn ring_room(site: &Site, op: Op) -> Option<RingRoom> {
+pub fn ring_room(site: &Site, op: Op) -> Option<ModularRange> {
     let is_even = site.parts.iter().map(|part| part.rows).chain([site.columns]).all(|size| size % 2 == 0);
-    RingRoom::new(site.ring.as_ref()?.l1[usize::from(op == Op::Backward)], is_even)
+    ModularRange::new(site.ring.as_ref()?.l1[usize::from(op == Op::Backward)], is_even)
 }
 
 impl Session {
@@ -57,14 +57,14 @@ impl Session {
     ///
     /// # Errors
     /// The executor is gone and does not come back, has no room, or refuses what is asked. `out` is undefined then.
-    pub fn call(&mut self, ask: Ask, x: &[f32], out: &mut [f32]) -> Result<(), CallError> {
+    pub fn call(&mut self, ask: LayerCall, x: &[f32], out: &mut [f32]) -> Result<(), CallError> {
         self.call_beside(ask, x, out, &mut || {})
     }
 
     /// The same, and does something else `meanwhile`, each time that rows are sent.
     pub(crate) fn call_beside(
         &mut self,
-        ask: Ask,
+        ask: LayerCall,
         x: &[f32],
         out: &mut [f32],
         meanwhile: &mut dyn FnMut(),
@@ -77,14 +77,14 @@ impl Session {
         }
         let most = self.rows_of_call(input + output).ok_or_else(|| shape("not one row is taken"))?;
         for (x, out) in x.chunks(most * input).zip(out.chunks_mut(most * output)) {
-            let mut trial = Trial::new(self, ask, x.len() / input, Source::Rows)?;
+            let mut trial = CallAttempt::new(self, ask, x.len() / input, RowSource::Rows)?;
             while !self.attempt(&mut trial, x, out, meanwhile)? {}
         }
         Ok(())
     }
 
     /// Words of 32 bits of a row that goes in and of one that comes out.
-    pub(crate) fn words(&self, ask: Ask) -> Result<(usize, usize), CallError> {
+    pub(crate) fn words(&self, ask: LayerCall) -> Result<(usize, usize), CallError> {
         let (input, output) = self.widths(ask)?;
         if ask.path != Path::Ring {
             return Ok((input, output));
@@ -95,7 +95,7 @@ impl Session {
     }
 
     /// Numbers of a row that goes in and of one that comes out.
-    pub(crate) fn widths(&self, ask: Ask) -> Result<(usize, usize), CallError> {
+    pub(crate) fn widths(&self, ask: LayerCall) -> Result<(usize, usize), CallError> {
         let unknown = CallError::UnknownSite { site: ask.site.0 };
         let Some(site) = self.catalog.sites.get(ask.site.0 as usize) else { return Err(unknown) };
         if !has_path(site, ask.path) {
@@ -131,7 +131,7 @@ impl Session {
     /// It will not be answered.
     pub(crate) fn attempt(
         &mut self,
-        trial: &mut Trial,
+        trial: &mut CallAttempt,
         x: &[f32],
         out: &mut [f32],
         meanwhile: &mut dyn FnMut(),
@@ -144,7 +144,7 @@ impl Session {
         let begun = Instant::now();
         failpoint::pass("client.before_call");
         let reply = match self.linked(&mut trial.patience)?.call_beside(&header, x, out, meanwhile) {
-            Ok(reply) if reply.status == Status::Done => {
+            Ok(reply) if reply.status == CallStatus::Done => {
                 failpoint::pass("client.after_call");
                 self.note(&reply, begun.elapsed(), x.len(), out.len());
                 return Ok(true);
@@ -158,9 +158,9 @@ impl Session {
             }
         };
         trial.header = None;
-        trial.failures += u32::from(reply.status == Status::Failed);
+        trial.failures += u32::from(reply.status == CallStatus::Failed);
         let sent_before = std::mem::replace(&mut trial.is_repeated, true);
-        let tried = Tried { failures: trial.failures, sent_before };
+        let tried = AttemptState { failures: trial.failures, sent_before };
         self.refused(&header, &reply, &mut trial.patience, tried).map(|()| false)
     }
 
@@ -174,29 +174,29 @@ impl Session {
         &mut self,
         call: &CallHeader,
         reply: &ReplyHeader,
-        patience: &mut Patience,
-        tried: Tried,
+        patience: &mut RetryPolicy,
+        tried: AttemptState,
     ) -> Result<(), CallError> {
         let (site, rows) = (call.site, call.rows as usize);
         match reply.status {
-            Status::Draining => self.lose(LinkError::Draining, patience),
-            Status::Quota | Status::Busy if patience.wait(reply.retry_after_ms) => Ok(()),
-            Status::Quota => {
+            CallStatus::Draining => self.lose(LinkError::Draining, patience),
+            CallStatus::Quota | CallStatus::Busy if patience.wait(reply.retry_after_ms) => Ok(()),
+            CallStatus::Quota => {
                 Err(CallError::Quota { tenant: self.opened.tenant.clone(), waited_ms: patience.waited_ms() })
             }
-            Status::Busy => Err(CallError::Busy { waited_ms: patience.waited_ms() }),
-            Status::Failed if tried.failures < MAX_FAILURES && patience.wait(0) => Ok(()),
-            Status::Failed => Err(CallError::Failed { site, attempts: tried.failures }),
+            CallStatus::Busy => Err(CallError::Busy { waited_ms: patience.waited_ms() }),
+            CallStatus::Failed if tried.failures < MAX_FAILURES && patience.wait(0) => Ok(()),
+            CallStatus::Failed => Err(CallError::Failed { site, attempts: tried.failures }),
             // It answered the call before the connection was lost: it takes it under another number.
-            Status::Sequence if tried.sent_before && patience.wait(0) => Ok(()),
-            Status::Sequence | Status::Done => {
+            CallStatus::Sequence if tried.sent_before && patience.wait(0) => Ok(()),
+            CallStatus::Sequence | CallStatus::Done => {
                 Err(LinkError::Protocol("a number is refused that was never used".to_owned()).into())
             }
-            Status::Shape => Err(CallError::Shape { site, rows, reason: "the executor says so" }),
-            Status::Nonlinear if call.path == Path::Ring => Err(CallError::NoRing { site }),
-            Status::Nonlinear => Err(CallError::Nonlinear { site }),
-            Status::UnknownSite => Err(CallError::UnknownSite { site }),
-            Status::Unsuited => Err(CallError::Unsuited { site, reason: "the executor says so" }),
+            CallStatus::Shape => Err(CallError::Shape { site, rows, reason: "the executor says so" }),
+            CallStatus::Nonlinear if call.path == Path::Ring => Err(CallError::NoRing { site }),
+            CallStatus::Nonlinear => Err(CallError::Nonlinear { site }),
+            CallStatus::UnknownSite => Err(CallError::UnknownSite { site }),
+            CallStatus::Unsuited => Err(CallError::Unsuited { site, reason: "the executor says so" }),
         }
     }
 
@@ -214,7 +214,7 @@ impl Session {
 
 /// What has been tried of a call.
 #[derive(Debug, Clone, Copy)]
-struct Tried {
+struct AttemptState {
     failures: u32,
     /// The same call was sent before, perhaps under this number.
     sent_before: bool,
@@ -222,29 +222,34 @@ struct Tried {
 
 /// A call that is tried until it is answered.
 #[derive(Debug)]
-pub(crate) struct Trial {
+pub(crate) struct CallAttempt {
     /// But for its number.
     call: CallHeader,
     /// What was sent over a connection that was lost: it is sent again as it was.
     header: Option<CallHeader>,
-    patience: Patience,
+    patience: RetryPolicy,
     failures: u32,
     is_repeated: bool,
 }
 
-impl Trial {
+impl CallAttempt {
     /// A call of `rows` rows that come from `source`.
     ///
     /// # Errors
     /// It does not go together.
-    pub(crate) fn new(session: &Session, ask: Ask, rows: usize, source: Source) -> Result<Self, CallError> {
-        let Ask { site, part, op, path, class } = ask;
-        let Settings { dtype, patience, .. } = *session.settings();
+    pub(crate) fn new(
+        session: &Session,
+        ask: LayerCall,
+        rows: usize,
+        source: RowSource,
+    ) -> Result<Self, CallError> {
+        let LayerCall { site, part, op, path, class } = ask;
+        let ClientSettings { dtype, patience, .. } = *session.settings();
         let unsuited = |reason| Err(CallError::Unsuited { site: site.0, reason });
         match path {
             Path::Ring if op == Op::Forward => return unsuited("a bias is no ring element"),
             Path::Ring if dtype != Dtype::F32 => return unsuited("bf16 would round what is exact: use f32"),
-            Path::Fast | Path::Linear if source == Source::Draw => {
+            Path::Fast | Path::Linear if source == RowSource::Draw => {
                 return unsuited("only the ring path has draws");
             }
             _ => {}
@@ -252,7 +257,7 @@ impl Trial {
         let rows = u32::try_from(rows).unwrap_or(MAX_ROWS);
         let (site, sequence, input, output) = (site.0, 0, 0, 0);
         let call = CallHeader { op, path, class, dtype, site, part, source, sequence, rows, input, output };
-        Ok(Self { call, header: None, patience: Patience::new(patience), failures: 0, is_repeated: false })
+        Ok(Self { call, header: None, patience: RetryPolicy::new(patience), failures: 0, is_repeated: false })
     }
 
     /// What was tried is not sent again: another attempt has other rows, and so another number.

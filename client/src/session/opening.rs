@@ -5,13 +5,13 @@ use shmproto::{
     layer::{
         LAYER_VERSION, Path,
         control::{
-            CATALOG, Catalog, Fetch, FromLayers, MAX_CATALOG_BYTES, MAX_FETCH_BYTES, Open, Opened,
-            RefusalCode, ToLayers,
+            CATALOG, Catalog, Fetch, FromLayers, MAX_CATALOG_BYTES, MAX_FETCH_BYTES, RefusalCode,
+            SessionOpen, SessionOpened, ToLayers,
         },
     },
 };
 
-use super::{calls::has_path, settings::Settings};
+use super::{calls::has_path, settings::ClientSettings};
 use crate::{
     error::LinkError,
     transport::{Connect, Transport},
@@ -22,18 +22,18 @@ const MAX_WIDTH: u32 = 1 << 24;
 
 /// A session that has just been opened.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct OpenedSession {
     pub(super) transport: Box<dyn Transport>,
-    pub(super) opened: Opened,
+    pub(super) opened: SessionOpened,
     pub(super) catalog: Catalog,
 }
 
 /// Connects and opens a session: the one there `was`, or a new one where that is not known.
 pub(super) fn open(
     connector: &dyn Connect,
-    settings: &Settings,
-    was: Option<&Opened>,
-) -> Result<Session, LinkError> {
+    settings: &ClientSettings,
+    was: Option<&SessionOpened>,
+) -> Result<OpenedSession, LinkError> {
     let number = was.map_or(0, |was| was.session);
     let answer = greet(connector, settings, number);
     let (mut transport, opened) = match answer {
@@ -47,16 +47,16 @@ pub(super) fn open(
     }
     failpoint::pass("client.session_opened");
     let catalog = fetch_catalog(&mut *transport, opened.catalog_bytes)?;
-    Ok(Session { transport, opened, catalog })
+    Ok(OpenedSession { transport, opened, catalog })
 }
 
 fn greet(
     connector: &dyn Connect,
-    settings: &Settings,
+    settings: &ClientSettings,
     session: u64,
-) -> Result<(Box<dyn Transport>, Opened), LinkError> {
+) -> Result<(Box<dyn Transport>, SessionOpened), LinkError> {
     let mut transport = connector.connect()?;
-    let open = Open {
+    let open = SessionOpen {
         version: LAYER_VERSION,
         layout_hash: connector.layout_hash(),
         key: settings.key.clone().unwrap_or_default(),

@@ -10,13 +10,13 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// A time in which to try again, with growing pauses.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(super) struct RetryPolicy {
     limit: Duration,
     since: Option<Instant>,
     pause: Duration,
 }
 
-impl Patience {
+impl RetryPolicy {
     pub(super) fn new(limit: Duration) -> Self {
         Self { limit, since: None, pause: FIRST_PAUSE }
     }
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn patience_ends_and_is_not_slept_beyond() {
-        let mut patience = Patience::new(Duration::from_millis(100));
+        let mut patience = RetryPolicy::new(Duration::from_millis(100));
         assert!(!patience.wait(101), "a pause that does not fit is not begun");
         assert!(patience.wait(0) && patience.wait(30));
         let begun = Instant::now();

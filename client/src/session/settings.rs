@@ -6,7 +6,7 @@ use shmproto::layer::Dtype;
 
 /// How a client behaves towards its executor.
 #[derive(Clone)]
-pub struct Settings {
+pub struct ClientSettings {
     /// API key; `None` where a certificate, or the socket, says who the client is.
     pub key: Option<String>,
     /// What it calls itself in the operator's lists.
@@ -21,7 +21,7 @@ pub struct Settings {
     pub max_rows: u32,
 }
 
-impl Default for Settings {
+impl Default for ClientSettings {
     fn default() -> Self {
         Self {
             key: None,
@@ -34,7 +34,7 @@ impl Default for Settings {
     }
 }
 
-impl fmt::Debug for Settings {
+impl fmt::Debug for ClientSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, masking, dtype, patience, max_rows, .. } = self;
         let mut shown = f.debug_struct("Settings");

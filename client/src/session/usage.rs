@@ -10,7 +10,7 @@ const OCTAVES: u32 = 32;
 
 /// Figures of a session, from its beginning.
 #[derive(Debug, Clone, Default)]
-pub struct Usage {
+pub struct SessionUsage {
     /// Calls answered with rows.
     pub calls: u64,
     /// Rows of them.

@@ -15,7 +15,7 @@ use shmproto::{
     channel::{ClientChannel, Geometry, LAYOUT_HASH, PLACE_ALIGN},
     handover::{Connection, ReceiveError},
     layer::{
-        CallHeader, ReplyHeader, Status,
+        CallHeader, CallStatus, ReplyHeader,
         control::{ChannelReady, FromLayers, ToLayers},
     },
 };
@@ -228,7 +228,7 @@ impl Transport for LocalTransport {
             }
         };
         check_reply(&call, &reply)?;
-        if reply.status == Status::Done {
+        if reply.status == CallStatus::Done {
             let channel = self.channel.as_ref().expect("the call went through it");
             channel.read_rows(call.output, call.dtype, out).map_err(broken)?;
         }

@@ -15,12 +15,12 @@ use model::sites::{EvaluateSites, SiteCall, SiteId, SiteOp, SitePath};
 use shmproto::{
     codec::Wire as _,
     layer::{
-        CallHeader, Op, Path, ReplyHeader, Source, Status,
+        CallHeader, CallStatus, Op, Path, ReplyHeader, RowSource,
         control::{
-            CATALOG, Catalog, Fetch, Fetched, FromLayers, MAX_FETCH_BYTES, Opened, Part, RefusalCode,
-            Refused, Ring, SessionStats, Site, ToLayers,
+            CATALOG, Catalog, Fetch, Fetched, FromLayers, MAX_FETCH_BYTES, ModularWeights, RefusalCode,
+            SessionOpened, SessionRefused, SessionStats, Site, SiteLayer, ToLayers,
         },
-        draw::{DRAW_WORDS, Draw},
+        draw::{DRAW_WORDS, SeededRows},
     },
 };
 
@@ -43,13 +43,13 @@ pub fn catalog_sites(sites: &[model::sites::Site]) -> Vec<Site> {
         ring: site.ring.map(ring),
         parts: site.parts.iter().map(part).collect(),
     };
-    fn ring(site: model::sites::RingSite) -> Ring {
-        let model::sites::RingSite { weight_exponent, l1, commitment } = site;
-        Ring { weight_exponent, l1, commitment }
+    fn ring(site: model::sites::ModularSite) -> ModularWeights {
+        let model::sites::ModularSite { weight_exponent, l1, commitment } = site;
+        ModularWeights { weight_exponent, l1, commitment }
     }
-    fn part(part: &model::sites::SitePart) -> Part {
+    fn part(part: &model::sites::SitePart) -> SiteLayer {
         let rows = u32::try_from(part.rows).unwrap_or(u32::MAX);
-        Part { name: part.name.clone(), rows, has_bias: part.has_bias.into() }
+        SiteLayer { name: part.name.clone(), rows, has_bias: part.has_bias.into() }
     }
     sites.iter().map(site).collect()
 }
@@ -57,10 +57,10 @@ pub fn catalog_sites(sites: &[model::sites::Site]) -> Vec<Site> {
 /// An executor in this process. Clones are the same one.
 #[derive(Clone)]
 pub struct Loopback {
-    executor: Arc<Mutex<Executor>>,
+    executor: Arc<Mutex<LoopbackExecutor>>,
 }
 
-struct Executor {
+struct LoopbackExecutor {
     base: Box<dyn EvaluateSites + Send>,
     catalog: Vec<u8>,
     files: Vec<Vec<u8>>,
@@ -80,7 +80,7 @@ impl Loopback {
     /// Serves `base`, described by `catalog`, and the catalog's `files`.
     #[must_use]
     pub fn new(base: Box<dyn EvaluateSites + Send>, catalog: &Catalog, files: Vec<Vec<u8>>) -> Self {
-        let executor = Executor {
+        let executor = LoopbackExecutor {
             base,
             catalog: catalog.to_bytes(),
             files,
@@ -92,7 +92,7 @@ impl Loopback {
         Self { executor: Arc::new(Mutex::new(executor)) }
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut Executor) -> T) -> T {
+    fn with<T>(&self, act: impl FnOnce(&mut LoopbackExecutor) -> T) -> T {
         act(&mut self.executor.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -120,10 +120,10 @@ impl Transport for Loopback {
 }
 
 fn refused(code: RefusalCode, message: &str) -> FromLayers {
-    FromLayers::Refused(Refused { code, message: message.to_owned(), retry_after_ms: 0 })
+    FromLayers::Refused(SessionRefused { code, message: message.to_owned(), retry_after_ms: 0 })
 }
 
-impl Executor {
+impl LoopbackExecutor {
     fn answer(&mut self, message: &ToLayers) -> FromLayers {
         match message {
             ToLayers::Open(open) if open.session > self.sessions => {
@@ -131,7 +131,7 @@ impl Executor {
             }
             ToLayers::Open(open) => {
                 self.sessions += u64::from(open.session == 0);
-                FromLayers::Opened(Opened {
+                FromLayers::Opened(SessionOpened {
                     session: if open.session == 0 { self.sessions } else { open.session },
                     instance: self.instance,
                     tenant: "loopback".to_owned(),
@@ -183,30 +183,34 @@ impl Executor {
         };
         let site = self.base.sites().get(call.site as usize);
         if call.path == Path::Ring && site.is_some_and(|site| site.ring.is_none()) {
-            return ReplyHeader::refusal(call, Status::Nonlinear, 0);
+            return ReplyHeader::refusal(call, CallStatus::Nonlinear, 0);
         }
         let Some((input, output)) = site.and_then(|site| site.words(asked)) else {
-            return ReplyHeader::refusal(call, Status::UnknownSite, 0);
+            return ReplyHeader::refusal(call, CallStatus::UnknownSite, 0);
         };
         let rows = call.rows as usize;
-        let coming = if call.source == Source::Draw { DRAW_WORDS } else { rows * input };
+        let coming = if call.source == RowSource::Draw { DRAW_WORDS } else { rows * input };
         if (coming, rows * output) != (x.len(), out.len()) || call.rows > MAX_ROWS {
-            return ReplyHeader::refusal(call, Status::Shape, 0);
+            return ReplyHeader::refusal(call, CallStatus::Shape, 0);
         }
         self.x.reshape(rows, input);
         match <&[f32; DRAW_WORDS]>::try_from(x) {
-            Ok(words) if call.source == Source::Draw => {
-                Draw::from_words(words).fill(0, input, self.x.values_mut());
+            Ok(words) if call.source == RowSource::Draw => {
+                SeededRows::from_words(words).fill(0, input, self.x.values_mut());
             }
             _ => self.x.values_mut().copy_from_slice(x),
         }
         rows::round(call.dtype, self.x.values_mut());
         if self.base.evaluate(asked, &mut self.x, out).is_err() {
-            return ReplyHeader::refusal(call, Status::Failed, 0);
+            return ReplyHeader::refusal(call, CallStatus::Failed, 0);
         }
         rows::round(call.dtype, out);
         self.stats.calls += 1;
         self.stats.rows[call.class as usize] += u64::from(call.rows);
-        ReplyHeader { rows: call.rows, batch_rows: call.rows, ..ReplyHeader::refusal(call, Status::Done, 0) }
+        ReplyHeader {
+            rows: call.rows,
+            batch_rows: call.rows,
+            ..ReplyHeader::refusal(call, CallStatus::Done, 0)
+        }
     }
 }

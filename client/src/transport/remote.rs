@@ -14,10 +14,10 @@ use std::{
 use shmproto::{
     codec::Wire as _,
     layer::{
-        CONTROL, CallHeader, HEADER_BYTES, ReplyHeader, Status,
+        CONTROL, CallHeader, CallStatus, HEADER_BYTES, ReplyHeader,
         control::{FromLayers, ToLayers},
     },
-    zmtp::{self, Event},
+    zmtp::{self, ZmtpEvent},
 };
 use zeroize::Zeroize as _;
 
@@ -73,20 +73,20 @@ impl RemoteConnector {
         Ok(Self { address, key, tls, deadline })
     }
 
-    fn stream(&self) -> Result<Stream, LinkError> {
+    fn stream(&self) -> Result<RemoteStream, LinkError> {
         let unreachable = |source| LinkError::Unreachable { address: self.address.to_string(), source };
         match (&self.address, &self.tls) {
             (Address::Tls(address), Some(config)) => {
                 let stream = tls::connect(config, address)?;
                 stream.sock.set_read_timeout(Some(HEARTBEAT)).map_err(unreachable)?;
-                Ok(Stream::Tls(Box::new(stream)))
+                Ok(RemoteStream::Tls(Box::new(stream)))
             }
             (address, _) => {
                 let path = address.socket().unwrap_or_default();
                 let stream = UnixStream::connect(path).map_err(unreachable)?;
                 stream.set_read_timeout(Some(HEARTBEAT)).map_err(unreachable)?;
                 stream.set_write_timeout(Some(SILENCE_LIMIT)).map_err(unreachable)?;
-                Ok(Stream::Unix(stream))
+                Ok(RemoteStream::Unix(stream))
             }
         }
     }
@@ -94,17 +94,17 @@ impl RemoteConnector {
 
 impl Connect for RemoteConnector {
     fn connect(&self) -> Result<Box<dyn Transport>, LinkError> {
-        let limits = zmtp::Limits::new(MAX_FRAME_BYTES);
+        let limits = zmtp::ZmtpLimits::new(MAX_FRAME_BYTES);
         let peer = match &self.key {
-            Some(key) => zmtp::Client::plain(limits, KEY_USER, key)
+            Some(key) => zmtp::ZmtpClient::plain(limits, KEY_USER, key)
                 .map_err(|error| LinkError::Unauthenticated(error.to_string()))?,
-            None => zmtp::Client::null(limits),
+            None => zmtp::ZmtpClient::null(limits),
         };
         let stream = self.stream()?;
         let mut transport = RemoteTransport { stream, peer, message: Vec::new(), deadline: self.deadline };
         let until = Instant::now() + SILENCE_LIMIT;
         match transport.event(until)? {
-            Event::Ready(_) => Ok(Box::new(transport)),
+            ZmtpEvent::Ready(_) => Ok(Box::new(transport)),
             _ => Err(LinkError::Protocol("a message came before the handshake's end".to_owned())),
         }
     }
@@ -115,12 +115,12 @@ impl Connect for RemoteConnector {
 }
 
 /// What carries the bytes.
-enum Stream {
+enum RemoteStream {
     Tls(Box<TlsStream>),
     Unix(UnixStream),
 }
 
-impl Stream {
+impl RemoteStream {
     fn reader(&mut self) -> &mut dyn Read {
         match self {
             Self::Tls(stream) => stream,
@@ -152,8 +152,8 @@ fn broken(error: &io::Error) -> LinkError {
 
 /// A connection to an executor's ZeroMQ door.
 struct RemoteTransport {
-    stream: Stream,
-    peer: zmtp::Client,
+    stream: RemoteStream,
+    peer: zmtp::ZmtpClient,
     /// The message that is sent, kept for the next.
     message: Vec<u8>,
     deadline: Duration,
@@ -185,15 +185,15 @@ impl RemoteTransport {
     }
 
     /// The next event that is no heartbeat.
-    fn event(&mut self, until: Instant) -> Result<Event, LinkError> {
+    fn event(&mut self, until: Instant) -> Result<ZmtpEvent, LinkError> {
         let begun = Instant::now();
         let mut heard = begun;
         loop {
             let event = self.peer.next_event().map_err(|error| LinkError::Protocol(error.to_string()))?;
             self.flush()?;
             match event {
-                Some(Event::Pong) => {}
-                Some(Event::Refused(reason)) => return Err(LinkError::Unauthenticated(reason)),
+                Some(ZmtpEvent::Pong) => {}
+                Some(ZmtpEvent::Refused(reason)) => return Err(LinkError::Unauthenticated(reason)),
                 Some(event) => return Ok(event),
                 None if self.read()? => heard = Instant::now(),
                 None => {
@@ -227,7 +227,7 @@ impl RemoteTransport {
     /// The next message: its two frames.
     fn receive(&mut self) -> Result<(Vec<u8>, Vec<u8>), LinkError> {
         match self.event(Instant::now() + self.deadline)? {
-            Event::Message(frames) => match <[Vec<u8>; 2]>::try_from(frames) {
+            ZmtpEvent::Message(frames) => match <[Vec<u8>; 2]>::try_from(frames) {
                 Ok([first, second]) => Ok((first, second)),
                 Err(frames) => Err(LinkError::Protocol(format!("a message of {} frames", frames.len()))),
             },
@@ -258,7 +258,7 @@ impl Transport for RemoteTransport {
     fn tell(&mut self, message: &ToLayers) {
         // Whoever is told may be gone, and then need not know.
         let _ = self.send_control(message);
-        if let Stream::Tls(stream) = &mut self.stream {
+        if let RemoteStream::Tls(stream) = &mut self.stream {
             stream.conn.send_close_notify();
             let _ = stream.flush();
         }
@@ -298,7 +298,7 @@ impl Transport for RemoteTransport {
         let reply =
             ReplyHeader::from_bytes(&header).map_err(|error| LinkError::Protocol(error.to_string()))?;
         check_reply(call, &reply)?;
-        if reply.status == Status::Done && !rows::decode(call.dtype, &second, out) {
+        if reply.status == CallStatus::Done && !rows::decode(call.dtype, &second, out) {
             let (came, wanted) = (second.len(), out.len() * call.dtype.bytes());
             return Err(LinkError::Protocol(format!(
                 "{came} bytes of rows came where {wanted} were expected"

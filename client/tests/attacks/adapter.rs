@@ -13,24 +13,24 @@ use model::{
 
 use crate::{
     algebra::{Matrix, dot, least_squares, subspace, to_f64},
-    executor::Rows,
-    noises::Carried,
+    executor::FloatRows,
+    noises::CarriedNoise,
 };
 
 /// What crossed at a layer while first tokens passed.
 #[derive(Debug)]
-pub(crate) struct Crossed {
+pub(crate) struct ObservedRows {
     /// Inputs of `[q | k | v]`.
-    pub(crate) inputs: Rows,
+    pub(crate) inputs: FloatRows,
     /// What the base made of them.
-    pub(crate) base: Rows,
+    pub(crate) base: FloatRows,
     /// Inputs of `o`.
-    pub(crate) attended: Rows,
+    pub(crate) attended: FloatRows,
 }
 
 /// What the attack makes of it.
 #[derive(Debug)]
-pub(crate) struct Stolen {
+pub(crate) struct StolenAdapter {
     /// The adapter's rank at this layer.
     pub(crate) rank: usize,
     /// ΔW, `[in, out]`, of that rank.
@@ -41,13 +41,13 @@ pub(crate) struct Stolen {
 const MAX_RANKS: usize = 32;
 
 /// Solves for the change of the value projection; rows carry the noises `carried`, if they carry any.
-pub(crate) fn steal(crossed: &Crossed, config: &ModelConfig, carried: &[Carried]) -> Stolen {
+pub(crate) fn steal(crossed: &ObservedRows, config: &ModelConfig, carried: &[CarriedNoise]) -> StolenAdapter {
     let width = crossed.inputs.width;
     let noises = carried.iter().map(|carried| carried.noise + 1).max().unwrap_or(0);
     let equation = |(index, row): (usize, &[f32])| {
         let mut equation = to_f64(row);
         equation.resize(width + noises, 0.0);
-        if let Some(Carried { noise }) = carried.get(index) {
+        if let Some(CarriedNoise { noise }) = carried.get(index) {
             equation[width + noise] = 1.0;
         }
         equation
@@ -65,11 +65,11 @@ pub(crate) fn steal(crossed: &Crossed, config: &ModelConfig, carried: &[Carried]
     let (rank, directions) = subspace(&Matrix::from_columns(values, changes), MAX_RANKS);
     let rows = delta.transposed();
     let rows = Matrix::from_columns(values, rows.columns().map(|row| directions.projection(row)));
-    Stolen { rank, delta: rows.transposed() }
+    StolenAdapter { rank, delta: rows.transposed() }
 }
 
 /// Differences of the rows that carry the same noise, if any.
-fn differences<'a>(rows: &'a Rows, carried: &'a [Carried]) -> impl Iterator<Item = Vec<f64>> + 'a {
+fn differences<'a>(rows: &'a FloatRows, carried: &'a [CarriedNoise]) -> impl Iterator<Item = Vec<f64>> + 'a {
     let noise_of = |row: usize| carried.get(row).map_or(0, |carried| carried.noise);
     let mut last: Vec<Option<usize>> = Vec::new();
     (0..rows.count()).filter_map(move |row| {

@@ -4,7 +4,7 @@
 
 use crate::{
     algebra::{dot, norm, to_f64},
-    executor::{Rows, Whole},
+    executor::{FloatRows, IntegerRows},
 };
 
 /// Standard deviations that are not surprising.
@@ -12,7 +12,7 @@ const SIGMAS: f64 = 5.0;
 
 /// How much more like their own rows `found` are than like the next ones, by the cosine, in standard deviations of the mean: what all
 /// rows have in common is no likeness.
-pub(crate) fn likeness(found: &Rows, truth: &Rows) -> f64 {
+pub(crate) fn likeness(found: &FloatRows, truth: &FloatRows) -> f64 {
     assert_eq!((found.width, found.count()), (truth.width, truth.count()));
     let cosine = |found: &[f32], truth: &[f32]| {
         let (found, truth) = (to_f64(found), to_f64(truth));
@@ -31,14 +31,14 @@ pub(crate) fn likeness(found: &Rows, truth: &Rows) -> f64 {
 }
 
 /// Fails unless `found` says nothing of `truth`.
-pub(crate) fn assert_unlike(what: &str, found: &Rows, truth: &Rows) {
+pub(crate) fn assert_unlike(what: &str, found: &FloatRows, truth: &FloatRows) {
     let likeness = likeness(found, truth);
     println!("  {what}: {likeness:+.2} standard deviations from unrelated rows");
     assert!(likeness.abs() <= SIGMAS, "{what}: {likeness}");
 }
 
 /// Fails unless the bytes of `rows` are as likely as each other, and as likely behind one another.
-pub(crate) fn assert_uniform(what: &str, rows: &Whole) {
+pub(crate) fn assert_uniform(what: &str, rows: &IntegerRows) {
     let bytes = rows.bytes();
     let (count, mut counts) = (bytes.len() as f64, [0_u64; 256]);
     bytes.iter().for_each(|byte| counts[usize::from(*byte)] += 1);
@@ -56,7 +56,7 @@ pub(crate) fn assert_uniform(what: &str, rows: &Whole) {
 }
 
 /// How many of `rows` are most like the one of `others` with the same number: pairs that are told from others.
-pub(crate) fn paired(rows: &Rows, others: &Rows) -> usize {
+pub(crate) fn paired(rows: &FloatRows, others: &FloatRows) -> usize {
     let others: Vec<Vec<f64>> = others.iter().map(to_f64).collect();
     let nearest = |row: &[f32]| {
         let row = to_f64(row);

@@ -10,23 +10,23 @@ use client::{
 use kernels::Modulus;
 use model::sites::SiteId;
 use shmproto::layer::{
-    CallHeader, Class, Dtype, Op, Path as SitePath, ReplyHeader, Source,
+    CallClass, CallHeader, Dtype, Op, Path as SitePath, ReplyHeader, RowSource,
     control::{FromLayers, ToLayers},
-    draw::Draw,
+    draw::SeededRows,
 };
 
 use crate::support::{ring::unpacked, settings};
 
 /// Rows of equal width, one after the other.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Rows {
+pub(crate) struct FloatRows {
     /// Elements of a row.
     pub(crate) width: usize,
     /// `[rows, width]`.
     pub(crate) values: Vec<f32>,
 }
 
-impl Rows {
+impl FloatRows {
     pub(crate) fn iter(&self) -> std::slice::ChunksExact<'_, f32> {
         self.values.chunks_exact(self.width)
     }
@@ -42,7 +42,7 @@ impl Rows {
 
 /// Rows of whole numbers modulo a power of two, one after the other.
 #[derive(Debug, Clone)]
-pub(crate) struct Whole {
+pub(crate) struct IntegerRows {
     /// What numbers are taken modulo.
     pub(crate) modulus: Modulus,
     /// Numbers of a row.
@@ -51,7 +51,7 @@ pub(crate) struct Whole {
     pub(crate) numbers: Vec<u64>,
 }
 
-impl Whole {
+impl IntegerRows {
     pub(crate) fn count(&self) -> usize {
         self.numbers.len() / self.width
     }
@@ -77,7 +77,7 @@ impl Whole {
     }
 
     /// As somebody sees them who takes them for rows with signs whose sizes he does not know: all of one size.
-    pub(crate) fn seen(&self) -> Rows {
+    pub(crate) fn seen(&self) -> FloatRows {
         let mut values: Vec<f32> = self
             .numbers
             .iter()
@@ -88,18 +88,18 @@ impl Whole {
             let size = (square / self.width as f64).sqrt().max(f64::MIN_POSITIVE);
             row.iter_mut().for_each(|x| *x = (f64::from(*x) / size) as f32);
         }
-        Rows { width: self.width, values }
+        FloatRows { width: self.width, values }
     }
 }
 
 /// A call as it crossed.
 #[derive(Debug)]
-struct Seen {
+struct CrossedCall {
     site: SiteId,
     op: Op,
     path: SitePath,
-    source: Source,
-    class: Class,
+    source: RowSource,
+    class: CallClass,
     rows: usize,
     sent: Vec<f32>,
     answered: Vec<f32>,
@@ -107,55 +107,55 @@ struct Seen {
 
 /// Which end of a call.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum End {
+pub(crate) enum CallEnd {
     Sent,
     Answered,
 }
 
 /// The executor, and what it kept. Clones are the same one.
 #[derive(Debug, Clone)]
-pub(crate) struct Curious {
+pub(crate) struct CuriousExecutor {
     executor: Loopback,
     /// Sites of which it keeps what crosses.
     kept: Arc<Vec<SiteId>>,
-    log: Arc<Mutex<Vec<Seen>>>,
+    log: Arc<Mutex<Vec<CrossedCall>>>,
 }
 
-impl Curious {
+impl CuriousExecutor {
     /// Keeps what crosses at the sites `kept`.
     pub(crate) fn new(executor: Loopback, kept: impl IntoIterator<Item = SiteId>) -> Self {
         Self { executor, kept: Arc::new(kept.into_iter().collect()), log: Arc::default() }
     }
 
     /// Clients' rows at `site`, or the answers to them, in the order in which they came.
-    pub(crate) fn forward(&self, site: SiteId, end: End) -> Rows {
+    pub(crate) fn forward(&self, site: SiteId, end: CallEnd) -> FloatRows {
         self.kept_rows(end, |seen| (seen.site, seen.op) == (site, Op::Forward))
     }
 
     /// Noises of `site`, or their effects: what came through the endpoint without bias.
-    pub(crate) fn noises(&self, site: SiteId, end: End) -> Rows {
+    pub(crate) fn noises(&self, site: SiteId, end: CallEnd) -> FloatRows {
         self.kept_rows(end, |seen| (seen.site, seen.op) == (site, Op::ForwardNoBias))
     }
 
     /// Clients' gradients at `site`, or the answers to them.
-    pub(crate) fn gradients(&self, site: SiteId, end: End) -> Rows {
-        let is_noise = |seen: &Seen| seen.class == Class::Noise;
+    pub(crate) fn gradients(&self, site: SiteId, end: CallEnd) -> FloatRows {
+        let is_noise = |seen: &CrossedCall| seen.class == CallClass::Noise;
         self.kept_rows(end, |seen| (seen.site, seen.op) == (site, Op::Backward) && !is_noise(seen))
     }
 
     /// Noises of gradients at `site`, or their effects: the client says itself what they are for.
-    pub(crate) fn gradient_noises(&self, site: SiteId, end: End) -> Rows {
-        let is_noise = |seen: &Seen| seen.class == Class::Noise;
+    pub(crate) fn gradient_noises(&self, site: SiteId, end: CallEnd) -> FloatRows {
+        let is_noise = |seen: &CrossedCall| seen.class == CallClass::Noise;
         self.kept_rows(end, |seen| (seen.site, seen.op) == (site, Op::Backward) && is_noise(seen))
     }
 
-    fn kept_rows(&self, end: End, is_wanted: impl Fn(&Seen) -> bool) -> Rows {
+    fn kept_rows(&self, end: CallEnd, is_wanted: impl Fn(&CrossedCall) -> bool) -> FloatRows {
         let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut rows = Rows::default();
+        let mut rows = FloatRows::default();
         for seen in log.iter().filter(|seen| is_wanted(seen)) {
             let values = match end {
-                End::Sent => &seen.sent,
-                End::Answered => &seen.answered,
+                CallEnd::Sent => &seen.sent,
+                CallEnd::Answered => &seen.answered,
             };
             rows.width = values.len() / seen.rows;
             rows.values.extend_from_slice(values);
@@ -165,11 +165,11 @@ impl Curious {
     }
 
     /// Rows of whole numbers that came to `site`, or their answers, in the order in which they came.
-    pub(crate) fn whole(&self, site: SiteId, op: Op, end: End) -> Whole {
+    pub(crate) fn whole(&self, site: SiteId, op: Op, end: CallEnd) -> IntegerRows {
         let words = self.kept_rows(end, |seen| {
-            (seen.site, seen.op, seen.path, seen.source) == (site, op, SitePath::Ring, Source::Rows)
+            (seen.site, seen.op, seen.path, seen.source) == (site, op, SitePath::Ring, RowSource::Rows)
         });
-        Whole::of(self.modulus(site, op), &words.values, words.width)
+        IntegerRows::of(self.modulus(site, op), &words.values, words.width)
     }
 
     /// What numbers of a site are taken modulo.
@@ -179,36 +179,37 @@ impl Curious {
     }
 
     /// The rows of as many numbers as `width` that it was told to make for `site`.
-    pub(crate) fn drawn(&self, site: SiteId, op: Op, width: usize) -> Whole {
+    pub(crate) fn drawn(&self, site: SiteId, op: Op, width: usize) -> IntegerRows {
         let modulus = self.modulus(site, op);
         let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         let row_words = modulus.words(width);
         let mut rows = Vec::new();
-        for seen in log.iter().filter(|seen| (seen.site, seen.op, seen.source) == (site, op, Source::Draw)) {
+        for seen in log.iter().filter(|seen| (seen.site, seen.op, seen.source) == (site, op, RowSource::Draw))
+        {
             let mut words = vec![0.0; row_words * seen.rows];
-            let draw = Draw::from_words(seen.sent.as_slice().try_into().unwrap());
+            let draw = SeededRows::from_words(seen.sent.as_slice().try_into().unwrap());
             draw.fill(0, row_words, &mut words);
             rows.extend(words);
         }
-        Whole::of(modulus, &rows, row_words)
+        IntegerRows::of(modulus, &rows, row_words)
     }
 
     /// What the executor computes for itself, having the weights: `x` through `site`, without bias.
-    pub(crate) fn evaluate(&self, site: SiteId, x: &Rows, outputs: usize) -> Rows {
+    pub(crate) fn evaluate(&self, site: SiteId, x: &FloatRows, outputs: usize) -> FloatRows {
         let call = CallHeader {
             op: Op::ForwardNoBias,
             path: SitePath::Linear,
-            class: Class::Noise,
+            class: CallClass::Noise,
             dtype: Dtype::F32,
             site: site.0,
             part: None,
-            source: Source::Rows,
+            source: RowSource::Rows,
             sequence: 1,
             rows: u32::try_from(x.count()).unwrap(),
             input: 0,
             output: 0,
         };
-        let mut out = Rows { width: outputs, values: vec![0.0; x.count() * outputs] };
+        let mut out = FloatRows { width: outputs, values: vec![0.0; x.count() * outputs] };
         let mut own = self.executor.connect().unwrap();
         let reply = own.call(&call, &x.values, &mut out.values).unwrap();
         assert_eq!(reply.rows, call.rows, "the executor answers itself");
@@ -216,20 +217,20 @@ impl Curious {
     }
 }
 
-impl Connect for Curious {
+impl Connect for CuriousExecutor {
     fn connect(&self) -> Result<Box<dyn Transport>, LinkError> {
-        Ok(Box::new(Tap { inner: self.executor.connect()?, curious: self.clone() }))
+        Ok(Box::new(TappedTransport { inner: self.executor.connect()?, curious: self.clone() }))
     }
 }
 
 /// A connection of which the executor keeps what crosses.
 #[derive(Debug)]
-struct Tap {
+struct TappedTransport {
     inner: Box<dyn Transport>,
-    curious: Curious,
+    curious: CuriousExecutor,
 }
 
-impl Transport for Tap {
+impl Transport for TappedTransport {
     fn ask(&mut self, message: &ToLayers) -> Result<FromLayers, LinkError> {
         self.inner.ask(message)
     }
@@ -244,7 +245,8 @@ impl Transport for Tap {
         if self.curious.kept.contains(&site) {
             let (sent, answered) = (x.to_vec(), out.to_vec());
             let CallHeader { op, path, source, class, .. } = *call;
-            let seen = Seen { site, op, path, source, class, rows: call.rows as usize, sent, answered };
+            let seen =
+                CrossedCall { site, op, path, source, class, rows: call.rows as usize, sent, answered };
             self.curious.log.lock().unwrap_or_else(PoisonError::into_inner).push(seen);
         }
         Ok(reply)

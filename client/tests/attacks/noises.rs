@@ -3,17 +3,17 @@
 
 use crate::{
     algebra::{dot, to_f64},
-    executor::Rows,
+    executor::FloatRows,
 };
 
 /// Which noise a row carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Carried {
+pub(crate) struct CarriedNoise {
     pub(crate) noise: usize,
 }
 
 /// The noise that leaves least of each of `rows`.
-pub(crate) fn recognise(rows: &Rows, noises: &Rows) -> Vec<Carried> {
+pub(crate) fn recognise(rows: &FloatRows, noises: &FloatRows) -> Vec<CarriedNoise> {
     let noises: Vec<Vec<f64>> = noises.iter().map(to_f64).collect();
     let squares: Vec<f64> = noises.iter().map(|noise| dot(noise, noise)).collect();
     let carried = |row: &[f32]| {
@@ -21,18 +21,18 @@ pub(crate) fn recognise(rows: &Rows, noises: &Rows) -> Vec<Carried> {
         // What is added is positive.
         let taken = |noise: usize| dot(&row, &noises[noise]).max(0.0).powi(2) / squares[noise];
         let noise = (0..noises.len()).max_by(|&a, &b| taken(a).total_cmp(&taken(b))).unwrap();
-        Carried { noise }
+        CarriedNoise { noise }
     };
     rows.iter().map(carried).collect()
 }
 
 /// How much noise all rows of a site carry. Behind a norm with `gains`, `|x / gains|² = d`: for each row a quadratic equation
 /// in the amount with two solutions, one of which all rows share.
-pub(crate) fn amount(rows: &Rows, noises: &Rows, carried: &[Carried], gains: &[f32]) -> f64 {
+pub(crate) fn amount(rows: &FloatRows, noises: &FloatRows, carried: &[CarriedNoise], gains: &[f32]) -> f64 {
     let flat = |row: &[f32]| -> Vec<f64> {
         row.iter().zip(gains).map(|(x, gain)| f64::from(*x) / f64::from(*gain)).collect()
     };
-    let equation = |(row, carried): (&[f32], &Carried)| {
+    let equation = |(row, carried): (&[f32], &CarriedNoise)| {
         let (row, noise) = (flat(row), flat(noises.row(carried.noise)));
         let width = row.len() as f64;
         [dot(&noise, &noise) / width, dot(&noise, &row) / width, dot(&row, &row) / width - 1.0]
@@ -52,21 +52,26 @@ pub(crate) fn amount(rows: &Rows, noises: &Rows, carried: &[Carried], gains: &[f
 }
 
 /// The rows without what they carry.
-pub(crate) fn denoised(rows: &Rows, noises: &Rows, carried: &[Carried], amount: f64) -> Rows {
-    let bare = |(row, carried): (&[f32], &Carried)| {
+pub(crate) fn denoised(
+    rows: &FloatRows,
+    noises: &FloatRows,
+    carried: &[CarriedNoise],
+    amount: f64,
+) -> FloatRows {
+    let bare = |(row, carried): (&[f32], &CarriedNoise)| {
         let noise = noises.row(carried.noise).iter();
         let difference = |(x, n): (&f32, &f32)| (f64::from(*x) - amount * f64::from(*n)) as f32;
         row.iter().zip(noise).map(difference).collect::<Vec<f32>>()
     };
-    Rows { width: rows.width, values: rows.iter().zip(carried).flat_map(bare).collect() }
+    FloatRows { width: rows.width, values: rows.iter().zip(carried).flat_map(bare).collect() }
 }
 
 /// What is left of each row without as much of its noise as lies in it.
-pub(crate) fn projected(rows: &Rows, noises: &Rows, carried: &[Carried]) -> Rows {
-    let bare = |(row, carried): (&[f32], &Carried)| {
+pub(crate) fn projected(rows: &FloatRows, noises: &FloatRows, carried: &[CarriedNoise]) -> FloatRows {
+    let bare = |(row, carried): (&[f32], &CarriedNoise)| {
         let (row, noise) = (to_f64(row), to_f64(noises.row(carried.noise)));
         let amount = dot(&row, &noise) / dot(&noise, &noise);
         row.iter().zip(&noise).map(|(x, n)| (x - amount * n) as f32).collect::<Vec<f32>>()
     };
-    Rows { width: rows.width, values: rows.iter().zip(carried).flat_map(bare).collect() }
+    FloatRows { width: rows.width, values: rows.iter().zip(carried).flat_map(bare).collect() }
 }

@@ -6,9 +6,9 @@ use model::{forward::LinearGroup, skeleton::client_base::ClientBase};
 
 use crate::{
     algebra::{dot, norm, to_f64},
-    executor::{Curious, Rows},
+    executor::{CuriousExecutor, FloatRows},
     scene::site,
-    subspace::Uncovered,
+    subspace::OrthogonalResidual,
 };
 
 /// Tokens that are looked at more closely where rows are seen in part.
@@ -17,13 +17,13 @@ const SHORTLIST: usize = 48;
 /// The rows that tokens are at the first site: their embeddings, normed.
 pub(crate) struct Dictionary<'a> {
     base: &'a ClientBase,
-    curious: &'a Curious,
+    curious: &'a CuriousExecutor,
     /// Length of each token's embedding, each element times the norm's gain.
     lengths: Vec<f32>,
 }
 
 impl<'a> Dictionary<'a> {
-    pub(crate) fn new(base: &'a ClientBase, curious: &'a Curious) -> Self {
+    pub(crate) fn new(base: &'a ClientBase, curious: &'a CuriousExecutor) -> Self {
         let mut row = vec![0.0; base.config().hidden_size];
         let length = |token| {
             base.embedding.embed(&mut std::iter::once(token), &mut row);
@@ -35,10 +35,10 @@ impl<'a> Dictionary<'a> {
     }
 
     /// For each of `rows`, the `count` tokens whose own rows point its way most, the best first.
-    pub(crate) fn nearest(&self, rows: &Rows, count: usize) -> Vec<Vec<u32>> {
+    pub(crate) fn nearest(&self, rows: &FloatRows, count: usize) -> Vec<Vec<u32>> {
         let (config, gains) = (self.base.config(), &self.base.frame.norms.attention[0]);
         let scaled = rows.iter().flat_map(|row| row.iter().zip(gains).map(|(x, gain)| x * gain));
-        let scaled = Rows { width: rows.width, values: scaled.collect() };
+        let scaled = FloatRows { width: rows.width, values: scaled.collect() };
         // The base's head is its embedding: to score all tokens is what an executor does all day.
         let head = site(self.base, 0, LinearGroup::Head);
         let scores = self.curious.evaluate(head, &scaled, config.vocab_size);
@@ -54,12 +54,12 @@ impl<'a> Dictionary<'a> {
     }
 
     /// The prompt.
-    pub(crate) fn read(&self, rows: &Rows) -> Vec<u32> {
+    pub(crate) fn read(&self, rows: &FloatRows) -> Vec<u32> {
         self.nearest(rows, 1).into_iter().map(|tokens| tokens[0]).collect()
     }
 
     /// The prompt, of whose rows only what `uncovered` leaves is seen.
-    pub(crate) fn read_parts(&self, parts: &Rows, uncovered: &Uncovered) -> Vec<u32> {
+    pub(crate) fn read_parts(&self, parts: &FloatRows, uncovered: &OrthogonalResidual) -> Vec<u32> {
         let mut known: HashMap<u32, Vec<f64>> = HashMap::new();
         let read = |(part, tokens): (&[f32], Vec<u32>)| {
             let part = to_f64(part);

@@ -5,11 +5,11 @@
 
 use crate::{
     algebra::{Matrix, dot, least_squares},
-    executor::Rows,
+    executor::FloatRows,
 };
 
 /// The noise that all `rows` share, of a site behind a norm with `gains`.
-pub(crate) fn shared_noise(rows: &Rows, gains: &[f32]) -> Vec<f64> {
+pub(crate) fn shared_noise(rows: &FloatRows, gains: &[f32]) -> Vec<f64> {
     let flat = |row: &[f32]| -> Vec<f64> {
         row.iter().zip(gains).map(|(x, gain)| f64::from(*x) / f64::from(*gain)).collect()
     };

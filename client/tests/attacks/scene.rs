@@ -2,8 +2,8 @@
 
 use client::{
     masking::{Mask, Masking},
-    session::{Session, Settings},
-    split_model::{OwnAdapter, SplitModel, SplitOptions},
+    session::{ClientSettings, Session},
+    split_model::{ClientAdapter, SplitModel, SplitOptions},
 };
 use ids::BlockId;
 use model::{
@@ -14,7 +14,7 @@ use model::{
 };
 
 use crate::{
-    executor::{Curious, End, Rows},
+    executor::{CallEnd, CuriousExecutor, FloatRows},
     support::{executor, real_model, settings, tokens},
 };
 
@@ -34,31 +34,31 @@ pub(crate) fn block_sites(base: &ClientBase) -> impl Iterator<Item = SiteId> + u
 }
 
 /// An executor that serves the real model and keeps what crosses at some sites.
-pub(crate) fn curious(kept: impl IntoIterator<Item = SiteId>) -> Curious {
-    Curious::new(executor(&real_model()), kept)
+pub(crate) fn curious(kept: impl IntoIterator<Item = SiteId>) -> CuriousExecutor {
+    CuriousExecutor::new(executor(&real_model()), kept)
 }
 
 /// A client of that executor.
-pub(crate) fn client(curious: &Curious, masking: Masking, kv_dtype: KvDtype) -> SplitModel {
+pub(crate) fn client(curious: &CuriousExecutor, masking: Masking, kv_dtype: KvDtype) -> SplitModel {
     client_with(curious, kv_dtype, |session| masking.prepare(session, &mut |_, _| {}).unwrap())
 }
 
 /// A client with a mask of the test's own.
 pub(crate) fn client_with(
-    curious: &Curious,
+    curious: &CuriousExecutor,
     kv_dtype: KvDtype,
     mask: impl FnOnce(&mut Session) -> Box<dyn Mask>,
 ) -> SplitModel {
-    let mut session = Session::open(Box::new(curious.clone()), Settings { ..settings() }).unwrap();
+    let mut session = Session::open(Box::new(curious.clone()), ClientSettings { ..settings() }).unwrap();
     let mask = mask(&mut session);
     let options = SplitOptions { kv_bytes: 96 << 20, kv_dtype, ..SplitOptions::default() };
     SplitModel::new(base(), session, mask, &options).unwrap()
 }
 
 /// A prompt goes through the model, in one pass.
-pub(crate) fn pass(model: &mut SplitModel, prompt: &[u32], adapter: Option<&OwnAdapter>) {
+pub(crate) fn pass(model: &mut SplitModel, prompt: &[u32], adapter: Option<&ClientAdapter>) {
     let blocks: Vec<BlockId> = (0..128).map(BlockId).collect();
-    let adapter = adapter.map(OwnAdapter::prepared);
+    let adapter = adapter.map(ClientAdapter::prepared);
     let slice = SequenceSlice {
         trunk: &[],
         tokens: prompt,
@@ -71,8 +71,8 @@ pub(crate) fn pass(model: &mut SplitModel, prompt: &[u32], adapter: Option<&OwnA
 }
 
 /// Many prompts of one token, as far as their first passes go.
-pub(crate) fn first_tokens(model: &mut SplitModel, prompts: &[u32], adapter: Option<&OwnAdapter>) {
-    let adapter = adapter.map(OwnAdapter::prepared);
+pub(crate) fn first_tokens(model: &mut SplitModel, prompts: &[u32], adapter: Option<&ClientAdapter>) {
+    let adapter = adapter.map(ClientAdapter::prepared);
     for prompts in prompts.chunks(32) {
         let blocks: Vec<BlockId> = (0..32).map(BlockId).collect();
         let slice = |(token, block)| SequenceSlice {
@@ -99,11 +99,11 @@ pub(crate) fn distinct_tokens(base: &ClientBase, count: usize) -> Vec<u32> {
 
 /// What the client really put into a site: the same prompt without masking, on the path that masking takes. The tests
 /// compare with it; the attacks do not see it.
-pub(crate) fn truth(prompt: &[u32], adapter: Option<&str>, kept: &[SiteId]) -> Vec<Rows> {
+pub(crate) fn truth(prompt: &[u32], adapter: Option<&str>, kept: &[SiteId]) -> Vec<FloatRows> {
     use shmproto::layer::Path::Linear;
     let curious = curious(kept.iter().copied());
     let mut model = client(&curious, Masking::Off { path: Linear }, KvDtype::Auto);
     let adapter = adapter.map(|name| model.load_adapter(&crate::support::example_adapter(name)).unwrap());
     pass(&mut model, prompt, adapter.as_ref());
-    kept.iter().map(|&site| curious.forward(site, End::Sent)).collect()
+    kept.iter().map(|&site| curious.forward(site, CallEnd::Sent)).collect()
 }

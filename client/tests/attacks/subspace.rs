@@ -4,30 +4,30 @@ use std::collections::HashMap;
 
 use client::{
     error::CallError,
-    masking::{Direction, Mask, Place},
-    session::{Session, calls::Ask},
+    masking::{CallSite, Direction, Mask},
+    session::{Session, calls::LayerCall},
 };
 use model::sites::SiteId;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
-use shmproto::layer::{Class, Op, Path as SitePath};
+use shmproto::layer::{CallClass, Op, Path as SitePath};
 
 use crate::{
     algebra::{Basis, to_f64},
-    executor::Rows,
+    executor::FloatRows,
 };
 
-/// A mask that [`client::masking::Masking::Paper`] is not, and that somebody might think of: every row gets a combination of its own of
+/// A mask that [`client::masking::Masking::RotatingNoise`] is not, and that somebody might think of: every row gets a combination of its own of
 /// `noises` known noises, with secret weights. It covers activations at `sites`; other rows
 /// go as they are.
 #[derive(Debug)]
-pub(crate) struct Combining {
+pub(crate) struct CombinedNoiseMask {
     noises: usize,
     sites: Vec<SiteId>,
     random: StdRng,
-    pairs: HashMap<SiteId, (Rows, Rows)>,
+    pairs: HashMap<SiteId, (FloatRows, FloatRows)>,
 }
 
-impl Combining {
+impl CombinedNoiseMask {
     pub(crate) fn new(noises: usize, sites: Vec<SiteId>, seed: u64) -> Self {
         Self { noises, sites, random: StdRng::seed_from_u64(seed), pairs: HashMap::new() }
     }
@@ -40,10 +40,16 @@ impl Combining {
         let count = self.noises * widths.0;
         let noise: Vec<f32> = (0..count).map(|_| self.weight()).collect();
         let mut effect = vec![0.0; self.noises * widths.1];
-        let ask =
-            Ask { site, part: None, op: Op::ForwardNoBias, path: SitePath::Linear, class: Class::Noise };
+        let ask = LayerCall {
+            site,
+            part: None,
+            op: Op::ForwardNoBias,
+            path: SitePath::Linear,
+            class: CallClass::Noise,
+        };
         session.call(ask, &noise, &mut effect)?;
-        let pairs = (Rows { width: widths.0, values: noise }, Rows { width: widths.1, values: effect });
+        let pairs =
+            (FloatRows { width: widths.0, values: noise }, FloatRows { width: widths.1, values: effect });
         self.pairs.insert(site, pairs);
         Ok(())
     }
@@ -55,13 +61,13 @@ impl Combining {
 }
 
 /// `row += weights . rows`.
-fn combine(row: &mut [f32], weights: &[f32], rows: &Rows) {
+fn combine(row: &mut [f32], weights: &[f32], rows: &FloatRows) {
     for (weight, other) in weights.iter().zip(rows.iter()) {
         row.iter_mut().zip(other).for_each(|(x, n)| *x += weight * n);
     }
 }
 
-impl Mask for Combining {
+impl Mask for CombinedNoiseMask {
     fn mode(&self) -> &'static str {
         "secret combinations"
     }
@@ -69,7 +75,7 @@ impl Mask for Combining {
     fn call(
         &mut self,
         session: &mut Session,
-        place: Place,
+        place: CallSite,
         x: &[f32],
         out: &mut [f32],
     ) -> Result<(), CallError> {
@@ -98,10 +104,10 @@ impl Mask for Combining {
 }
 
 /// What no combination of `noises` covers.
-pub(crate) struct Uncovered(Basis);
+pub(crate) struct OrthogonalResidual(Basis);
 
-impl Uncovered {
-    pub(crate) fn by(noises: &Rows) -> Self {
+impl OrthogonalResidual {
+    pub(crate) fn by(noises: &FloatRows) -> Self {
         let noises: Vec<Vec<f64>> = noises.iter().map(to_f64).collect();
         Self(Basis::of(noises.iter().map(Vec::as_slice)))
     }
@@ -112,8 +118,8 @@ impl Uncovered {
     }
 
     /// The same of each row.
-    pub(crate) fn parts(&self, rows: &Rows) -> Rows {
+    pub(crate) fn parts(&self, rows: &FloatRows) -> FloatRows {
         let bare = |row| self.of(row).into_iter().map(|x| x as f32);
-        Rows { width: rows.width, values: rows.iter().flat_map(bare).collect() }
+        FloatRows { width: rows.width, values: rows.iter().flat_map(bare).collect() }
     }
 }

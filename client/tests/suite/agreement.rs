@@ -5,10 +5,10 @@
 
 use crate::support::{committed_executor, generate, real_model, sampling, split_masked};
 use client::{
-    generate::Task,
+    generate::GenerateRequest,
     masking::Masking,
     split_model::{SplitModel, SplitOptions},
-    text::{Message, Role, Text},
+    text::{ChatRole, PromptMessage, Text},
 };
 use files::model_files::ModelFiles;
 use shmproto::layer::Path;
@@ -60,7 +60,7 @@ fn prompts(text: &Text, count: usize) -> Vec<Vec<u32>> {
         let subject = SUBJECTS[at % SUBJECTS.len()];
         let question = QUESTIONS[(at / SUBJECTS.len() + at) % QUESTIONS.len()];
         let content = question.replace("{}", subject);
-        text.encode_chat(&[Message { role: Role::User, content }]).unwrap()
+        text.encode_chat(&[PromptMessage { role: ChatRole::User, content }]).unwrap()
     };
     (0..count).map(prompt).collect()
 }
@@ -68,8 +68,12 @@ fn prompts(text: &Text, count: usize) -> Vec<Vec<u32>> {
 fn answers(model: &mut SplitModel, prompts: &[Vec<u32>], max_tokens: usize) -> Vec<Vec<u32>> {
     let sampling = sampling(model.config().vocab_size, 0.0, 1);
     let answer = |prompt: &Vec<u32>| {
-        let task =
-            Task { prompt: prompt.clone(), sampling: sampling.clone(), max_tokens, stop_tokens: Vec::new() };
+        let task = GenerateRequest {
+            prompt: prompt.clone(),
+            sampling: sampling.clone(),
+            max_tokens,
+            stop_tokens: Vec::new(),
+        };
         generate(model, &task, None).tokens
     };
     prompts.iter().map(answer).collect()

@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::support::{
-    doors::{Door, Mischief, private_directory},
+    doors::{MaliciousBehavior, TestEndpoint, private_directory},
     example_adapter, executor, giving_executor, real_model, tiny, widths,
 };
 use serde_json::Value;
@@ -29,7 +29,7 @@ fn a_question_is_answered_over_shared_memory_with_what_is_fetched_once() {
     let (home, directory) = (private_directory(), private_directory());
     let executor = giving_executor(&real_model());
     let widths = widths(&executor);
-    Door::new(executor, widths, Mischief::None).local(directory.path());
+    TestEndpoint::new(executor, widths, MaliciousBehavior::None).local(directory.path());
     let ask = |model: Option<&Path>| {
         let mut command = client(home.path());
         command
@@ -74,7 +74,7 @@ fn an_answer_that_was_drafted_at_home_is_the_same_and_takes_fewer_calls() {
     let (home, directory) = (private_directory(), private_directory());
     let executor = giving_executor(&real_model());
     let widths = widths(&executor);
-    Door::new(executor, widths, Mischief::None).local(directory.path());
+    TestEndpoint::new(executor, widths, MaliciousBehavior::None).local(directory.path());
     let ask = |options: &[&str]| {
         let mut command = client(home.path());
         command.arg("generate").arg("--executor").arg(directory.path()).arg("--model").arg(real_model());
@@ -100,7 +100,7 @@ fn an_answer_goes_on_after_its_end_if_that_is_to_be_ignored() {
     let (home, directory) = (private_directory(), private_directory());
     let executor = giving_executor(&real_model());
     let widths = widths(&executor);
-    Door::new(executor, widths, Mischief::None).local(directory.path());
+    TestEndpoint::new(executor, widths, MaliciousBehavior::None).local(directory.path());
     let ask = |options: &[&str]| {
         let mut command = client(home.path());
         command.arg("generate").arg("--executor").arg(directory.path());
@@ -121,7 +121,7 @@ fn a_conversation_goes_on_from_what_is_kept() {
     let (home, directory) = (private_directory(), private_directory());
     let executor = giving_executor(&real_model());
     let widths = widths(&executor);
-    let socket = Door::new(executor, widths, Mischief::None).ipc(directory.path());
+    let socket = TestEndpoint::new(executor, widths, MaliciousBehavior::None).ipc(directory.path());
     let mut command = client(home.path());
     command.arg("chat").arg("--executor").arg(format!("ipc://{}", socket.display()));
     command.args([
@@ -148,7 +148,7 @@ fn sites_are_listed_and_figures_shown_and_failures_have_exit_codes() {
     let executor = executor(&tiny("llama-tied"));
     let widths = widths(&executor);
     let count = widths.len();
-    Door::new(executor, widths, Mischief::None).local(directory.path());
+    TestEndpoint::new(executor, widths, MaliciousBehavior::None).local(directory.path());
     let run = |arguments: &[&str]| client(home.path()).args(arguments).output().unwrap();
     let place = directory.path().to_str().unwrap();
     let sites = json(&run(&["sites", "--json", "--executor", place]));

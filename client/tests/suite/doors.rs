@@ -9,16 +9,16 @@ use std::{
 
 use crate::support::{
     OFF,
-    doors::{Door, KEY, Mischief, certificate, private_directory},
+    doors::{KEY, MaliciousBehavior, TestEndpoint, certificate, private_directory},
     executor, generate, resident, resident_tokens, sampling, settings, split_of, split_over, tiny, tokens,
     widths,
 };
 use client::{
     address::Address,
-    drafts::Effort,
+    drafts::DraftPolicy,
     error::{CallError, LinkError},
-    generate::{Generated, Task},
-    session::{Session, Settings, calls::Ask},
+    generate::{GenerateRequest, Generated},
+    session::{ClientSettings, Session, calls::LayerCall},
     split_model::SplitOptions,
     transport::{Connect, local::LocalConnector, remote::RemoteConnector, tls::TlsFiles},
 };
@@ -26,20 +26,20 @@ use model::sites::SiteId;
 use patience::WATCHDOG;
 use shmproto::{
     handover::ConnectError,
-    layer::{Class, Dtype, Op, Path as SitePath},
+    layer::{CallClass, Dtype, Op, Path as SitePath},
 };
 use speculation::{
-    baseline::Rule,
-    ngram::{Ngram, Survival},
+    baseline::BaselineRule,
+    ngram::{AcceptanceTable, Ngram},
 };
 use tls::address::HostPort;
 
 const MODEL: &str = "llama-tied";
 
-fn door(mischief: Mischief) -> Door {
+fn door(mischief: MaliciousBehavior) -> TestEndpoint {
     let executor = executor(&tiny(MODEL));
     let widths = widths(&executor);
-    Door::new(executor, widths, mischief)
+    TestEndpoint::new(executor, widths, mischief)
 }
 
 fn ipc(path: &Path) -> Box<dyn Connect> {
@@ -57,22 +57,22 @@ fn tls(port: u16, ca: &Path, host: &str, key: &str) -> Box<dyn Connect> {
     Box::new(RemoteConnector::new(address, Some(key.to_owned()), &files, WATCHDOG).unwrap())
 }
 
-fn task(vocab_size: usize) -> Task {
+fn task(vocab_size: usize) -> GenerateRequest {
     let sampling = sampling(vocab_size, 0.9, 3);
-    Task { prompt: tokens(19, vocab_size), sampling, max_tokens: 8, stop_tokens: Vec::new() }
+    GenerateRequest { prompt: tokens(19, vocab_size), sampling, max_tokens: 8, stop_tokens: Vec::new() }
 }
 
 /// The same, with guesses that are verified together: as many as there are, whatever they promise.
 fn drafted(connector: Box<dyn Connect>) -> (Generated, u64) {
     let options = SplitOptions {
-        effort: Effort::Compared(Rule::Nodes(6)),
+        effort: DraftPolicy::Compared(BaselineRule::Nodes(6)),
         kv_bytes: 32 << 20,
         ..SplitOptions::default()
     };
     let mut model = split_of(connector, &tiny(MODEL), &options);
     let task = task(model.config().vocab_size);
     let mut ngram =
-        Ngram::new(&[&task.prompt[..], &expected(), &task.prompt[10..]].concat(), Survival::default());
+        Ngram::new(&[&task.prompt[..], &expected(), &task.prompt[10..]].concat(), AcceptanceTable::default());
     let generated =
         model.generate_drafted(&task, None, &mut ngram, &mut |_| ControlFlow::Continue(())).unwrap();
     (generated, model.session().usage().reconnections)
@@ -98,8 +98,8 @@ fn one_call(session: &mut Session) -> Result<Vec<f32>, CallError> {
     let (columns, outputs) =
         (site.columns as usize, site.parts.iter().map(|part| part.rows as usize).sum::<usize>());
     let (x, mut out) = (vec![0.25; 2 * columns], vec![0.0; 2 * outputs]);
-    let (op, path, class) = (Op::Forward, SitePath::Fast, Class::Decode);
-    session.call(Ask { site: SiteId(0), part: None, op, path, class }, &x, &mut out)?;
+    let (op, path, class) = (Op::Forward, SitePath::Fast, CallClass::Decode);
+    session.call(LayerCall { site: SiteId(0), part: None, op, path, class }, &x, &mut out)?;
     Ok(out)
 }
 
@@ -107,10 +107,10 @@ fn one_call(session: &mut Session) -> Result<Vec<f32>, CallError> {
 fn shared_memory_a_unix_socket_and_tls_give_the_tokens_of_the_resident_model() {
     let directory = private_directory();
     let expected = expected();
-    assert_eq!(found(local(&door(Mischief::None).local(directory.path()))), (expected.clone(), 0));
-    assert_eq!(found(ipc(&door(Mischief::None).ipc(directory.path()))), (expected.clone(), 0));
+    assert_eq!(found(local(&door(MaliciousBehavior::None).local(directory.path()))), (expected.clone(), 0));
+    assert_eq!(found(ipc(&door(MaliciousBehavior::None).ipc(directory.path()))), (expected.clone(), 0));
     let (ca, config) = certificate(directory.path());
-    let port = door(Mischief::None).tls(config);
+    let port = door(MaliciousBehavior::None).tls(config);
     assert_eq!(found(tls(port, &ca, "localhost", KEY)), (expected, 0));
 }
 
@@ -119,7 +119,8 @@ fn an_executor_that_dies_every_few_calls_changes_nothing_but_the_time() {
     for most in [1, 7] {
         let directory = private_directory();
         let place = directory.path();
-        let (ipc_door, local_door) = (door(Mischief::DiesAfter(most)), door(Mischief::DiesAfter(most)));
+        let (ipc_door, local_door) =
+            (door(MaliciousBehavior::DiesAfter(most)), door(MaliciousBehavior::DiesAfter(most)));
         let seen = (ipc_door.connections.clone(), local_door.connections.clone());
         for (connector, seen) in
             [(ipc(&ipc_door.ipc(place)), seen.0), (local(&local_door.local(place)), seen.1)]
@@ -136,10 +137,10 @@ fn guesses_change_no_token_on_any_way_nor_when_the_executor_dies_amid_a_tree() {
     let (directory, other) = (private_directory(), private_directory());
     let place = directory.path();
     let (ca, config) = certificate(place);
-    let port = door(Mischief::None).tls(config);
-    let dying = |calls| door(Mischief::DiesAfter(calls));
+    let port = door(MaliciousBehavior::None).tls(config);
+    let dying = |calls| door(MaliciousBehavior::DiesAfter(calls));
     let ways = [
-        (local(&door(Mischief::None).local(place)), 0),
+        (local(&door(MaliciousBehavior::None).local(place)), 0),
         (tls(port, &ca, "localhost", KEY), 0),
         (ipc(&dying(4).ipc(place)), 2),
         (local(&dying(5).local(other.path())), 2),
@@ -155,9 +156,9 @@ fn guesses_change_no_token_on_any_way_nor_when_the_executor_dies_amid_a_tree() {
 #[test]
 fn an_executor_that_stays_away_is_given_up_with_its_name() {
     let directory = private_directory();
-    let path = door(Mischief::DiesAfter(0)).ipc(directory.path());
+    let path = door(MaliciousBehavior::DiesAfter(0)).ipc(directory.path());
     let patience = Duration::from_millis(300);
-    let mut session = Session::open(ipc(&path), Settings { patience, ..settings() }).unwrap();
+    let mut session = Session::open(ipc(&path), ClientSettings { patience, ..settings() }).unwrap();
     let (begun, own) = (Instant::now(), session.opened().instance);
     let error = one_call(&mut session).unwrap_err();
     assert!(matches!(error, CallError::PeerGone { instance, .. } if instance == own), "{error}");
@@ -178,21 +179,23 @@ fn nobody_at_the_address_is_said_at_once() {
 #[test]
 fn answers_that_make_no_sense_are_protocol_errors_and_never_rows() {
     for mischief in [
-        Mischief::OtherSequence,
-        Mischief::OtherRows,
-        Mischief::OtherDtype,
-        Mischief::ShortRows,
-        Mischief::GarbageHeader,
-        Mischief::OneFrame,
-        Mischief::EmptyHeader,
-        Mischief::GarbageControl,
+        MaliciousBehavior::OtherSequence,
+        MaliciousBehavior::OtherRows,
+        MaliciousBehavior::OtherDtype,
+        MaliciousBehavior::ShortRows,
+        MaliciousBehavior::GarbageHeader,
+        MaliciousBehavior::OneFrame,
+        MaliciousBehavior::EmptyHeader,
+        MaliciousBehavior::GarbageControl,
     ] {
         let directory = private_directory();
         let mut session = Session::open(ipc(&door(mischief).ipc(directory.path())), settings()).unwrap();
         let error = one_call(&mut session).unwrap_err();
         assert!(matches!(error, CallError::Link(LinkError::Protocol(_))), "{mischief:?}: {error}");
     }
-    for mischief in [Mischief::OtherSequence, Mischief::OtherRows, Mischief::OtherDtype] {
+    for mischief in
+        [MaliciousBehavior::OtherSequence, MaliciousBehavior::OtherRows, MaliciousBehavior::OtherDtype]
+    {
         let directory = private_directory();
         let mut session = Session::open(local(&door(mischief).local(directory.path())), settings()).unwrap();
         let error = one_call(&mut session).unwrap_err();
@@ -204,7 +207,7 @@ fn answers_that_make_no_sense_are_protocol_errors_and_never_rows() {
 fn a_wrong_key_another_name_and_an_unknown_authority_are_told_apart() {
     let directory = private_directory();
     let (ca, config) = certificate(directory.path());
-    let port = door(Mischief::None).tls(config);
+    let port = door(MaliciousBehavior::None).tls(config);
     let open = |connector| Session::open(connector, settings());
     assert!(open(tls(port, &ca, "localhost", KEY)).is_ok());
     let error = open(tls(port, &ca, "localhost", "wrong")).unwrap_err();
@@ -222,12 +225,12 @@ fn a_wrong_key_another_name_and_an_unknown_authority_are_told_apart() {
 #[test]
 fn rows_of_16_bits_are_rounded_alike_on_every_way() {
     let directory = private_directory();
-    let settings = || Settings { dtype: Dtype::Bf16, ..settings() };
+    let settings = || ClientSettings { dtype: Dtype::Bf16, ..settings() };
     let mut outs = Vec::new();
     for connector in [
         Box::new(executor(&tiny(MODEL))) as Box<dyn Connect>,
-        local(&door(Mischief::None).local(directory.path())),
-        ipc(&door(Mischief::None).ipc(directory.path())),
+        local(&door(MaliciousBehavior::None).local(directory.path())),
+        ipc(&door(MaliciousBehavior::None).ipc(directory.path())),
     ] {
         let mut session = Session::open(connector, settings()).unwrap();
         outs.push(one_call(&mut session).unwrap());

@@ -4,25 +4,25 @@ use std::{convert::Infallible, ops::ControlFlow, path::Path, thread, time::Durat
 
 use crate::support::{
     OFF, example_adapter, executor,
-    far::Far,
+    far::RemoteLoopback,
     generate, golden,
-    planted::{Planted, drafted, samplings},
+    planted::{AlternatingOracle, drafted, samplings},
     real_model, split, split_of, split_over, tiny, tokens,
 };
 use client::{
-    drafts::{Drafted, Effort},
-    generate::{Finish, Task},
-    split_model::{OwnAdapter, SplitModel, SplitOptions},
+    drafts::{DraftPolicy, DraftingStats},
+    generate::{GenerateFinish, GenerateRequest},
+    split_model::{ClientAdapter, SplitModel, SplitOptions},
     text::Text,
 };
 use files::{model_files::ModelFiles, token_list::TokenList};
 use model::resident::KvDtype;
 use model_draft::open::{DraftError, DraftOptions, by_model};
 use speculation::{
-    baseline::Rule,
+    baseline::BaselineRule,
     calibration::Calibration,
-    draft::{Draft, Guess},
-    ngram::{Ngram, Survival},
+    draft::{Draft, DraftToken},
+    ngram::{AcceptanceTable, Ngram},
     threshold::Threshold,
     tree::{MAX_NODES, NodeId, TokenTree},
 };
@@ -33,7 +33,7 @@ fn eager(path: &Path) -> SplitModel {
         Box::new(executor(path)),
         path,
         &SplitOptions {
-            effort: Effort::Compared(Rule::Nodes(12)),
+            effort: DraftPolicy::Compared(BaselineRule::Nodes(12)),
             kv_bytes: 32 << 20,
             ..SplitOptions::default()
         },
@@ -41,16 +41,16 @@ fn eager(path: &Path) -> SplitModel {
 }
 
 /// A draft that takes a while for each guess.
-struct Slow(Planted);
+struct SlowDraft(AlternatingOracle);
 
-impl Draft for Slow {
+impl Draft for SlowDraft {
     type Error = Infallible;
 
     fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
         self.0.accept(tokens)
     }
 
-    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<DraftToken>, Infallible> {
         thread::sleep(Duration::from_millis(1));
         self.0.guesses(tree, at)
     }
@@ -60,11 +60,11 @@ impl Draft for Slow {
     }
 }
 
-fn far(path: &Path, round_trip: Duration) -> Box<Far> {
-    Box::new(Far { executor: executor(path), round_trip })
+fn far(path: &Path, round_trip: Duration) -> Box<RemoteLoopback> {
+    Box::new(RemoteLoopback { executor: executor(path), round_trip })
 }
 
-fn adapter(model: &SplitModel) -> OwnAdapter {
+fn adapter(model: &SplitModel) -> ClientAdapter {
     let paths = std::fs::read_dir(golden("adapters").join("llama-tied")).unwrap();
     let mut paths: Vec<_> = paths.map(|entry| entry.unwrap().path()).collect();
     paths.sort();
@@ -82,14 +82,14 @@ fn drafted_answers_are_those_of_plain_decoding_token_for_token() {
             for [of_plain, of_model] in
                 [[None, None], [own.as_ref().map(|own| &own[0]), own.as_ref().map(|own| &own[1])]]
             {
-                let task = Task {
+                let task = GenerateRequest {
                     prompt: tokens(13, vocab_size),
                     sampling: sampling.clone(),
                     max_tokens: 40,
                     stop_tokens: Vec::new(),
                 };
                 let expected = generate(&mut plain, &task, of_plain);
-                let mut planted = Planted::new(&expected.tokens, vocab_size);
+                let mut planted = AlternatingOracle::new(&expected.tokens, vocab_size);
                 let found = drafted(&mut model, &task, of_model, &mut planted);
                 assert_eq!(
                     (&found.tokens, found.finish),
@@ -98,8 +98,12 @@ fn drafted_answers_are_those_of_plain_decoding_token_for_token() {
                 );
                 nodes += found.drafted.nodes;
                 accepted += found.drafted.accepted;
-                let found =
-                    drafted(&mut model, &task, of_model, &mut Ngram::new(&task.prompt, Survival::default()));
+                let found = drafted(
+                    &mut model,
+                    &task,
+                    of_model,
+                    &mut Ngram::new(&task.prompt, AcceptanceTable::default()),
+                );
                 assert_eq!(found.tokens, expected.tokens, "{name}, its own past");
             }
         }
@@ -115,14 +119,14 @@ fn what_is_kept_of_a_drafted_answer_serves_the_next_prompt() {
     let sampling = samplings(vocab_size).remove(1);
     let mut prompt = tokens(21, vocab_size);
     for _ in 0..3 {
-        let task = Task {
+        let task = GenerateRequest {
             prompt: prompt.clone(),
             sampling: sampling.clone(),
             max_tokens: 30,
             stop_tokens: Vec::new(),
         };
         let expected = generate(&mut plain, &task, None);
-        let mut planted = Planted::new(&expected.tokens, vocab_size);
+        let mut planted = AlternatingOracle::new(&expected.tokens, vocab_size);
         let found = drafted(&mut model, &task, None, &mut planted);
         assert_eq!(found.tokens, expected.tokens);
         assert_eq!(found.cached_tokens, expected.cached_tokens, "as much is kept");
@@ -136,19 +140,20 @@ fn branches_that_find_no_blocks_are_not_verified_and_nothing_else_changes() {
     let plain = &mut split(&tiny("llama-tied"), OFF);
     let vocab_size = plain.config().vocab_size;
     let sampling = samplings(vocab_size).remove(0);
-    let task = Task { prompt: tokens(13, vocab_size), sampling, max_tokens: 36, stop_tokens: Vec::new() };
+    let task =
+        GenerateRequest { prompt: tokens(13, vocab_size), sampling, max_tokens: 36, stop_tokens: Vec::new() };
     let expected = generate(plain, &task, None);
     // Three blocks: what the sequence itself needs at its end, and no more.
     let block_bytes =
         model::resident::kv_shape(plain.config(), kernels::attention::KvPrecision::F32).block_bytes();
     let options = SplitOptions {
         kv_bytes: 3 * block_bytes,
-        effort: Effort::Compared(Rule::Nodes(12)),
+        effort: DraftPolicy::Compared(BaselineRule::Nodes(12)),
         ..SplitOptions::default()
     };
     let mut model = split_of(Box::new(executor(&tiny("llama-tied"))), &tiny("llama-tied"), &options);
     for _ in 0..3 {
-        let mut planted = Planted::new(&expected.tokens, vocab_size);
+        let mut planted = AlternatingOracle::new(&expected.tokens, vocab_size);
         assert_eq!(drafted(&mut model, &task, None, &mut planted).tokens, expected.tokens);
     }
 }
@@ -158,22 +163,23 @@ fn an_answer_that_ends_among_accepted_tokens_ends_there() {
     let mut plain = eager(&tiny("llama-tied"));
     let vocab_size = plain.config().vocab_size;
     let sampling = samplings(vocab_size).remove(1);
-    let free = Task { prompt: tokens(13, vocab_size), sampling, max_tokens: 40, stop_tokens: Vec::new() };
+    let free =
+        GenerateRequest { prompt: tokens(13, vocab_size), sampling, max_tokens: 40, stop_tokens: Vec::new() };
     let answer = generate(&mut plain, &free, None).tokens;
     for stop in [5, 11, 12, 23] {
-        let task = Task { stop_tokens: vec![answer[stop]], ..free.clone() };
+        let task = GenerateRequest { stop_tokens: vec![answer[stop]], ..free.clone() };
         let expected = generate(&mut plain, &task, None);
-        let mut planted = Planted::new(&answer, vocab_size);
+        let mut planted = AlternatingOracle::new(&answer, vocab_size);
         let found = drafted(&mut eager(&tiny("llama-tied")), &task, None, &mut planted);
-        assert_eq!((found.tokens, found.finish), (expected.tokens, Finish::Stop));
+        assert_eq!((found.tokens, found.finish), (expected.tokens, GenerateFinish::Stop));
     }
     for length in 1..12 {
-        let task = Task { max_tokens: length, ..free.clone() };
-        let mut planted = Planted::new(&answer, vocab_size);
+        let task = GenerateRequest { max_tokens: length, ..free.clone() };
+        let mut planted = AlternatingOracle::new(&answer, vocab_size);
         let found = drafted(&mut plain, &task, None, &mut planted);
-        assert_eq!((&found.tokens[..], found.finish), (&answer[..length], Finish::Length));
+        assert_eq!((&found.tokens[..], found.finish), (&answer[..length], GenerateFinish::Length));
     }
-    let mut planted = Planted::new(&answer, vocab_size);
+    let mut planted = AlternatingOracle::new(&answer, vocab_size);
     let mut heard = 0;
     let found = plain.generate_drafted(&free, None, &mut planted, &mut |_| {
         heard += 1;
@@ -187,24 +193,28 @@ fn whatever_decides_how_much_is_verified_the_answer_is_the_same() {
     let mut plain = split(&tiny("llama-tied"), OFF);
     let vocab_size = plain.config().vocab_size;
     let sampling = samplings(vocab_size).remove(1);
-    let task = Task { prompt: tokens(13, vocab_size), sampling, max_tokens: 40, stop_tokens: Vec::new() };
+    let task =
+        GenerateRequest { prompt: tokens(13, vocab_size), sampling, max_tokens: 40, stop_tokens: Vec::new() };
     let expected = generate(&mut plain, &task, None).tokens;
     let rules = [
-        (Rule::Nodes(9), 9),
-        (Rule::Chain(5), 5),
-        (Rule::Branches { width: 2, depth: 3 }, 6),
-        (Rule::Learned(Threshold::default()), MAX_NODES as u64),
+        (BaselineRule::Nodes(9), 9),
+        (BaselineRule::Chain(5), 5),
+        (BaselineRule::Branches { width: 2, depth: 3 }, 6),
+        (BaselineRule::Learned(Threshold::default()), MAX_NODES as u64),
     ];
     for (rule, most) in rules {
-        let options =
-            SplitOptions { effort: Effort::Compared(rule), kv_bytes: 32 << 20, ..SplitOptions::default() };
+        let options = SplitOptions {
+            effort: DraftPolicy::Compared(rule),
+            kv_bytes: 32 << 20,
+            ..SplitOptions::default()
+        };
         let mut model = split_of(Box::new(executor(&tiny("llama-tied"))), &tiny("llama-tied"), &options);
-        let mut planted = Planted::new(&expected, vocab_size);
+        let mut planted = AlternatingOracle::new(&expected, vocab_size);
         let found = drafted(&mut model, &task, None, &mut planted);
         assert_eq!(found.tokens, expected, "{rule:?}");
-        let Drafted { trees, nodes, accepted, threshold, .. } = found.drafted;
+        let DraftingStats { trees, nodes, accepted, threshold, .. } = found.drafted;
         assert!(accepted > 0 && nodes <= trees * most, "{rule:?}: {:?}", found.drafted);
-        assert_eq!(threshold > 0.0, matches!(rule, Rule::Learned(_)));
+        assert_eq!(threshold > 0.0, matches!(rule, BaselineRule::Learned(_)));
     }
 }
 
@@ -215,18 +225,23 @@ fn a_draft_that_takes_time_goes_on_while_the_network_is_waited_for() {
     let mut plain = split(&path, OFF);
     let vocab_size = plain.config().vocab_size;
     for sampling in samplings(vocab_size).into_iter().step_by(3) {
-        let task = Task { prompt: tokens(13, vocab_size), sampling, max_tokens: 24, stop_tokens: Vec::new() };
+        let task = GenerateRequest {
+            prompt: tokens(13, vocab_size),
+            sampling,
+            max_tokens: 24,
+            stop_tokens: Vec::new(),
+        };
         let expected = generate(&mut plain, &task, None).tokens;
-        let slow = || Slow(Planted::new(&expected, vocab_size));
-        for effort in [Effort::Worth, Effort::Compared(Rule::Nodes(4))] {
+        let slow = || SlowDraft(AlternatingOracle::new(&expected, vocab_size));
+        for effort in [DraftPolicy::Worth, DraftPolicy::Compared(BaselineRule::Nodes(4))] {
             let options = SplitOptions { effort, kv_bytes: 32 << 20, ..SplitOptions::default() };
             let mut model = split_of(far(&path, Duration::from_millis(3)), &path, &options);
             let found = drafted(&mut model, &task, None, &mut slow());
             assert_eq!(found.tokens, expected, "{effort:?}");
-            let Drafted { accepted, ahead, kept, hidden, .. } = found.drafted;
+            let DraftingStats { accepted, ahead, kept, hidden, .. } = found.drafted;
             assert!(accepted > 0 && ahead >= kept && kept > 0, "{:?}", found.drafted);
             assert!(hidden >= Duration::from_millis(1), "{:?}", found.drafted);
-            let table = &mut Ngram::new(&task.prompt, Survival::default());
+            let table = &mut Ngram::new(&task.prompt, AcceptanceTable::default());
             let found = drafted(&mut model, &task, None, table);
             assert_eq!((found.tokens, found.drafted.ahead), (expected.clone(), 0), "a table takes no time");
             let mut near = split_of(Box::new(executor(&path)), &path, &options);
@@ -242,11 +257,12 @@ fn nothing_is_guessed_behind_the_last_token() {
     let mut model = split_over(far(&path, Duration::ZERO), &path, OFF);
     let vocab_size = model.config().vocab_size;
     let sampling = samplings(vocab_size).remove(0);
-    let task = Task { prompt: tokens(13, vocab_size), sampling, max_tokens: 1, stop_tokens: Vec::new() };
+    let task =
+        GenerateRequest { prompt: tokens(13, vocab_size), sampling, max_tokens: 1, stop_tokens: Vec::new() };
     let answer = generate(&mut model, &task, None).tokens;
-    let mut slow = Slow(Planted::new(&answer, vocab_size));
+    let mut slow = SlowDraft(AlternatingOracle::new(&answer, vocab_size));
     let found = drafted(&mut model, &task, None, &mut slow);
-    assert_eq!((found.tokens, found.drafted), (answer, Drafted::default()));
+    assert_eq!((found.tokens, found.drafted), (answer, DraftingStats::default()));
 }
 
 /// The real model drafts for itself under an adapter that it does not have.
@@ -263,7 +279,8 @@ fn a_model_drafts_and_the_answer_is_the_adapters() {
     let mut draft = opened.drafter.text(&[], Calibration::default());
     let prompt = text.encode_raw("The lighthouse keeper had lived on the island for").unwrap();
     for (adapter, sampling) in [None, Some(&own)].into_iter().zip(samplings(vocab_size)) {
-        let task = Task { prompt: prompt.clone(), sampling, max_tokens: 12, stop_tokens: Vec::new() };
+        let task =
+            GenerateRequest { prompt: prompt.clone(), sampling, max_tokens: 12, stop_tokens: Vec::new() };
         let expected = generate(&mut model, &task, adapter);
         draft.begin(&task.prompt);
         let found = drafted(&mut model, &task, adapter, &mut draft);

@@ -4,24 +4,24 @@ use std::path::Path;
 
 use crate::support::{
     bits, blocks, generate,
-    planted::{Planted, drafted, samplings},
+    planted::{AlternatingOracle, drafted, samplings},
     ring::{RING, pads, ring_executor, shares},
     split_logits, split_masked, split_over, tiny, tokens,
 };
 use client::{
-    drafts::Effort,
-    generate::Task,
-    masking::Cover,
+    drafts::DraftPolicy,
+    generate::GenerateRequest,
+    masking::RowProtection,
     split_model::{SplitModel, SplitOptions},
 };
 use model::forward::{LogitRows, SequenceSlice, Trunk};
-use speculation::baseline::Rule;
+use speculation::baseline::BaselineRule;
 
 /// The modes of exact arithmetic over a model that drafts.
 fn exact(path: &Path, directory: &Path) -> [SplitModel; 3] {
-    let modes = [RING, shares(ring_executor(path)).into(), Cover::Pads(pads(path, directory)).into()];
+    let modes = [RING, shares(ring_executor(path)).into(), RowProtection::Pads(pads(path, directory)).into()];
     let options = SplitOptions {
-        effort: Effort::Compared(Rule::Nodes(12)),
+        effort: DraftPolicy::Compared(BaselineRule::Nodes(12)),
         kv_bytes: 32 << 20,
         ..SplitOptions::default()
     };
@@ -35,10 +35,15 @@ fn drafted_answers_of_every_exact_mode_are_those_of_plain_decoding() {
     let vocab_size = plain.config().vocab_size;
     let mut models = exact(&path, directory.path());
     for sampling in samplings(vocab_size) {
-        let task = Task { prompt: tokens(13, vocab_size), sampling, max_tokens: 24, stop_tokens: Vec::new() };
+        let task = GenerateRequest {
+            prompt: tokens(13, vocab_size),
+            sampling,
+            max_tokens: 24,
+            stop_tokens: Vec::new(),
+        };
         let expected = generate(&mut plain, &task, None);
         for model in &mut models {
-            let mut planted = Planted::new(&expected.tokens, vocab_size);
+            let mut planted = AlternatingOracle::new(&expected.tokens, vocab_size);
             let found = drafted(model, &task, None, &mut planted);
             assert_eq!(found.tokens, expected.tokens, "{}", model.mode());
             assert!(found.drafted.accepted > 5, "{}: {:?}", model.mode(), found.drafted);

@@ -1,28 +1,28 @@
 //! What the paper's mask makes of gradients, and what of them crosses.
 
-use crate::executor::{Curious, End, Rows};
+use crate::executor::{CallEnd, CuriousExecutor, FloatRows};
 use crate::support::{settings, tiny};
 use client::{
-    masking::{Direction, Mask, Masking, PaperSettings, Place},
+    masking::{CallSite, Direction, Mask, Masking, NoiseSettings},
     session::Session,
 };
 use model::sites::SiteId;
-use shmproto::layer::{Class, Path as SitePath};
+use shmproto::layer::{CallClass, Path as SitePath};
 
 /// `[q | k | v]` of the first layer.
 const SITE: SiteId = SiteId(0);
 const PLAIN: Masking = Masking::Off { path: SitePath::Linear };
 
 /// A client, its mask, and the executor that keeps what crosses at [`SITE`].
-struct Scene {
-    curious: Curious,
+struct GradientMaskFixture {
+    curious: CuriousExecutor,
     session: Session,
     mask: Box<dyn Mask>,
 }
 
-impl Scene {
+impl GradientMaskFixture {
     fn new(masking: Masking) -> Self {
-        let curious = Curious::new(crate::support::executor(&tiny("llama-tied")), [SITE]);
+        let curious = CuriousExecutor::new(crate::support::executor(&tiny("llama-tied")), [SITE]);
         let mut session = Session::open(Box::new(curious.clone()), settings()).unwrap();
         let mask = masking.prepare(&mut session, &mut |_, _| {}).unwrap();
         Self { curious, session, mask }
@@ -36,14 +36,14 @@ impl Scene {
 
     fn forward(&mut self, rows: usize) {
         let (columns, outputs) = self.widths(SITE);
-        let place = Place { site: SITE, direction: Direction::Forward, class: Class::Training };
+        let place = CallSite { site: SITE, direction: Direction::Forward, class: CallClass::Training };
         let mut out = vec![0.0; rows * outputs];
         self.mask.call(&mut self.session, place, &numbers(rows * columns, 1.0), &mut out).unwrap();
     }
 
     fn backward(&mut self, site: SiteId, g: &[f32]) -> Vec<f32> {
         let (columns, outputs) = self.widths(site);
-        let place = Place { site, direction: Direction::Backward, class: Class::Training };
+        let place = CallSite { site, direction: Direction::Backward, class: CallClass::Training };
         let mut out = vec![0.0; g.len() / outputs * columns];
         self.mask.call(&mut self.session, place, g, &mut out).unwrap();
         out
@@ -51,7 +51,7 @@ impl Scene {
 
     /// Noises that were bought, of all sites.
     fn bought(&mut self) -> u64 {
-        self.session.stats().unwrap().rows[Class::Noise as usize]
+        self.session.stats().unwrap().rows[CallClass::Noise as usize]
     }
 }
 
@@ -66,12 +66,13 @@ fn largest(values: &[f32]) -> f32 {
 }
 
 fn paper(noises: usize, rotate_rows: u64) -> Masking {
-    Masking::Paper(PaperSettings { noises, rotate_rows, ..PaperSettings::default() })
+    Masking::Paper(NoiseSettings { noises, rotate_rows, ..NoiseSettings::default() })
 }
 
 #[test]
 fn gradients_come_back_through_the_mask_up_to_rounding_however_small_they_become() {
-    let (mut plain, mut masked) = (Scene::new(PLAIN), Scene::new(paper(2, 1 << 14)));
+    let (mut plain, mut masked) =
+        (GradientMaskFixture::new(PLAIN), GradientMaskFixture::new(paper(2, 1 << 14)));
     let sites = u32::try_from(plain.session.catalog().sites.len()).unwrap();
     let mut worst = 0.0f32;
     for site in (0..sites).map(SiteId) {
@@ -89,8 +90,8 @@ fn gradients_come_back_through_the_mask_up_to_rounding_however_small_they_become
 }
 
 /// Gradients as they are at a head: one peak, and next to nothing elsewhere; and one of zeros.
-fn peaks(rows: usize, width: usize) -> Rows {
-    let mut g = Rows { width, values: numbers(rows * width, 1e-3) };
+fn peaks(rows: usize, width: usize) -> FloatRows {
+    let mut g = FloatRows { width, values: numbers(rows * width, 1e-3) };
     for (row, values) in g.values.chunks_exact_mut(width).enumerate() {
         values[7 * row % width] = -1.0;
     }
@@ -100,10 +101,10 @@ fn peaks(rows: usize, width: usize) -> Rows {
 
 #[test]
 fn the_executor_sees_no_gradient_as_it_is_nor_where_its_peak_lies() {
-    let mut scene = Scene::new(paper(2, 1 << 14));
+    let mut scene = GradientMaskFixture::new(paper(2, 1 << 14));
     let g = peaks(33, scene.widths(SITE).1);
     scene.backward(SITE, &g.values);
-    let sent = scene.curious.gradients(SITE, End::Sent);
+    let sent = scene.curious.gradients(SITE, CallEnd::Sent);
     let lowest = |row: &[f32]| (0..row.len()).min_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap();
     let mut found = 0;
     for (sent, g) in sent.iter().zip(g.iter()) {
@@ -117,7 +118,7 @@ fn the_executor_sees_no_gradient_as_it_is_nor_where_its_peak_lies() {
 
 #[test]
 fn noises_of_gradients_come_with_the_first_of_them_and_rotate_apart_from_those_of_activations() {
-    let mut scene = Scene::new(paper(3, 10));
+    let mut scene = GradientMaskFixture::new(paper(3, 10));
     let sites = scene.session.catalog().sites.len() as u64;
     let g = numbers(6 * scene.widths(SITE).1, 0.5);
     scene.forward(9);
@@ -133,7 +134,7 @@ fn noises_of_gradients_come_with_the_first_of_them_and_rotate_apart_from_those_o
     assert_eq!(scene.bought(), 3 * (sites + 3), "activations have fresh noises");
 
     let (noises, sent) =
-        (scene.curious.gradient_noises(SITE, End::Sent), scene.curious.gradients(SITE, End::Sent));
+        (scene.curious.gradient_noises(SITE, CallEnd::Sent), scene.curious.gradients(SITE, CallEnd::Sent));
     assert_eq!((noises.count(), sent.count()), (6, 18));
     let (rows, scale) = (g.chunks_exact(noises.width).cycle(), largest(&g));
     for (at, (sent, g)) in sent.iter().zip(rows).enumerate() {

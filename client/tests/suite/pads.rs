@@ -15,7 +15,7 @@ use client::{
     error::CallError,
     masking::{
         Direction::{self, Backward, Forward},
-        pads::pool::{Pool, PoolError, Taken},
+        pads::pool::{PadPool, PoolError, TakenPads},
     },
 };
 use model::sites::SiteId;
@@ -26,14 +26,14 @@ const SITE: SiteId = SiteId(0);
 const KEY_BYTES: usize = 32 + 16;
 
 /// A pool with pads for so many tokens.
-fn prepared(directory: &Path, tokens: u64, directions: &[Direction]) -> Pool {
+fn prepared(directory: &Path, tokens: u64, directions: &[Direction]) -> PadPool {
     let mut pool = pool(&tiny(MODEL), directory);
     maker(&tiny(MODEL), 1 << 30).prepare(&mut pool, tokens, directions, &mut |_, _| {}).unwrap();
     pool
 }
 
 /// Takes pads, and what the site makes of them.
-fn take(pool: &mut Pool, site: SiteId, direction: Direction, rows: u64) -> Result<Taken, PoolError> {
+fn take(pool: &mut PadPool, site: SiteId, direction: Direction, rows: u64) -> Result<TakenPads, PoolError> {
     let taken = pool.take(site, direction, rows)?;
     let mut effects = Vec::new();
     pool.effects(&taken, &mut effects)?;
@@ -46,7 +46,7 @@ fn take(pool: &mut Pool, site: SiteId, direction: Direction, rows: u64) -> Resul
 struct Auditor(BTreeSet<[u8; 32]>);
 
 impl Auditor {
-    fn used(&mut self, pads: &Taken) {
+    fn used(&mut self, pads: &TakenPads) {
         for key in pads.keys() {
             assert!(self.0.insert(*key.bytes()), "a pad was used twice");
         }
@@ -75,10 +75,10 @@ fn a_process_that_ends_in_order_loses_no_pad_and_uses_none_twice() {
     let directory = tempfile::tempdir().unwrap();
     drop(prepared(directory.path(), 400, &[Forward]));
     let (mut auditor, mut rows) = (Auditor::default(), 0);
-    let left = |pool: &Pool| [SITE, SiteId(3)].map(|site| pool.left(site, Forward));
+    let left = |pool: &PadPool| [SITE, SiteId(3)].map(|site| pool.left(site, Forward));
     let mut before = [400; 2];
     for round in 0..12 {
-        let mut pool = Pool::open(directory.path()).unwrap();
+        let mut pool = PadPool::open(directory.path()).unwrap();
         assert_eq!(left(&pool), before);
         for _ in 0..=round {
             rows = rows % 9 + 1;
@@ -103,7 +103,7 @@ fn a_journal_that_was_torn_or_has_decayed_gives_up_what_may_have_been_burnt() {
         auditor.used(&take(&mut pool, SITE, Backward, 7).unwrap());
         drop(pool);
         spoil(&journal, newest(&journal).0 + at);
-        pool = Pool::open(directory.path()).unwrap();
+        pool = PadPool::open(directory.path()).unwrap();
         auditor.used(&take(&mut pool, SITE, Forward, 3).unwrap());
         auditor.used(&take(&mut pool, SITE, Backward, 3).unwrap());
     }
@@ -111,7 +111,7 @@ fn a_journal_that_was_torn_or_has_decayed_gives_up_what_may_have_been_burnt() {
     let (_, bytes) = newest(&journal);
     spoil(&journal, 20);
     spoil(&journal, bytes.len().next_multiple_of(8192) as u64 / 2 + 20);
-    let error = Pool::open(directory.path()).unwrap_err();
+    let error = PadPool::open(directory.path()).unwrap_err();
     assert!(matches!(&error, PoolError::Corrupt { path, .. } if *path == journal), "{error}");
 }
 
@@ -142,15 +142,15 @@ fn pads_are_erased_before_they_are_used() {
 fn a_pool_is_one_processs_and_a_copy_of_it_nobodys() {
     let (directory, copies) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let pool = prepared(directory.path(), 2, &[Forward]);
-    assert!(matches!(Pool::open(directory.path()), Err(PoolError::Held { .. })));
+    assert!(matches!(PadPool::open(directory.path()), Err(PoolError::Held { .. })));
     drop(pool);
     for entry in fs::read_dir(directory.path()).unwrap().map(Result::unwrap) {
         fs::copy(entry.path(), copies.path().join(entry.file_name())).unwrap();
     }
-    assert!(matches!(Pool::open(copies.path()), Err(PoolError::Copied { .. })));
-    assert!(Pool::open(directory.path()).is_ok());
+    assert!(matches!(PadPool::open(copies.path()), Err(PoolError::Copied { .. })));
+    assert!(PadPool::open(directory.path()).is_ok());
     let nothing = tempfile::tempdir().unwrap();
-    assert!(matches!(Pool::open(nothing.path()), Err(PoolError::Absent { .. })));
+    assert!(matches!(PadPool::open(nothing.path()), Err(PoolError::Absent { .. })));
 }
 
 #[test]
@@ -170,14 +170,14 @@ fn what_is_broken_is_refused_by_name() {
     assert!(take(&mut pool, SITE, Forward, 1).is_ok(), "the one behind it is whole");
     drop(pool);
     fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(length - 1).unwrap();
-    assert!(matches!(Pool::open(directory.path()), Err(PoolError::Corrupt { .. })));
+    assert!(matches!(PadPool::open(directory.path()), Err(PoolError::Corrupt { .. })));
     let manifest = directory.path().join("manifest");
     spoil(&manifest, 7);
-    let error = Pool::open(directory.path()).unwrap_err();
+    let error = PadPool::open(directory.path()).unwrap_err();
     assert!(error.to_string().contains("of another version"), "{error}");
     spoil(&manifest, 7);
     spoil(&manifest, 50);
-    let error = Pool::open(directory.path()).unwrap_err();
+    let error = PadPool::open(directory.path()).unwrap_err();
     assert!(matches!(&error, PoolError::Corrupt { path, .. } if path.ends_with("manifest")), "{error}");
 }
 
@@ -188,7 +188,7 @@ fn pads_that_were_being_written_when_the_process_ended_are_written_again() {
     let file = directory.path().join("00000.forward");
     let mut torn = fs::OpenOptions::new().append(true).open(&file).unwrap();
     torn.write_all(&[9; 700]).unwrap();
-    let mut pool = Pool::open(directory.path()).unwrap();
+    let mut pool = PadPool::open(directory.path()).unwrap();
     assert_eq!(pool.left(SITE, Forward), 2);
     maker(&tiny(MODEL), 1 << 30).prepare(&mut pool, 3, &[Forward], &mut |_, _| {}).unwrap();
     assert_eq!(take(&mut pool, SITE, Forward, 5).unwrap().keys().len(), 5);

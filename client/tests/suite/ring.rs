@@ -2,31 +2,31 @@
 
 use std::{path::Path, sync::Arc, time::Instant};
 
-use crate::executor::Curious;
+use crate::executor::CuriousExecutor;
 use crate::support::{
     bits, committed_executor, golden, real_model,
-    ring::{RING, Ringed, maker, pads, pool, ring_executor, shares},
+    ring::{ModularTestBase, RING, maker, pads, pool, ring_executor, shares},
     sampling, settings, split_logits, split_over, tiny, tokens,
     training::{learn, remote_trainer},
 };
 use client::{
     error::CallError,
-    generate::Task,
+    generate::GenerateRequest,
     masking::{
-        Cover, Direction, Exact, Mask, Masking, Place,
-        pads::{Pads, maker::Maker, pool::Pool},
+        CallSite, Direction, Exact, Mask, Masking, RowProtection,
+        pads::{Pads, maker::PadMaker, pool::PadPool},
         verify::Verifier,
     },
     session::Session,
     transport::{Connect, loopback::Loopback},
 };
 use model::{site_model::SiteModel, sites::SiteId};
-use shmproto::layer::{Class, Dtype, Path as SitePath};
+use shmproto::layer::{CallClass, Dtype, Path as SitePath};
 
 const MODELS: [&str; 3] = ["llama-tied", "qwen2-bias", "mistral-window"];
 
-fn verified(path: &Path, cover: Cover) -> Masking {
-    let verifier = Verifier::new(&mut Ringed::new(path).0, &mut |_, _| {}).unwrap();
+fn verified(path: &Path, cover: RowProtection) -> Masking {
+    let verifier = Verifier::new(&mut ModularTestBase::new(path).0, &mut |_, _| {}).unwrap();
     Masking::Exact(Exact { cover, verifier: Some(Arc::new(verifier)), pad_rows: false })
 }
 
@@ -38,9 +38,9 @@ fn modes(path: &Path, directory: &Path) -> [Masking; 4] {
     };
     [
         RING,
-        verified(path, Cover::Bare),
+        verified(path, RowProtection::Bare),
         filled_up(shares(ring_executor(path))),
-        filled_up(Cover::Pads(pads(path, directory))),
+        filled_up(RowProtection::Pads(pads(path, directory))),
     ]
 }
 
@@ -54,7 +54,7 @@ fn prompts_and_answers_have_the_same_bits_in_every_exact_mode_and_those_of_the_l
             let vocabulary = model.config().vocab_size;
             let prompt = tokens(23, vocabulary);
             let logits = split_logits(&mut model, &prompt, None);
-            let task = Task {
+            let task = GenerateRequest {
                 prompt,
                 sampling: sampling(vocabulary, 0.7, 5),
                 max_tokens: 12,
@@ -102,23 +102,27 @@ fn the_real_model_says_the_same_with_shares_and_pads_that_are_checked_as_without
     let (path, directory) = (real_model(), tempfile::tempdir().unwrap());
     let executor = committed_executor(&path);
     let verifier = Arc::new(Verifier::new(&mut own(&path), &mut |_, _| {}).unwrap());
-    let mut maker = Maker::new(Box::new(own(&path)), 1 << 30);
-    let mut pool = Pool::create(directory.path(), maker.commitment().unwrap(), &maker.shapes()).unwrap();
+    let mut maker = PadMaker::new(Box::new(own(&path)), 1 << 30);
+    let mut pool = PadPool::create(directory.path(), maker.commitment().unwrap(), &maker.shapes()).unwrap();
     let begun = Instant::now();
     maker.prepare(&mut pool, 16, &[Direction::Forward], &mut |_, _| {}).unwrap();
     let (took, bytes) = (begun.elapsed().as_secs_f64(), pool.token_bytes(Direction::Forward));
     println!("pads: {:.1} tokens a second, {bytes} bytes each", 16.0 / took);
-    let pads = Cover::Pads(Pads::new(pool, Some(maker)));
+    let pads = RowProtection::Pads(Pads::new(pool, Some(maker)));
     let second = shares(committed_executor(&path));
     let checked =
         |cover| Masking::Exact(Exact { cover, verifier: Some(Arc::clone(&verifier)), pad_rows: false });
     let mut expected = None;
-    for masking in [RING, checked(Cover::Bare), checked(second), checked(pads)] {
+    for masking in [RING, checked(RowProtection::Bare), checked(second), checked(pads)] {
         let mut model = split_over(Box::new(executor.clone()), &path, masking.clone());
         let vocabulary = model.config().vocab_size;
         let prompt = tokens(15, vocabulary);
-        let task =
-            Task { prompt, sampling: sampling(vocabulary, 0.0, 1), max_tokens: 8, stop_tokens: Vec::new() };
+        let task = GenerateRequest {
+            prompt,
+            sampling: sampling(vocabulary, 0.0, 1),
+            max_tokens: 8,
+            stop_tokens: Vec::new(),
+        };
         let begun = Instant::now();
         let found = crate::support::generate(&mut model, &task, None).tokens;
         println!("{}: {:.2} s for 15 + 8 tokens", masking.word(), begun.elapsed().as_secs_f64());
@@ -145,12 +149,12 @@ fn an_adapter_learns_the_same_bits_in_every_exact_mode() {
 }
 
 /// A client and its mask over one executor.
-struct Scene {
+struct ModularMaskFixture {
     session: Session,
     mask: Box<dyn Mask>,
 }
 
-impl Scene {
+impl ModularMaskFixture {
     fn new(connector: impl Connect + 'static, masking: &Masking) -> Self {
         let mut session = Session::open(Box::new(connector), settings()).unwrap();
         let mask = masking.clone().prepare(&mut session, &mut |_, _| {}).unwrap();
@@ -166,7 +170,7 @@ impl Scene {
         };
         let x: Vec<f32> = (0..rows * input).map(|at| (at as f32 * 0.37).sin()).collect();
         let mut out = vec![0.0; rows * output];
-        let place = Place { site: SiteId(site), direction, class: Class::Training };
+        let place = CallSite { site: SiteId(site), direction, class: CallClass::Training };
         self.mask.call(&mut self.session, place, &x, &mut out)?;
         Ok(out)
     }
@@ -179,7 +183,7 @@ fn refused(connector: impl Connect + 'static, masking: &Masking) -> CallError {
 
 /// Executors whose `n`th answer, and every later one, is `wrong`.
 fn lying(path: &Path, wrong: impl FnMut(usize, &mut [u64]) + Send + 'static) -> Loopback {
-    let (base, is_exact) = Ringed::new(path);
+    let (base, is_exact) = ModularTestBase::new(path);
     let (mut wrong, mut count) = (wrong, 0);
     let tampered = base.tampered(Box::new(move |_, answer| {
         wrong(count, answer);
@@ -196,14 +200,18 @@ fn a_bit_that_is_turned_in_an_answer_is_seen_in_every_mode_and_named() {
         for direction in [Direction::Forward, Direction::Backward] {
             let liar = || lying(&path, move |_, answer| answer[bit % 7] ^= 1 << bit);
             let second = verified(&path, shares(liar()));
-            let error = Scene::new(ring_executor(&path), &second).call(1, direction, 2).unwrap_err();
+            let error =
+                ModularMaskFixture::new(ring_executor(&path), &second).call(1, direction, 2).unwrap_err();
             assert!(matches!(&error, CallError::Wrong { site } if site == "site 1 (layer 0 o)"), "{error}");
-            let error = Scene::new(liar(), &verified(&path, Cover::Bare)).call(4, direction, 1).unwrap_err();
+            let error = ModularMaskFixture::new(liar(), &verified(&path, RowProtection::Bare))
+                .call(4, direction, 1)
+                .unwrap_err();
             assert!(error.to_string().contains("site 4 (layer 1 q, k, v)"), "{error}");
         }
     }
-    let masking = verified(&path, Cover::Pads(pads(&path, directory.path())));
-    let mut scene = Scene::new(lying(&path, |count, answer| answer[3] ^= u64::from(count == 1)), &masking);
+    let masking = verified(&path, RowProtection::Pads(pads(&path, directory.path())));
+    let mut scene =
+        ModularMaskFixture::new(lying(&path, |count, answer| answer[3] ^= u64::from(count == 1)), &masking);
     assert!(scene.call(0, Direction::Forward, 3).is_ok());
     assert!(matches!(scene.call(0, Direction::Forward, 3), Err(CallError::Wrong { .. })));
 }
@@ -223,7 +231,7 @@ fn of_ten_thousand_answers_the_one_with_a_turned_bit_is_seen_and_no_other() {
             let number = usize::try_from(number).unwrap() % answer.len();
             answer[number] ^= u64::from(count as u64 == at) << bit;
         });
-        let mut scene = Scene::new(liar, &verified(&path, Cover::Bare));
+        let mut scene = ModularMaskFixture::new(liar, &verified(&path, RowProtection::Bare));
         for count in 0..10_000 {
             let answer = scene.call(1, Direction::Forward, 1);
             let is_seen = matches!(answer, Err(CallError::Wrong { .. }));
@@ -242,7 +250,7 @@ fn an_executor_that_answers_with_old_rows_is_seen() {
             answer.copy_from_slice(first);
         }
     });
-    let mut scene = Scene::new(repeating, &verified(&path, shares(ring_executor(&path))));
+    let mut scene = ModularMaskFixture::new(repeating, &verified(&path, shares(ring_executor(&path))));
     assert!(scene.call(2, Direction::Forward, 2).is_ok());
     assert!(matches!(scene.call(2, Direction::Forward, 2), Err(CallError::Wrong { .. })));
 }
@@ -250,7 +258,7 @@ fn an_executor_that_answers_with_old_rows_is_seen() {
 #[test]
 fn without_verification_a_lie_passes() {
     let path = tiny("llama-tied");
-    let mut scene = Scene::new(lying(&path, |_, answer| answer[0] ^= 1 << 20), &RING);
+    let mut scene = ModularMaskFixture::new(lying(&path, |_, answer| answer[0] ^= 1 << 20), &RING);
     assert!(scene.call(0, Direction::Forward, 1).is_ok());
 }
 
@@ -262,13 +270,16 @@ fn executors_that_are_one_or_have_other_weights_are_refused() {
         refused(executor.clone(), &shares(executor.clone()).into()),
         CallError::SameExecutor { .. }
     ));
-    let (base, is_exact) = Ringed::new(&path);
+    let (base, is_exact) = ModularTestBase::new(&path);
     let other = base.with_another_weight(5).executor(is_exact);
     let error = refused(executor.clone(), &shares(other.clone()).into());
     assert!(matches!(&error, CallError::OtherWeights { site } if site == "site 5 (layer 1 o)"), "{error}");
-    assert!(matches!(refused(other.clone(), &verified(&path, Cover::Bare)), CallError::OtherWeights { .. }));
+    assert!(matches!(
+        refused(other.clone(), &verified(&path, RowProtection::Bare)),
+        CallError::OtherWeights { .. }
+    ));
     let directory = tempfile::tempdir().unwrap();
-    let of_another = Cover::Pads(Pads::new(pool(&path, directory.path()), None)).into();
+    let of_another = RowProtection::Pads(Pads::new(pool(&path, directory.path()), None)).into();
     assert!(matches!(refused(other, &of_another), CallError::Pads(_)));
 }
 
@@ -277,7 +288,7 @@ fn a_base_without_a_ring_path_and_rows_that_would_be_rounded_are_refused() {
     let path = tiny("llama-tied");
     let error = refused(crate::support::executor(&path), &RING);
     assert!(matches!(error, CallError::NoRing { site: 0 }), "{error}");
-    let rounding = client::session::Settings { dtype: Dtype::Bf16, ..settings() };
+    let rounding = client::session::ClientSettings { dtype: Dtype::Bf16, ..settings() };
     let mut session = Session::open(Box::new(ring_executor(&path)), rounding).unwrap();
     assert!(matches!(RING.prepare(&mut session, &mut |_, _| {}), Err(CallError::Masking(_))));
 }
@@ -285,12 +296,12 @@ fn a_base_without_a_ring_path_and_rows_that_would_be_rounded_are_refused() {
 #[test]
 fn a_row_that_is_no_number_is_an_error_that_names_it() {
     let path = tiny("llama-tied");
-    let mut scene = Scene::new(ring_executor(&path), &RING);
+    let mut scene = ModularMaskFixture::new(ring_executor(&path), &RING);
     let width = scene.session.catalog().sites[0].columns as usize;
     let outputs: usize = scene.session.catalog().sites[0].parts.iter().map(|part| part.rows as usize).sum();
     let mut x = vec![1.0; 3 * width];
     x[2 * width + 5] = f32::INFINITY;
-    let place = Place { site: SiteId(0), direction: Direction::Forward, class: Class::Decode };
+    let place = CallSite { site: SiteId(0), direction: Direction::Forward, class: CallClass::Decode };
     let error = scene.mask.call(&mut scene.session, place, &x, &mut vec![0.0; 3 * outputs]).unwrap_err();
     assert!(matches!(&error, CallError::NotFinite { row: 2, site } if site.starts_with("site 0")), "{error}");
 }
@@ -298,14 +309,14 @@ fn a_row_that_is_no_number_is_an_error_that_names_it() {
 #[test]
 fn neither_executor_sees_a_row_and_equal_rows_look_different() {
     let (path, directory) = (tiny("llama-tied"), tempfile::tempdir().unwrap());
-    for cover in [shares(ring_executor(&path)), Cover::Pads(pads(&path, directory.path()))] {
+    for cover in [shares(ring_executor(&path)), RowProtection::Pads(pads(&path, directory.path()))] {
         let masking = Masking::from(cover);
-        let curious = Curious::new(ring_executor(&path), [SiteId(0)]);
-        let mut scene = Scene::new(curious.clone(), &masking);
+        let curious = CuriousExecutor::new(ring_executor(&path), [SiteId(0)]);
+        let mut scene = ModularMaskFixture::new(curious.clone(), &masking);
         for _ in 0..40 {
             scene.call(0, Direction::Forward, 4).unwrap();
         }
-        let sent = curious.noises(SiteId(0), crate::executor::End::Sent);
+        let sent = curious.noises(SiteId(0), crate::executor::CallEnd::Sent);
         assert_eq!(sent.count(), 160);
         let (mut counts, mut seen) = ([0_u32; 256], std::collections::BTreeSet::new());
         for row in sent.iter() {
@@ -327,12 +338,13 @@ fn neither_executor_sees_a_row_and_equal_rows_look_different() {
 fn calls_that_are_filled_up_show_no_number_of_rows_but_powers_of_two() {
     let path = tiny("llama-tied");
     for (rows, sent) in [(1, 1), (2, 2), (3, 4), (5, 8), (8, 8), (9, 16)] {
-        let [first, second] = [(); 2].map(|()| Curious::new(ring_executor(&path), [SiteId(0)]));
+        let [first, second] = [(); 2].map(|()| CuriousExecutor::new(ring_executor(&path), [SiteId(0)]));
         let Masking::Exact(exact) = verified(&path, shares(second.clone())) else { unreachable!() };
-        let mut scene = Scene::new(first.clone(), &Masking::Exact(Exact { pad_rows: true, ..exact }));
+        let mut scene =
+            ModularMaskFixture::new(first.clone(), &Masking::Exact(Exact { pad_rows: true, ..exact }));
         scene.call(0, Direction::Forward, rows).unwrap();
         let seen = [&first, &second]
-            .map(|executor| executor.noises(SiteId(0), crate::executor::End::Answered).count());
+            .map(|executor| executor.noises(SiteId(0), crate::executor::CallEnd::Answered).count());
         assert_eq!(seen, [sent; 2], "{rows} rows");
     }
 }
@@ -342,14 +354,14 @@ fn pads_of_another_machine_run_out_and_are_never_passed_by() {
     let (path, directory) = (tiny("llama-tied"), tempfile::tempdir().unwrap());
     let mut pool = pool(&path, directory.path());
     maker(&path, 1 << 30).prepare(&mut pool, 5, &[Direction::Forward], &mut |_, _| {}).unwrap();
-    let curious = Curious::new(ring_executor(&path), [SiteId(0)]);
-    let masking = Cover::Pads(Pads::new(pool, None)).into();
-    let mut scene = Scene::new(curious.clone(), &masking);
+    let curious = CuriousExecutor::new(ring_executor(&path), [SiteId(0)]);
+    let masking = RowProtection::Pads(Pads::new(pool, None)).into();
+    let mut scene = ModularMaskFixture::new(curious.clone(), &masking);
     assert!(scene.call(0, Direction::Forward, 3).is_ok());
     let error = scene.call(0, Direction::Forward, 3).unwrap_err();
     assert!(error.to_string().contains("site 0 (layer 0 q, k, v), forward"), "{error}");
     let error = scene.call(0, Direction::Backward, 1).unwrap_err();
     assert!(error.to_string().contains("backward"), "{error}");
     assert!(scene.call(0, Direction::Forward, 2).is_ok());
-    assert_eq!(curious.noises(SiteId(0), crate::executor::End::Sent).count(), 5);
+    assert_eq!(curious.noises(SiteId(0), crate::executor::CallEnd::Sent).count(), 5);
 }

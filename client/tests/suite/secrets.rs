@@ -11,25 +11,25 @@ use crate::support::{
     ring::{maker, pool},
     tiny,
 };
-use client::masking::{Direction::Forward, pads::pool::Taken};
+use client::masking::{Direction::Forward, pads::pool::TakenPads};
 use model::sites::SiteId;
-use shmproto::layer::draw::{Draw, Key};
+use shmproto::layer::draw::{Key, SeededRows};
 
 /// What a secret is remembered with, so that remembering it is not what is found.
 const DISGUISE: u64 = 0x5bd1_e995_9e37_79b9;
 
 /// The first eight bytes of something, in disguise.
 #[derive(Debug, Clone, Copy)]
-struct Remembered(u64);
+struct SecretFingerprint(u64);
 
-impl Remembered {
+impl SecretFingerprint {
     fn of(bytes: &[u8]) -> Self {
         Self(u64::from_le_bytes(bytes[..8].try_into().unwrap()) ^ DISGUISE)
     }
 }
 
 /// How often each of some secrets lies in memory that can be written to.
-fn found(secrets: &[Remembered]) -> Vec<usize> {
+fn found(secrets: &[SecretFingerprint]) -> Vec<usize> {
     let (memory, mut page) = (File::open("/proc/self/mem").unwrap(), vec![0; 4096]);
     let mut counts = vec![0; secrets.len()];
     for pages in writable() {
@@ -61,7 +61,7 @@ fn writable() -> Vec<Range<u64>> {
     maps.lines().filter_map(map).collect()
 }
 
-fn taken(directory: &Path) -> Taken {
+fn taken(directory: &Path) -> TakenPads {
     let path = tiny("llama-tied");
     let mut pool = pool(&path, directory);
     maker(&path, 1 << 30).prepare(&mut pool, 3, &[Forward], &mut |_, _| {}).unwrap();
@@ -72,7 +72,7 @@ fn taken(directory: &Path) -> Taken {
 fn keys_of_pads_are_overwritten_when_they_are_dropped() {
     let directory = tempfile::tempdir().unwrap();
     let pads = taken(directory.path());
-    let keys: Vec<_> = pads.keys().iter().map(|key| Remembered::of(key.bytes())).collect();
+    let keys: Vec<_> = pads.keys().iter().map(|key| SecretFingerprint::of(key.bytes())).collect();
     assert!(found(&keys).iter().all(|&count| count > 0), "while they are needed they are there");
     drop(pads);
     assert_eq!(found(&keys), [0; 3], "no copy was left behind");
@@ -82,14 +82,14 @@ fn keys_of_pads_are_overwritten_when_they_are_dropped() {
 fn a_draw_leaves_nothing_of_its_key_behind() {
     let mut bytes = [0; 32];
     File::open("/dev/urandom").unwrap().read_exact_at(&mut bytes, 0).unwrap();
-    let key = Remembered::of(&bytes);
+    let key = SecretFingerprint::of(&bytes);
     {
-        let draw = Draw { key: Key::new(&bytes), first: 5 };
+        let draw = SeededRows { key: Key::new(&bytes), first: 5 };
         bytes.fill(0);
         std::hint::black_box(&mut bytes);
         let (sent, mut row) = (draw.to_words(), vec![0.0; 600]);
         draw.fill(0, 200, &mut row);
-        let again = vec![Draw::from_words(&sent).clone(); 3];
+        let again = vec![SeededRows::from_words(&sent).clone(); 3];
         assert!(found(&[key])[0] > again.len(), "while it is needed it is there");
     }
     assert_eq!(found(&[key]), [0]);

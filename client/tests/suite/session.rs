@@ -9,32 +9,32 @@ use std::{
 use crate::support::settings;
 use client::{
     error::{CallError, LinkError},
-    masking::{Direction, Masking, PaperSettings, Place},
-    session::{Session, Settings, calls::Ask},
+    masking::{CallSite, Direction, Masking, NoiseSettings},
+    session::{ClientSettings, Session, calls::LayerCall},
     transport::{Connect, Transport},
 };
 use model::sites::SiteId;
 use shmproto::{
     codec::Wire as _,
     layer::{
-        CallHeader, Class, Dtype, Op, Path, ReplyHeader, Status,
+        CallClass, CallHeader, CallStatus, Dtype, Op, Path, ReplyHeader,
         control::{
-            AdapterDtype, Catalog, Fetched, FromLayers, KvDtype, Opened, Part, RefusalCode, Refused, Site,
-            ToLayers,
+            AdapterDtype, Catalog, Fetched, FromLayers, KvDtype, RefusalCode, SessionOpened, SessionRefused,
+            Site, SiteLayer, ToLayers,
         },
     },
 };
 
 /// What happens to a call.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Fate {
-    Refused(Status),
+enum CallFate {
+    Refused(CallStatus),
     Lost,
 }
 
 /// What happens to a session that is opened.
 #[derive(Debug, Clone, PartialEq)]
-enum Opening {
+enum OpenFate {
     Refused(RefusalCode, u32),
     Unreachable,
     /// Another executor answers, with this base.
@@ -43,9 +43,9 @@ enum Opening {
 
 /// An executor that does what it is told; calls that have no fate are answered by `2 x`.
 #[derive(Debug, Default)]
-struct Script {
-    openings: VecDeque<Opening>,
-    fates: VecDeque<Fate>,
+struct ExecutorScript {
+    openings: VecDeque<OpenFate>,
+    fates: VecDeque<CallFate>,
     /// The sessions that were asked for, and the numbers of the calls that came.
     asked: Vec<u64>,
     numbers: Vec<u64>,
@@ -56,33 +56,33 @@ struct Script {
 }
 
 #[derive(Debug, Clone)]
-struct Scripted(Arc<Mutex<Script>>);
+struct ScriptedExecutor(Arc<Mutex<ExecutorScript>>);
 
-impl Scripted {
-    fn new(openings: &[Opening], fates: &[Fate]) -> Self {
-        Self(Arc::new(Mutex::new(Script {
+impl ScriptedExecutor {
+    fn new(openings: &[OpenFate], fates: &[CallFate]) -> Self {
+        Self(Arc::new(Mutex::new(ExecutorScript {
             openings: openings.to_vec().into(),
             fates: fates.to_vec().into(),
             paths: 0b011,
             max_bytes: 1 << 20,
             current: (1, [1; 32]),
-            ..Script::default()
+            ..ExecutorScript::default()
         })))
     }
 
     fn session(&self) -> Result<Session, CallError> {
-        self.session_with(Settings { patience: Duration::from_secs(2), ..settings() })
+        self.session_with(ClientSettings { patience: Duration::from_secs(2), ..settings() })
     }
 
-    fn session_with(&self, settings: Settings) -> Result<Session, CallError> {
+    fn session_with(&self, settings: ClientSettings) -> Result<Session, CallError> {
         Session::open(Box::new(self.clone()), settings)
     }
 }
 
-impl Script {
+impl ExecutorScript {
     /// The catalog, with the base that is served now.
     fn catalog(&self) -> Vec<u8> {
-        let part = Part { name: "p".to_owned(), rows: 4, has_bias: 0 };
+        let part = SiteLayer { name: "p".to_owned(), rows: 4, has_bias: 0 };
         let catalog = Catalog {
             model: "m".to_owned(),
             architecture: "a".to_owned(),
@@ -97,10 +97,10 @@ impl Script {
     }
 }
 
-impl Connect for Scripted {
+impl Connect for ScriptedExecutor {
     fn connect(&self) -> Result<Box<dyn Transport>, LinkError> {
         let mut script = self.0.lock().unwrap();
-        if script.openings.front() == Some(&Opening::Unreachable) {
+        if script.openings.front() == Some(&OpenFate::Unreachable) {
             script.openings.pop_front();
             let source = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
             return Err(LinkError::Unreachable { address: "here".to_owned(), source });
@@ -109,21 +109,21 @@ impl Connect for Scripted {
     }
 }
 
-impl Transport for Scripted {
+impl Transport for ScriptedExecutor {
     fn ask(&mut self, message: &ToLayers) -> Result<FromLayers, LinkError> {
         let mut script = self.0.lock().unwrap();
         Ok(match message {
             ToLayers::Open(open) => {
                 script.asked.push(open.session);
                 match script.openings.pop_front() {
-                    Some(Opening::Refused(code, retry_after_ms)) => {
+                    Some(OpenFate::Refused(code, retry_after_ms)) => {
                         let message = "because".to_owned();
-                        return Ok(FromLayers::Refused(Refused { code, message, retry_after_ms }));
+                        return Ok(FromLayers::Refused(SessionRefused { code, message, retry_after_ms }));
                     }
-                    Some(Opening::Instance(instance, base)) => script.current = (instance, base),
+                    Some(OpenFate::Instance(instance, base)) => script.current = (instance, base),
                     _ => {}
                 }
-                FromLayers::Opened(Opened {
+                FromLayers::Opened(SessionOpened {
                     session: 40 + script.asked.len() as u64,
                     instance: script.current.0,
                     tenant: "acme".to_owned(),
@@ -147,20 +147,22 @@ impl Transport for Scripted {
         let mut script = self.0.lock().unwrap();
         script.numbers.push(call.sequence);
         match script.fates.pop_front() {
-            Some(Fate::Lost) => Err(LinkError::Lost("told so".to_owned())),
-            Some(Fate::Refused(status)) => Ok(ReplyHeader::refusal(call, status, 5)),
+            Some(CallFate::Lost) => Err(LinkError::Lost("told so".to_owned())),
+            Some(CallFate::Refused(status)) => Ok(ReplyHeader::refusal(call, status, 5)),
             None => {
                 script.rows.push(call.rows);
                 out.iter_mut().zip(x).for_each(|(out, x)| *out = 2.0 * x);
-                let done = ReplyHeader::refusal(call, Status::Done, 0);
+                let done = ReplyHeader::refusal(call, CallStatus::Done, 0);
                 Ok(ReplyHeader { rows: call.rows, batch_rows: call.rows, ..done })
             }
         }
     }
 }
 
-const BACKWARD: Place = Place { site: SiteId(0), direction: Direction::Backward, class: Class::Training };
-const ASK: Ask = Ask { site: SiteId(0), part: None, op: Op::Forward, path: Path::Fast, class: Class::Decode };
+const BACKWARD: CallSite =
+    CallSite { site: SiteId(0), direction: Direction::Backward, class: CallClass::Training };
+const ASK: LayerCall =
+    LayerCall { site: SiteId(0), part: None, op: Op::Forward, path: Path::Fast, class: CallClass::Decode };
 
 fn call(session: &mut Session, rows: usize) -> Result<(), CallError> {
     let x: Vec<f32> = (0..rows * 4).map(|value| value as f32).collect();
@@ -173,12 +175,12 @@ fn call(session: &mut Session, rows: usize) -> Result<(), CallError> {
 #[test]
 fn an_unanswered_call_is_repeated_under_its_number_and_a_refused_one_under_another() {
     let fates = [
-        Fate::Lost,
-        Fate::Refused(Status::Busy),
-        Fate::Refused(Status::Quota),
-        Fate::Refused(Status::Failed),
+        CallFate::Lost,
+        CallFate::Refused(CallStatus::Busy),
+        CallFate::Refused(CallStatus::Quota),
+        CallFate::Refused(CallStatus::Failed),
     ];
-    let executor = Scripted::new(&[], &fates);
+    let executor = ScriptedExecutor::new(&[], &fates);
     let mut session = executor.session().unwrap();
     call(&mut session, 1).unwrap();
     let script = executor.0.lock().unwrap();
@@ -190,10 +192,10 @@ fn an_unanswered_call_is_repeated_under_its_number_and_a_refused_one_under_anoth
 
 #[test]
 fn a_number_the_executor_has_answered_before_the_connection_was_lost_is_replaced() {
-    let executor = Scripted::new(&[], &[Fate::Lost, Fate::Refused(Status::Sequence)]);
+    let executor = ScriptedExecutor::new(&[], &[CallFate::Lost, CallFate::Refused(CallStatus::Sequence)]);
     call(&mut executor.session().unwrap(), 1).unwrap();
     assert_eq!(executor.0.lock().unwrap().numbers, [1, 1, 2]);
-    let executor = Scripted::new(&[], &[Fate::Refused(Status::Sequence)]);
+    let executor = ScriptedExecutor::new(&[], &[CallFate::Refused(CallStatus::Sequence)]);
     let error = call(&mut executor.session().unwrap(), 1).unwrap_err();
     assert!(matches!(error, CallError::Link(LinkError::Protocol(_))), "{error}");
 }
@@ -201,13 +203,13 @@ fn a_number_the_executor_has_answered_before_the_connection_was_lost_is_replaced
 #[test]
 fn a_restarted_executor_is_found_again_and_gets_a_new_session() {
     let openings = [
-        Opening::Instance(1, [1; 32]),
-        Opening::Unreachable,
-        Opening::Refused(RefusalCode::Draining, 10),
-        Opening::Refused(RefusalCode::NoSuchSession, 0),
-        Opening::Instance(2, [1; 32]),
+        OpenFate::Instance(1, [1; 32]),
+        OpenFate::Unreachable,
+        OpenFate::Refused(RefusalCode::Draining, 10),
+        OpenFate::Refused(RefusalCode::NoSuchSession, 0),
+        OpenFate::Instance(2, [1; 32]),
     ];
-    let executor = Scripted::new(&openings, &[Fate::Refused(Status::Draining)]);
+    let executor = ScriptedExecutor::new(&openings, &[CallFate::Refused(CallStatus::Draining)]);
     let mut session = executor.session().unwrap();
     call(&mut session, 1).unwrap();
     assert_eq!(session.opened().instance, 2);
@@ -216,15 +218,15 @@ fn a_restarted_executor_is_found_again_and_gets_a_new_session() {
 
 #[test]
 fn an_executor_that_is_about_to_end_is_waited_for_by_questions_too() {
-    let mut session = Scripted::new(&[], &[]).session().unwrap();
+    let mut session = ScriptedExecutor::new(&[], &[]).session().unwrap();
     let error = session.stats().unwrap_err();
     assert!(matches!(error, CallError::PeerGone { source: LinkError::Draining, .. }), "{error}");
 }
 
 #[test]
 fn another_base_is_an_error_and_never_gone_on_with() {
-    let openings = [Opening::Instance(1, [1; 32]), Opening::Instance(2, [9; 32])];
-    let executor = Scripted::new(&openings, &[Fate::Lost]);
+    let openings = [OpenFate::Instance(1, [1; 32]), OpenFate::Instance(2, [9; 32])];
+    let executor = ScriptedExecutor::new(&openings, &[CallFate::Lost]);
     let mut session = executor.session().unwrap();
     let error = call(&mut session, 1).unwrap_err();
     assert!(matches!(error, CallError::OtherBase { .. }), "{error}");
@@ -233,31 +235,31 @@ fn another_base_is_an_error_and_never_gone_on_with() {
 
 #[test]
 fn refusals_that_do_not_pass_end_with_a_name_of_their_own() {
-    let many = |status| vec![Fate::Refused(status); 100];
-    let fails = |fates: &[Fate]| {
-        let executor = Scripted::new(&[], fates);
+    let many = |status| vec![CallFate::Refused(status); 100];
+    let fails = |fates: &[CallFate]| {
+        let executor = ScriptedExecutor::new(&[], fates);
         call(&mut executor.session().unwrap(), 1).unwrap_err()
     };
-    let quota = fails(&many(Status::Quota));
+    let quota = fails(&many(CallStatus::Quota));
     assert!(matches!(&quota, CallError::Quota { tenant, .. } if tenant == "acme"), "{quota}");
-    assert!(matches!(fails(&many(Status::Busy)), CallError::Busy { .. }));
-    assert!(matches!(fails(&many(Status::Failed)), CallError::Failed { attempts: 3, .. }));
-    assert!(matches!(fails(&many(Status::Shape)), CallError::Shape { .. }));
-    assert!(matches!(fails(&many(Status::Nonlinear)), CallError::Nonlinear { site: 0 }));
-    assert!(matches!(fails(&many(Status::UnknownSite)), CallError::UnknownSite { site: 0 }));
-    assert!(matches!(fails(&many(Status::Draining)), CallError::PeerGone { instance: 1, .. }));
-    assert!(matches!(fails(&[Fate::Lost; 100]), CallError::PeerGone { instance: 1, .. }));
+    assert!(matches!(fails(&many(CallStatus::Busy)), CallError::Busy { .. }));
+    assert!(matches!(fails(&many(CallStatus::Failed)), CallError::Failed { attempts: 3, .. }));
+    assert!(matches!(fails(&many(CallStatus::Shape)), CallError::Shape { .. }));
+    assert!(matches!(fails(&many(CallStatus::Nonlinear)), CallError::Nonlinear { site: 0 }));
+    assert!(matches!(fails(&many(CallStatus::UnknownSite)), CallError::UnknownSite { site: 0 }));
+    assert!(matches!(fails(&many(CallStatus::Draining)), CallError::PeerGone { instance: 1, .. }));
+    assert!(matches!(fails(&[CallFate::Lost; 100]), CallError::PeerGone { instance: 1, .. }));
 }
 
 #[test]
 fn a_session_without_room_is_waited_for_and_a_refused_one_is_not() {
-    let busy = Opening::Refused(RefusalCode::Busy, 10);
-    let executor = Scripted::new(&[busy.clone(), busy.clone()], &[]);
+    let busy = OpenFate::Refused(RefusalCode::Busy, 10);
+    let executor = ScriptedExecutor::new(&[busy.clone(), busy.clone()], &[]);
     call(&mut executor.session().unwrap(), 1).unwrap();
-    let executor = Scripted::new(&vec![busy; 100], &[]);
+    let executor = ScriptedExecutor::new(&vec![busy; 100], &[]);
     assert!(matches!(executor.session(), Err(CallError::Busy { .. })));
     for code in [RefusalCode::Version, RefusalCode::Unauthenticated, RefusalCode::Masking] {
-        let executor = Scripted::new(&[Opening::Refused(code, 0)], &[]);
+        let executor = ScriptedExecutor::new(&[OpenFate::Refused(code, 0)], &[]);
         let error = executor.session().unwrap_err();
         assert!(
             matches!(&error, CallError::Link(LinkError::Refused(refused)) if refused.code == code),
@@ -268,8 +270,8 @@ fn a_session_without_room_is_waited_for_and_a_refused_one_is_not() {
 
 #[test]
 fn a_session_has_another_beside_it_where_the_executor_grants_one() {
-    let openings = [Opening::Instance(1, [1; 32]), Opening::Unreachable, Opening::Instance(2, [1; 32])];
-    let executor = Scripted::new(&openings, &[]);
+    let openings = [OpenFate::Instance(1, [1; 32]), OpenFate::Unreachable, OpenFate::Instance(2, [1; 32])];
+    let executor = ScriptedExecutor::new(&openings, &[]);
     let mut session = executor.session().unwrap();
     let mut another = session.another().unwrap().unwrap();
     call(&mut session, 1).unwrap();
@@ -277,20 +279,20 @@ fn a_session_has_another_beside_it_where_the_executor_grants_one() {
     assert_eq!(executor.0.lock().unwrap().asked, [0, 0], "each is a new one");
     assert_eq!((another.usage().calls, another.usage().reconnections), (1, 0));
     for code in [RefusalCode::Quota, RefusalCode::Busy] {
-        executor.0.lock().unwrap().openings.push_back(Opening::Refused(code, 10));
+        executor.0.lock().unwrap().openings.push_back(OpenFate::Refused(code, 10));
         assert!(session.another().unwrap().is_none(), "it is asked once, and goes on with what there is");
     }
-    executor.0.lock().unwrap().openings.push_back(Opening::Instance(3, [9; 32]));
+    executor.0.lock().unwrap().openings.push_back(OpenFate::Instance(3, [9; 32]));
     assert!(matches!(session.another(), Err(CallError::OtherBase { .. })));
 }
 
 #[test]
 fn large_calls_are_cut_to_what_the_executor_takes() {
-    let executor = Scripted::new(&[], &[]);
+    let executor = ScriptedExecutor::new(&[], &[]);
     call(&mut executor.session().unwrap(), 8).unwrap();
     assert_eq!(executor.0.lock().unwrap().rows, [3, 3, 2]);
     // Two rows of 8 numbers there and back are 64 bytes; half of what is granted is used.
-    let executor = Scripted::new(&[], &[]);
+    let executor = ScriptedExecutor::new(&[], &[]);
     executor.0.lock().unwrap().max_bytes = 130;
     call(&mut executor.session().unwrap(), 5).unwrap();
     assert_eq!(executor.0.lock().unwrap().rows, [2, 2, 1]);
@@ -301,22 +303,22 @@ fn large_calls_are_cut_to_what_the_executor_takes() {
 
 #[test]
 fn calls_that_cannot_fit_are_not_sent() {
-    let executor = Scripted::new(&[], &[]);
+    let executor = ScriptedExecutor::new(&[], &[]);
     let mut session = executor.session().unwrap();
     let mut out = [0.0; 4];
     assert!(matches!(session.call(ASK, &[0.0; 5], &mut out), Err(CallError::Shape { .. })));
     assert!(matches!(session.call(ASK, &[0.0; 8], &mut out), Err(CallError::Shape { .. })));
-    let elsewhere = Ask { site: SiteId(1), ..ASK };
+    let elsewhere = LayerCall { site: SiteId(1), ..ASK };
     assert!(matches!(session.call(elsewhere, &[0.0; 4], &mut out), Err(CallError::UnknownSite { site: 1 })));
-    let no_part = Ask { part: Some(1), ..ASK };
+    let no_part = LayerCall { part: Some(1), ..ASK };
     assert!(matches!(session.call(no_part, &[0.0; 4], &mut out), Err(CallError::UnknownSite { site: 0 })));
     assert!(executor.0.lock().unwrap().numbers.is_empty());
 }
 
 #[test]
 fn masking_is_refused_where_a_site_rounds_and_where_the_wire_would() {
-    let paper = Masking::Paper(PaperSettings::default());
-    let executor = Scripted::new(&[], &[]);
+    let paper = Masking::Paper(NoiseSettings::default());
+    let executor = ScriptedExecutor::new(&[], &[]);
     executor.0.lock().unwrap().paths = 0b001;
     let mut session = executor.session().unwrap();
     assert!(matches!(
@@ -324,17 +326,17 @@ fn masking_is_refused_where_a_site_rounds_and_where_the_wire_would() {
         Err(CallError::Nonlinear { site: 0 })
     ));
     executor.0.lock().unwrap().paths = 0b011;
-    let mut session = executor.session_with(Settings { dtype: Dtype::Bf16, ..settings() }).unwrap();
+    let mut session = executor.session_with(ClientSettings { dtype: Dtype::Bf16, ..settings() }).unwrap();
     assert!(matches!(paper.prepare(&mut session, &mut |_, _| {}), Err(CallError::Masking(_))));
     let mut session = executor.session().unwrap();
-    let none = Masking::Paper(PaperSettings { noises: 0, ..PaperSettings::default() });
+    let none = Masking::Paper(NoiseSettings { noises: 0, ..NoiseSettings::default() });
     assert!(matches!(none.prepare(&mut session, &mut |_, _| {}), Err(CallError::Masking(_))));
     assert!(executor.0.lock().unwrap().numbers.is_empty(), "no row was sent");
 }
 
 #[test]
 fn gradients_are_refused_where_a_site_rounds() {
-    let executor = Scripted::new(&[], &[]);
+    let executor = ScriptedExecutor::new(&[], &[]);
     executor.0.lock().unwrap().paths = 0b001;
     let mut session = executor.session().unwrap();
     let mut mask = Masking::Off { path: Path::Linear }.prepare(&mut session, &mut |_, _| {}).unwrap();
@@ -345,11 +347,11 @@ fn gradients_are_refused_where_a_site_rounds() {
 
 #[test]
 fn a_gradient_whose_noise_is_refused_is_not_sent() {
-    let executor = Scripted::new(&[], &[]);
+    let executor = ScriptedExecutor::new(&[], &[]);
     let mut session = executor.session().unwrap();
-    let mut mask = Masking::Paper(PaperSettings::default()).prepare(&mut session, &mut |_, _| {}).unwrap();
+    let mut mask = Masking::Paper(NoiseSettings::default()).prepare(&mut session, &mut |_, _| {}).unwrap();
     let (g, mut out) = ([1.0, -2.0, 3.0, 0.5], [0.0; 4]);
-    executor.0.lock().unwrap().fates.push_back(Fate::Refused(Status::Nonlinear));
+    executor.0.lock().unwrap().fates.push_back(CallFate::Refused(CallStatus::Nonlinear));
     let error = mask.call(&mut session, BACKWARD, &g, &mut out).unwrap_err();
     assert!(matches!(error, CallError::Nonlinear { site: 0 }), "{error}");
     assert_eq!(executor.0.lock().unwrap().numbers, [1, 2], "noises of activations, noises of gradients");

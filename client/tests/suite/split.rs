@@ -5,8 +5,8 @@ use crate::support::{
     sampling, split, split_logits, tiny, tokens,
 };
 use client::{
-    generate::{Finish, GenerateError, Task},
-    masking::{Masking, PaperSettings},
+    generate::{GenerateError, GenerateFinish, GenerateRequest},
+    masking::{Masking, NoiseSettings},
     text::Text,
 };
 use files::model_files::ModelFiles;
@@ -25,8 +25,13 @@ const MODELS: [&str; 10] = [
     "gemma2",
 ];
 
-fn task(prompt: Vec<u32>, max_tokens: usize, vocab_size: usize, temperature: f32) -> Task {
-    Task { prompt, sampling: sampling(vocab_size, temperature, 11), max_tokens, stop_tokens: Vec::new() }
+fn task(prompt: Vec<u32>, max_tokens: usize, vocab_size: usize, temperature: f32) -> GenerateRequest {
+    GenerateRequest {
+        prompt,
+        sampling: sampling(vocab_size, temperature, 11),
+        max_tokens,
+        stop_tokens: Vec::new(),
+    }
 }
 
 #[test]
@@ -74,7 +79,7 @@ fn no_token_is_generated_and_nothing_computed_where_none_was_asked_for() {
     let mut split = split(&tiny("llama-tied"), OFF);
     let vocab_size = split.config().vocab_size;
     let generated = generate(&mut split, &task(tokens(12, vocab_size), 0, vocab_size, 0.0), None);
-    assert_eq!((generated.tokens.as_slice(), generated.finish), (&[][..], Finish::Length));
+    assert_eq!((generated.tokens.as_slice(), generated.finish), (&[][..], GenerateFinish::Length));
     assert_eq!(split.session().usage().rows, 0);
 }
 
@@ -162,21 +167,24 @@ fn an_answer_ends_at_a_stop_token_or_when_nobody_wants_more() {
     let mut split = split(&tiny("llama-tied"), OFF);
     let vocab_size = split.config().vocab_size;
     let free = generate(&mut split, &task(tokens(5, vocab_size), 8, vocab_size, 0.0), None);
-    assert_eq!((free.tokens.len(), free.finish), (8, Finish::Length));
+    assert_eq!((free.tokens.len(), free.finish), (8, GenerateFinish::Length));
     let stop_tokens = vec![free.tokens[2]];
     let stopped = generate(
         &mut split,
-        &Task { stop_tokens: stop_tokens.clone(), ..task(tokens(5, vocab_size), 8, vocab_size, 0.0) },
+        &GenerateRequest {
+            stop_tokens: stop_tokens.clone(),
+            ..task(tokens(5, vocab_size), 8, vocab_size, 0.0)
+        },
         None,
     );
     let end = free.tokens.iter().position(|token| stop_tokens.contains(token)).unwrap();
-    assert_eq!((&stopped.tokens[..], stopped.finish), (&free.tokens[..=end], Finish::Stop));
+    assert_eq!((&stopped.tokens[..], stopped.finish), (&free.tokens[..=end], GenerateFinish::Stop));
     let enough = split
         .generate(&task(tokens(5, vocab_size), 8, vocab_size, 0.0), None, &mut |_| {
             std::ops::ControlFlow::Break(())
         })
         .unwrap();
-    assert_eq!((enough.tokens.len(), enough.finish), (1, Finish::Stopped));
+    assert_eq!((enough.tokens.len(), enough.finish), (1, GenerateFinish::Stopped));
 }
 
 #[test]
@@ -224,7 +232,7 @@ const PROSE: &str = "The lighthouse keeper had lived on the island for thirty ye
 
 #[test]
 fn obfuscated_rows_give_the_logits_of_the_linear_path_up_to_rounding() {
-    let settings = PaperSettings { noises: 3, rotate_rows: 40, ..PaperSettings::default() };
+    let settings = NoiseSettings { noises: 3, rotate_rows: 40, ..NoiseSettings::default() };
     let text = Text::load(&ModelFiles::at(&real_model()).unwrap()).unwrap();
     let prose = text.encode_raw(PROSE).unwrap();
     let random = tokens(64, 300);

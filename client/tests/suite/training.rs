@@ -6,7 +6,7 @@ use crate::support::{
     OFF, bits, example_adapter, executor, golden, real_model, tiny, tokens,
     training::{learn, remote_trainer, resident_trainer},
 };
-use client::masking::{Masking, PaperSettings};
+use client::masking::{Masking, NoiseSettings};
 use shmproto::layer::Path as SitePath;
 
 const CASES: [(&str, &str); 4] = [
@@ -43,7 +43,7 @@ fn off(found: &[f32], expected: &[f32]) -> f32 {
 
 #[test]
 fn obfuscated_gradients_are_those_of_the_linear_path_up_to_rounding() {
-    let settings = PaperSettings { noises: 3, rotate_rows: 60, ..PaperSettings::default() };
+    let settings = NoiseSettings { noises: 3, rotate_rows: 60, ..NoiseSettings::default() };
     let tiny = CASES.map(|(model, method)| (tiny(model), start(model, method), 1e-4));
     // Keys and values of 16 bits make more of a last digit, and random tokens that this adapter finds next to impossible still
     // more: noises of some runs come to 1.3e-2.

@@ -25,10 +25,10 @@ use shmproto::{
     codec::Wire as _,
     handover::{Connection, Listening},
     layer::{
-        CONTROL, CallHeader, Dtype, HEADER_BYTES, ReplyHeader, Status,
+        CONTROL, CallHeader, CallStatus, Dtype, HEADER_BYTES, ReplyHeader,
         control::{ChannelReady, FromLayers, ToLayers},
     },
-    zmtp::{self, Accepts, Event, Limits},
+    zmtp::{self, AcceptedMechanisms, ZmtpEvent, ZmtpLimits},
 };
 
 /// The key that opens a door which asks for one.
@@ -36,7 +36,7 @@ pub const KEY: &str = "hb-open-sesame";
 
 /// What an executor may do to its clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mischief {
+pub enum MaliciousBehavior {
     /// Nothing.
     None,
     /// Each connection ends after so many calls, before the next is answered.
@@ -64,15 +64,15 @@ pub type Widths = Vec<(usize, usize)>;
 
 /// A door of an executor.
 #[derive(Clone)]
-pub struct Door {
+pub struct TestEndpoint {
     pub executor: Loopback,
     pub widths: Arc<Widths>,
-    pub mischief: Mischief,
+    pub mischief: MaliciousBehavior,
     pub connections: Arc<AtomicU32>,
 }
 
-impl Door {
-    pub fn new(executor: Loopback, widths: Widths, mischief: Mischief) -> Self {
+impl TestEndpoint {
+    pub fn new(executor: Loopback, widths: Widths, mischief: MaliciousBehavior) -> Self {
         Self { executor, widths: Arc::new(widths), mischief, connections: Arc::default() }
     }
 
@@ -83,7 +83,7 @@ impl Door {
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let door = self.clone();
-                thread::spawn(move || door.zmtp(stream, Accepts::Null));
+                thread::spawn(move || door.zmtp(stream, AcceptedMechanisms::Null));
             }
         });
         path
@@ -99,7 +99,7 @@ impl Door {
                 stream.set_nodelay(true).unwrap();
                 thread::spawn(move || {
                     let tls = ServerConnection::new(config).unwrap();
-                    door.zmtp(StreamOwned::new(tls, stream), Accepts::Plain);
+                    door.zmtp(StreamOwned::new(tls, stream), AcceptedMechanisms::Plain);
                 });
             }
         });
@@ -107,17 +107,19 @@ impl Door {
     }
 
     /// Speaks ZMTP until the stream ends.
-    fn zmtp(&self, mut stream: impl Read + Write, accepts: Accepts) {
+    fn zmtp(&self, mut stream: impl Read + Write, accepts: AcceptedMechanisms) {
         self.connections.fetch_add(1, Ordering::Relaxed);
-        let mut peer = zmtp::Server::new(Limits::new(64 << 20), accepts);
+        let mut peer = zmtp::ZmtpServer::new(ZmtpLimits::new(64 << 20), accepts);
         let (mut executor, mut calls) = (self.executor.connect().unwrap(), 0);
         loop {
             while let Ok(Some(event)) = peer.next_event() {
                 let mut message = Vec::new();
                 match event {
-                    Event::Login(login) if login.username == "key" && login.password == KEY => peer.accept(),
-                    Event::Login(_) => peer.reject("the key is not known"),
-                    Event::Message(frames) if frames[0] == CONTROL => {
+                    ZmtpEvent::Login(login) if login.username == "key" && login.password == KEY => {
+                        peer.accept()
+                    }
+                    ZmtpEvent::Login(_) => peer.reject("the key is not known"),
+                    ZmtpEvent::Message(frames) if frames[0] == CONTROL => {
                         let asked = ToLayers::from_bytes(&frames[1]).unwrap();
                         if asked == ToLayers::Close {
                             return;
@@ -125,9 +127,9 @@ impl Door {
                         let answer = executor.ask(&asked).unwrap().to_bytes();
                         zmtp::put_message(&mut message, &[&CONTROL[..], &answer]);
                     }
-                    Event::Message(frames) => {
+                    ZmtpEvent::Message(frames) => {
                         calls += 1;
-                        if matches!(self.mischief, Mischief::DiesAfter(most) if calls > most) {
+                        if matches!(self.mischief, MaliciousBehavior::DiesAfter(most) if calls > most) {
                             return;
                         }
                         message = self.reply(&mut *executor, &frames);
@@ -164,13 +166,13 @@ impl Door {
         let (mut header, rows) = (reply.to_bytes().to_vec(), encoded(call.dtype, &out));
         let mut message = Vec::new();
         match self.mischief {
-            Mischief::GarbageHeader => header.fill(0xa5),
-            Mischief::EmptyHeader => header.clear(),
-            Mischief::OneFrame => {
+            MaliciousBehavior::GarbageHeader => header.fill(0xa5),
+            MaliciousBehavior::EmptyHeader => header.clear(),
+            MaliciousBehavior::OneFrame => {
                 zmtp::put_message(&mut message, &[&header]);
                 return message;
             }
-            Mischief::GarbageControl => {
+            MaliciousBehavior::GarbageControl => {
                 zmtp::put_message(&mut message, &[&CONTROL[..], &[0xff; 40]]);
                 return message;
             }
@@ -182,12 +184,12 @@ impl Door {
 
     fn bend(&self, reply: &mut ReplyHeader, out: &mut Vec<f32>) {
         match self.mischief {
-            Mischief::OtherSequence => reply.sequence += 1,
-            Mischief::OtherRows => reply.rows += 1,
-            Mischief::OtherDtype => {
+            MaliciousBehavior::OtherSequence => reply.sequence += 1,
+            MaliciousBehavior::OtherRows => reply.rows += 1,
+            MaliciousBehavior::OtherDtype => {
                 reply.dtype = if reply.dtype == Dtype::F32 { Dtype::Bf16 } else { Dtype::F32 };
             }
-            Mischief::ShortRows => drop(out.pop()),
+            MaliciousBehavior::ShortRows => drop(out.pop()),
             _ => {}
         }
     }
@@ -238,7 +240,7 @@ impl Door {
             };
             while let Some(call) = channel.take().unwrap() {
                 calls += 1;
-                if matches!(self.mischief, Mischief::DiesAfter(most) if calls > most) {
+                if matches!(self.mischief, MaliciousBehavior::DiesAfter(most) if calls > most) {
                     return;
                 }
                 let (input, output) = self.widths[call.site as usize];
@@ -246,7 +248,7 @@ impl Door {
                     (vec![0.0; call.rows as usize * input], vec![0.0; call.rows as usize * output]);
                 channel.read_rows(call.input, call.dtype, &mut x).unwrap();
                 let mut reply = executor.call(&call, &x, &mut out).unwrap();
-                if reply.status == Status::Done {
+                if reply.status == CallStatus::Done {
                     channel.write_rows(call.output, call.dtype, &out).unwrap();
                 }
                 self.bend(&mut reply, &mut out);

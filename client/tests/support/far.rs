@@ -13,24 +13,24 @@ use shmproto::layer::{
 
 /// `executor` behind round trips of so long.
 #[derive(Debug, Clone)]
-pub struct Far {
+pub struct RemoteLoopback {
     pub executor: Loopback,
     pub round_trip: Duration,
 }
 
 #[derive(Debug)]
-struct Delayed {
+struct SlowTransport {
     transport: Box<dyn Transport>,
     round_trip: Duration,
 }
 
-impl Connect for Far {
+impl Connect for RemoteLoopback {
     fn connect(&self) -> Result<Box<dyn Transport>, LinkError> {
-        Ok(Box::new(Delayed { transport: self.executor.connect()?, round_trip: self.round_trip }))
+        Ok(Box::new(SlowTransport { transport: self.executor.connect()?, round_trip: self.round_trip }))
     }
 }
 
-impl Transport for Delayed {
+impl Transport for SlowTransport {
     fn ask(&mut self, message: &ToLayers) -> Result<FromLayers, LinkError> {
         self.transport.ask(message)
     }

@@ -15,10 +15,10 @@ use std::{
 };
 
 use client::{
-    generate::{Generated, Task},
+    generate::{GenerateRequest, Generated},
     masking::Masking,
-    session::{Session, Settings},
-    split_model::{OwnAdapter, SplitModel, SplitOptions},
+    session::{ClientSettings, Session},
+    split_model::{ClientAdapter, SplitModel, SplitOptions},
     transport::{
         Connect,
         loopback::{Loopback, catalog_sites},
@@ -31,13 +31,13 @@ use model::{
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     sampling::{SamplingParams, SamplingRequest, TokenCounts, sample},
     sites::EvaluateSites as _,
-    skeleton::{SkeletonPlan, client_base::ClientBase},
+    skeleton::{ClientWeightsPlan, client_base::ClientBase},
     sources::open::open,
 };
 use patience::WATCHDOG;
 use shmproto::layer::{
     Path as SitePath,
-    control::{self, AdapterDtype, Catalog, Site, SkeletonFile},
+    control::{self, AdapterDtype, Catalog, ClientFileEntry, Site},
 };
 
 pub const OFF: Masking = Masking::Off { path: SitePath::Fast };
@@ -88,8 +88,8 @@ pub fn committed_executor(path: &Path) -> Loopback {
 /// An executor in this process that serves the model file at `path`, and gives out what a client needs of it.
 pub fn giving_executor(path: &Path) -> Loopback {
     let (base, is_exact) = resident(path);
-    let plan = SkeletonPlan::of(path).unwrap();
-    let listed = |file: &model::skeleton::SkeletonFile| SkeletonFile {
+    let plan = ClientWeightsPlan::of(path).unwrap();
+    let listed = |file: &model::skeleton::ClientWeightsFile| ClientFileEntry {
         name: file.name.clone(),
         bytes: file.bytes,
         ranges: file.ranges.iter().map(|range| (range.start, range.end - range.start)).collect(),
@@ -120,8 +120,8 @@ pub fn widths(executor: &Loopback) -> Vec<(usize, usize)> {
     session.catalog().sites.iter().map(|site| (site.columns as usize, outputs(site))).collect()
 }
 
-pub fn settings() -> Settings {
-    Settings { patience: WATCHDOG, ..Settings::default() }
+pub fn settings() -> ClientSettings {
+    ClientSettings { patience: WATCHDOG, ..ClientSettings::default() }
 }
 
 /// A split model over `connector` with its own copy of norms and embedding.
@@ -137,7 +137,7 @@ pub fn split_masked(
     masking: Masking,
     options: &SplitOptions,
 ) -> SplitModel {
-    let settings = Settings { masking: masking.word().to_owned(), ..settings() };
+    let settings = ClientSettings { masking: masking.word().to_owned(), ..settings() };
     let mut session = Session::open(connector, settings).unwrap();
     let mask = masking.prepare(&mut session, &mut |_, _| {}).unwrap();
     SplitModel::new(ClientBase::open(path).unwrap(), session, mask, options).unwrap()
@@ -163,7 +163,11 @@ pub fn sampling(vocab_size: usize, temperature: f32, seed: u64) -> SamplingParam
     SamplingParams::new(request, vocab_size).unwrap()
 }
 
-pub fn generate(model: &mut SplitModel, task: &Task, adapter: Option<&OwnAdapter>) -> Generated {
+pub fn generate(
+    model: &mut SplitModel,
+    task: &GenerateRequest,
+    adapter: Option<&ClientAdapter>,
+) -> Generated {
     model.generate(task, adapter, &mut |_| ControlFlow::Continue(())).unwrap()
 }
 
@@ -175,7 +179,7 @@ pub fn blocks() -> Vec<BlockId> {
 /// What the resident engine's loop generates, without its scheduling.
 pub fn resident_tokens(
     model: &mut ResidentModel,
-    task: &Task,
+    task: &GenerateRequest,
     adapter: Option<&Arc<PreparedAdapter>>,
 ) -> Vec<u32> {
     let before = adapter.map_or(0, |adapter| adapter.virtual_tokens());

@@ -3,31 +3,31 @@
 use std::{convert::Infallible, ops::ControlFlow};
 
 use client::{
-    drafts::Guesser,
-    generate::{Generated, Task},
-    split_model::{OwnAdapter, SplitModel},
+    drafts::ClientDrafter,
+    generate::{GenerateRequest, Generated},
+    split_model::{ClientAdapter, SplitModel},
 };
 use model::sampling::{SamplingParams, SamplingRequest};
 use speculation::{
-    draft::{Draft, Guess},
+    draft::{Draft, DraftToken},
     tree::{NodeId, TokenTree},
 };
 
 /// A draft that knows the answer and hides it: the truth is the first, second or no guess, by turns.
-pub struct Planted {
+pub struct AlternatingOracle {
     /// What the target says.
     answer: Vec<u32>,
     said: usize,
     vocab_size: u32,
 }
 
-impl Planted {
+impl AlternatingOracle {
     pub fn new(answer: &[u32], vocab_size: usize) -> Self {
         Self { answer: answer.to_vec(), said: 0, vocab_size: vocab_size as u32 }
     }
 }
 
-impl Draft for Planted {
+impl Draft for AlternatingOracle {
     type Error = Infallible;
 
     fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
@@ -36,7 +36,7 @@ impl Draft for Planted {
         Ok(())
     }
 
-    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<DraftToken>, Infallible> {
         let place = self.said + tree.depth(at);
         let truth = self.answer.get(place).copied().unwrap_or(0);
         let wrong = (truth + 1 + place as u32) % self.vocab_size;
@@ -45,15 +45,15 @@ impl Draft for Planted {
             6 => vec![(wrong, 0.9)],
             _ => vec![(truth, 0.9), (wrong, 0.09)],
         };
-        Ok(guesses.into_iter().map(|(token, probability)| Guess { token, probability }).collect())
+        Ok(guesses.into_iter().map(|(token, probability)| DraftToken { token, probability }).collect())
     }
 }
 
 pub fn drafted(
     model: &mut SplitModel,
-    task: &Task,
-    adapter: Option<&OwnAdapter>,
-    guesser: Guesser<'_>,
+    task: &GenerateRequest,
+    adapter: Option<&ClientAdapter>,
+    guesser: ClientDrafter<'_>,
 ) -> Generated {
     model.generate_drafted(task, adapter, guesser, &mut |_| ControlFlow::Continue(())).unwrap()
 }

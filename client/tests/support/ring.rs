@@ -4,16 +4,16 @@ use std::{path::Path, sync::Arc};
 
 use client::{
     masking::{
-        Cover, Masking,
-        pads::{Pads, maker::Maker, pool::Pool},
-        shares::Second,
+        Masking, RowProtection,
+        pads::{Pads, maker::PadMaker, pool::PadPool},
+        shares::SecondExecutor,
     },
     transport::{Connect, loopback::Loopback},
 };
 use kernels::Activations;
 use model::{
     resident::ResidentModel,
-    sites::{EvaluateError, EvaluateSites, RingSite, Site, SiteCall, SiteId, SiteOp, SitePath},
+    sites::{EvaluateError, EvaluateSites, ModularSite, Site, SiteCall, SiteId, SiteOp, SitePath},
 };
 
 use shmproto::layer::Path as LayerPath;
@@ -24,18 +24,18 @@ use super::{catalog, resident, settings};
 const EXPONENT: i32 = -24;
 
 /// Changes an answer of the ring path before it is sent.
-pub type Tampering = Box<dyn FnMut(SiteCall, &mut [u64]) + Send>;
+pub type TamperHook = Box<dyn FnMut(SiteCall, &mut [u64]) + Send>;
 
 /// A resident model, and the integers its weights consist of.
-pub struct Ringed {
+pub struct ModularTestBase {
     base: ResidentModel,
     sites: Vec<Site>,
     /// Of each site `[outputs, columns]`.
     weights: Vec<Vec<i64>>,
-    tampering: Option<Tampering>,
+    tampering: Option<TamperHook>,
 }
 
-impl Ringed {
+impl ModularTestBase {
     pub fn new(path: &Path) -> (Self, bool) {
         let (mut base, is_exact) = resident(path);
         let mut sites = base.sites().to_vec();
@@ -48,7 +48,7 @@ impl Ringed {
         (Self { base, sites, weights, tampering: None }, is_exact)
     }
 
-    pub fn tampered(self, tampering: Tampering) -> Self {
+    pub fn tampered(self, tampering: TamperHook) -> Self {
         Self { tampering: Some(tampering), ..self }
     }
 
@@ -68,19 +68,19 @@ impl Ringed {
 
 /// An executor in this process that serves the model at `path`, exactly too.
 pub fn ring_executor(path: &Path) -> Loopback {
-    let (base, is_exact) = Ringed::new(path);
+    let (base, is_exact) = ModularTestBase::new(path);
     base.executor(is_exact)
 }
 
 /// Whoever makes pads for the model at `path`.
-pub fn maker(path: &Path, most_bytes: u64) -> Maker {
-    Maker::new(Box::new(Ringed::new(path).0), most_bytes)
+pub fn maker(path: &Path, most_bytes: u64) -> PadMaker {
+    PadMaker::new(Box::new(ModularTestBase::new(path).0), most_bytes)
 }
 
 /// A pool without pads in `directory`, for the model at `path`.
-pub fn pool(path: &Path, directory: &Path) -> Pool {
+pub fn pool(path: &Path, directory: &Path) -> PadPool {
     let maker = maker(path, 0);
-    Pool::create(directory, maker.commitment().unwrap(), &maker.shapes()).unwrap()
+    PadPool::create(directory, maker.commitment().unwrap(), &maker.shapes()).unwrap()
 }
 
 /// Pads for the model at `path` that are made where there are none.
@@ -92,8 +92,8 @@ pub fn pads(path: &Path, directory: &Path) -> Pads {
 pub const RING: Masking = Masking::Off { path: LayerPath::Ring };
 
 /// Masking by a `second` executor.
-pub fn shares(second: impl Connect + 'static) -> Cover {
-    Cover::Shares(Arc::new(Second { connector: Arc::new(second), settings: settings() }))
+pub fn shares(second: impl Connect + 'static) -> RowProtection {
+    RowProtection::Shares(Arc::new(SecondExecutor { connector: Arc::new(second), settings: settings() }))
 }
 
 fn outputs(site: &Site) -> usize {
@@ -120,17 +120,17 @@ fn integers(base: &mut ResidentModel, number: SiteId, site: &Site) -> Vec<i64> {
     weights
 }
 
-fn ring(site: &Site, weights: &[i64]) -> RingSite {
+fn ring(site: &Site, weights: &[i64]) -> ModularSite {
     let magnitude = |weight: &i64| weight.unsigned_abs();
     let forward = weights.chunks(site.columns).map(|row| row.iter().map(magnitude).sum()).max();
     let backward =
         (0..site.columns).map(|at| weights.iter().skip(at).step_by(site.columns).map(magnitude).sum()).max();
     let bytes: Vec<u8> = weights.iter().flat_map(|&weight| (weight as i32).to_le_bytes()).collect();
     let l1 = [forward.unwrap(), backward.unwrap()];
-    RingSite { weight_exponent: EXPONENT, l1, commitment: blake3::hash(&bytes).into() }
+    ModularSite { weight_exponent: EXPONENT, l1, commitment: blake3::hash(&bytes).into() }
 }
 
-impl EvaluateSites for Ringed {
+impl EvaluateSites for ModularTestBase {
     fn sites(&self) -> &[Site] {
         &self.sites
     }

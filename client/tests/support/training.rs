@@ -7,13 +7,13 @@ use std::{fmt::Debug, ops::Range, path::Path};
 use client::{
     masking::Masking,
     remote_layers::RemoteLayers,
-    session::{Session, Settings},
+    session::{ClientSettings, Session},
     transport::Connect,
 };
-use kernels::{Pool, lora::LoraPrecision};
+use kernels::{ThreadPool, lora::LoraPrecision};
 use model::{
     adapter::Adapter,
-    backward::{Example, Gradients, Keep, Learner, Loss, Trainer},
+    backward::{Example, Gradients, Loss, SavedScope, TrainableAdapter, Trainer},
     cpu::Compute,
     forward::ReverseLayers,
     resident::{KvDtype, kv_precision, kv_shape},
@@ -21,7 +21,7 @@ use model::{
     sources::open::open,
     weights::ResidentLayers,
 };
-use shmproto::layer::{Class, control};
+use shmproto::layer::{CallClass, control};
 
 use super::settings;
 
@@ -30,26 +30,26 @@ pub fn resident_trainer(path: &Path) -> Trainer<ResidentLayers> {
     let layers = ResidentLayers::load(&*open(path).unwrap(), 1, &|_| {}).unwrap();
     let frame = ClientBase::open(path).unwrap().frame;
     let shape = kv_shape(&frame.config, kv_precision(layers.sites().is_exact(), KvDtype::Auto));
-    Trainer::new(frame.into(), layers, shape, Pool::new(&[]).unwrap(), Keep::All).unwrap()
+    Trainer::new(frame.into(), layers, shape, ThreadPool::new(&[]).unwrap(), SavedScope::All).unwrap()
 }
 
 /// Over an executor that serves the model at `path`.
 pub fn remote_trainer(connector: Box<dyn Connect>, path: &Path, masking: Masking) -> Trainer<RemoteLayers> {
-    let settings = Settings { masking: masking.word().to_owned(), ..settings() };
+    let settings = ClientSettings { masking: masking.word().to_owned(), ..settings() };
     let mut session = Session::open(connector, settings).unwrap();
     let is_exact = session.catalog().kv_dtype == control::KvDtype::F32;
     let mask = masking.prepare(&mut session, &mut |_, _| {}).unwrap();
     let ClientBase { frame, embedding, .. } = ClientBase::open(path).unwrap();
     let mut layers = RemoteLayers::new(session, mask, &frame.config, embedding).unwrap();
-    layers.set_class(Class::Training);
+    layers.set_class(CallClass::Training);
     let shape = kv_shape(&frame.config, kv_precision(is_exact, KvDtype::Auto));
-    Trainer::new(frame.into(), layers, shape, Pool::new(&[]).unwrap(), Keep::All).unwrap()
+    Trainer::new(frame.into(), layers, shape, ThreadPool::new(&[]).unwrap(), SavedScope::All).unwrap()
 }
 
 /// The sum of what every target lacks in log-probability.
-struct Sum;
+struct SumLoss;
 
-impl Loss for Sum {
+impl Loss for SumLoss {
     fn gradients(&mut self, _: Range<usize>, _: &[f32], gradients: &mut [f32]) {
         gradients.fill(-1.0);
     }
@@ -63,12 +63,12 @@ where
 {
     let config = &trainer.model().config;
     let method = Adapter::read(adapter, config).unwrap().method;
-    let learner = Learner::new(&method, config, LoraPrecision::Exact).unwrap();
+    let learner = TrainableAdapter::new(&method, config, LoraPrecision::Exact).unwrap();
     let (tokens, answers) = (&text[..text.len() - 1], &text[1..]);
     let targets: Vec<_> = answers.iter().map(|&answer| Some(answer)).collect();
     let tape = trainer.forward(&learner, &[Example { tokens, targets: &targets, dropout: None }]).unwrap();
     let log_probabilities = trainer.log_probabilities(&learner, &tape).unwrap();
     let mut gradients = Gradients::zero(&method);
-    trainer.reverse(&learner, tape, &mut Sum, gradients.turn()).unwrap();
+    trainer.reverse(&learner, tape, &mut SumLoss, gradients.turn()).unwrap();
     (log_probabilities, gradients.tensors().iter().map(|tensor| tensor.to_vec()).collect())
 }

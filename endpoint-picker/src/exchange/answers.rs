@@ -6,10 +6,10 @@ use prost_types::{Struct, Value, value::Kind};
 use serde_json::json;
 
 use crate::{
-    fleet::choice::Refusal,
+    fleet::choice::PickRefusal,
     messages::{
-        Answer, BodyMutation, CommonAnswer, CommonResponse, Empty, HeaderMutation, HeaderValueOption,
-        HttpBody, HttpStatus, ImmediateResponse, ProcessingResponse,
+        BodyMutation, CommonAnswer, CommonResponse, Empty, HeaderMutation, HeaderValueOption, HttpBody,
+        HttpStatus, ImmediateResponse, PartAnswer, ProcessingResponse,
     },
 };
 
@@ -20,31 +20,31 @@ const MAX_PIECE_BYTES: usize = 60 << 10;
 
 /// A head goes on as it is.
 pub(super) fn head_goes_on() -> ProcessingResponse {
-    plain(Answer::RequestHeaders(CommonAnswer::default()))
+    plain(PartAnswer::RequestHeaders(CommonAnswer::default()))
 }
 
 /// A piece of a body goes on as it is.
 pub(super) fn body_goes_on() -> ProcessingResponse {
-    plain(Answer::RequestBody(CommonAnswer::default()))
+    plain(PartAnswer::RequestBody(CommonAnswer::default()))
 }
 
 /// A request's head goes to one of `endpoints`.
 pub(super) fn choice_in_head(endpoints: &[String]) -> ProcessingResponse {
-    choice(Answer::RequestHeaders, endpoints)
+    choice(PartAnswer::RequestHeaders, endpoints)
 }
 
 /// A request whose body was waited for goes to one of `endpoints`.
 pub(super) fn choice_in_body(endpoints: &[String]) -> ProcessingResponse {
-    choice(Answer::RequestBody, endpoints)
+    choice(PartAnswer::RequestBody, endpoints)
 }
 
 /// A request without a body goes to one of `endpoints`; its head is gone.
 pub(super) fn choice_in_trailers(endpoints: &[String]) -> ProcessingResponse {
     let metadata = Some(metadata(endpoints.join(",")));
-    ProcessingResponse { answer: Some(Answer::RequestTrailers(Empty {})), dynamic_metadata: metadata }
+    ProcessingResponse { answer: Some(PartAnswer::RequestTrailers(Empty {})), dynamic_metadata: metadata }
 }
 
-fn choice(part: fn(CommonAnswer) -> Answer, endpoints: &[String]) -> ProcessingResponse {
+fn choice(part: fn(CommonAnswer) -> PartAnswer, endpoints: &[String]) -> ProcessingResponse {
     let list = endpoints.join(",");
     let metadata = Some(metadata(list.clone()));
     let mutation = HeaderMutation { set_headers: vec![HeaderValueOption::overwriting(DESTINATION, list)] };
@@ -76,16 +76,16 @@ pub(super) fn pieces(body: &[u8], is_last: bool, out: &mut VecDeque<ProcessingRe
             body: body[index * MAX_PIECE_BYTES..end].to_vec(),
             end_of_stream: is_last && index + 1 == count,
         };
-        out.push_back(plain(Answer::RequestBody(sent_back(piece))));
+        out.push_back(plain(PartAnswer::RequestBody(sent_back(piece))));
     }
 }
 
 /// A request that goes nowhere.
-pub(super) fn refused(refusal: Refusal) -> ProcessingResponse {
+pub(super) fn refused(refusal: PickRefusal) -> ProcessingResponse {
     let message = refusal.to_string();
     match refusal {
-        Refusal::Nobody => failure(503, "server_error", "no_host_ready", &message, Some(1)),
-        Refusal::Late { retry_after_s } => {
+        PickRefusal::Nobody => failure(503, "server_error", "no_host_ready", &message, Some(1)),
+        PickRefusal::Late { retry_after_s } => {
             failure(429, "rate_limit_error", "slo_unattainable", &message, Some(retry_after_s))
         }
     }
@@ -110,7 +110,7 @@ fn failure(
     let after =
         retry_after_s.map(|seconds| HeaderValueOption::overwriting("retry-after", seconds.to_string()));
     set_headers.extend(after);
-    plain(Answer::Immediate(ImmediateResponse {
+    plain(PartAnswer::Immediate(ImmediateResponse {
         status: Some(HttpStatus { code }),
         headers: Some(HeaderMutation { set_headers }),
         body: body.to_string().into_bytes(),
@@ -118,6 +118,6 @@ fn failure(
     }))
 }
 
-fn plain(answer: Answer) -> ProcessingResponse {
+fn plain(answer: PartAnswer) -> ProcessingResponse {
     ProcessingResponse { answer: Some(answer), dynamic_metadata: None }
 }

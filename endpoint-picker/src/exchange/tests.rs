@@ -3,14 +3,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fleet_protocol::{Executor, Report, State, Tagged, Work};
-use policy::routing::{Policy, Slo};
+use fleet_protocol::{GatewayReport, GatewayState, ReportedExecutor, ReportedLoad, Tagged};
+use policy::routing::{RoutingPolicy, Slo};
 use prost::Message as _;
 use prost_types::ListValue;
 
 use super::*;
 use crate::{
-    fleet::Rules,
+    fleet::PickRules,
     messages::{BodyMutation, CommonResponse, Empty, HeaderMap, HeaderValue, ProtocolConfiguration},
     picker::MAX_HELD_BYTES,
 };
@@ -20,21 +20,21 @@ const HOSTS: [&str; 2] = ["10.0.0.1:80", "10.0.0.2:80"];
 
 fn picker(ready: &[&str]) -> Arc<Picker> {
     let stale = Duration::from_secs(3600);
-    let rules = Rules { policy: Policy::RankAware, slo: Slo::default(), stale, fallbacks: 2 };
+    let rules = PickRules { policy: RoutingPolicy::RankAware, slo: Slo::default(), stale, fallbacks: 2 };
     let picker = Picker::new(rules, MAX_BODY_BYTES);
     let addresses: Vec<SocketAddr> = ready.iter().map(|host| host.parse().unwrap()).collect();
     picker.fleet.set_hosts(&addresses.iter().copied().collect());
     for address in addresses {
-        let executor = Executor {
+        let executor = ReportedExecutor {
             open: true,
             places: 8,
-            running: Work::default(),
-            waiting: Work::default(),
+            running: ReportedLoad::default(),
+            waiting: ReportedLoad::default(),
             promised_tpot_us: None,
             timings: None,
         };
-        let report = Report {
-            state: State::Ready,
+        let report = GatewayReport {
+            state: GatewayState::Ready,
             instance: 1,
             base: "base".to_owned(),
             answer_tokens: 10.0,
@@ -58,15 +58,15 @@ fn opening(mode: BodySendMode) -> ProcessingRequest {
     let headers = vec![header(":path", "/v1/completions?x=1"), header("authorization", "Bearer k")];
     let head = HttpHeaders { headers: Some(HeaderMap { headers }), end_of_stream: false };
     let config = ProtocolConfiguration { request_body_mode: mode.into(), response_body_mode: 0 };
-    ProcessingRequest { protocol_config: Some(config), ..part(Part::RequestHeaders(head)) }
+    ProcessingRequest { protocol_config: Some(config), ..part(RequestPart::RequestHeaders(head)) }
 }
 
-fn part(part: Part) -> ProcessingRequest {
+fn part(part: RequestPart) -> ProcessingRequest {
     ProcessingRequest { part: Some(part), ..ProcessingRequest::default() }
 }
 
 fn body(bytes: &[u8], end_of_stream: bool) -> ProcessingRequest {
-    part(Part::RequestBody(HttpBody { body: bytes.to_vec(), end_of_stream }))
+    part(RequestPart::RequestBody(HttpBody { body: bytes.to_vec(), end_of_stream }))
 }
 
 /// What is said to each message, with the messages as they are on the wire.
@@ -85,7 +85,8 @@ fn told(picker: &Arc<Picker>, messages: &[ProcessingRequest]) -> Vec<Vec<Process
 
 /// The endpoints of an answer, which say the same in the header and in the metadata.
 fn destination(response: &ProcessingResponse) -> String {
-    let (Some(Answer::RequestHeaders(common)) | Some(Answer::RequestBody(common))) = &response.answer else {
+    let (Some(PartAnswer::RequestHeaders(common)) | Some(PartAnswer::RequestBody(common))) = &response.answer
+    else {
         panic!("{response:?} names no destination")
     };
     let headers = common.response.clone().unwrap().header_mutation.unwrap().set_headers;
@@ -99,7 +100,7 @@ fn destination(response: &ProcessingResponse) -> String {
 }
 
 fn immediate(response: &ProcessingResponse) -> (i32, String) {
-    let Some(Answer::Immediate(refusal)) = &response.answer else { panic!("{response:?} is no refusal") };
+    let Some(PartAnswer::Immediate(refusal)) = &response.answer else { panic!("{response:?} is no refusal") };
     (refusal.status.unwrap().code, String::from_utf8(refusal.body.clone()).unwrap())
 }
 
@@ -118,7 +119,7 @@ fn a_body_that_is_sent_back_goes_on_behind_its_head_byte_for_byte() {
     let text: Vec<u8> = (0..150_000u32).map(|index| index as u8).collect();
     let (one, two) = text.split_at(1_000);
     let opening = || opening(BodySendMode::FullDuplexStreamed);
-    let trailers = || part(Part::RequestTrailers(Empty {}));
+    let trailers = || part(RequestPart::RequestTrailers(Empty {}));
     for messages in
         [vec![opening(), body(one, false), body(two, true)], vec![opening(), body(&text, false), trailers()]]
     {
@@ -128,11 +129,11 @@ fn a_body_that_is_sent_back_goes_on_behind_its_head_byte_for_byte() {
         destination(&last[0]);
         let mut sent = Vec::new();
         for response in &last[1..] {
-            let Some(Answer::RequestBody(CommonAnswer {
+            let Some(PartAnswer::RequestBody(CommonAnswer {
                 response: Some(CommonResponse { body_mutation: Some(BodyMutation { streamed_response }), .. }),
             })) = &response.answer
             else {
-                assert_eq!(response.answer, Some(Answer::RequestTrailers(Empty {})));
+                assert_eq!(response.answer, Some(PartAnswer::RequestTrailers(Empty {})));
                 continue;
             };
             sent.push(streamed_response.clone().unwrap());
@@ -149,7 +150,7 @@ fn a_body_that_is_sent_back_goes_on_behind_its_head_byte_for_byte() {
 #[test]
 fn a_head_without_a_body_names_the_hosts_at_once() {
     let mut alone = opening(BodySendMode::Buffered);
-    if let Some(Part::RequestHeaders(head)) = &mut alone.part {
+    if let Some(RequestPart::RequestHeaders(head)) = &mut alone.part {
         head.end_of_stream = true;
     }
     for asked in [alone, opening(BodySendMode::None), opening(BodySendMode::Streamed)] {
@@ -159,19 +160,22 @@ fn a_head_without_a_body_names_the_hosts_at_once() {
 
 #[test]
 fn answers_are_left_as_they_are() {
-    let head = || part(Part::ResponseHeaders(HttpHeaders::default()));
-    let piece = || part(Part::ResponseBody(HttpBody { body: b"text".to_vec(), end_of_stream: true }));
-    let asked = [opening(BodySendMode::None), head(), piece(), part(Part::ResponseTrailers(Empty {}))];
+    let head = || part(RequestPart::ResponseHeaders(HttpHeaders::default()));
+    let piece = || part(RequestPart::ResponseBody(HttpBody { body: b"text".to_vec(), end_of_stream: true }));
+    let asked = [opening(BodySendMode::None), head(), piece(), part(RequestPart::ResponseTrailers(Empty {}))];
     let told = told(&picker(&HOSTS), &asked);
-    assert_eq!(told[1], [answer(Answer::ResponseHeaders(CommonAnswer::default()))]);
-    assert_eq!(told[2], [answer(Answer::ResponseBody(CommonAnswer::default()))]);
-    assert_eq!(told[3], [answer(Answer::ResponseTrailers(Empty {}))]);
+    assert_eq!(told[1], [answer(PartAnswer::ResponseHeaders(CommonAnswer::default()))]);
+    assert_eq!(told[2], [answer(PartAnswer::ResponseBody(CommonAnswer::default()))]);
+    assert_eq!(told[3], [answer(PartAnswer::ResponseTrailers(Empty {}))]);
 }
 
 #[test]
 fn without_a_host_the_answer_is_503_and_nothing_follows() {
-    let asked =
-        [opening(BodySendMode::FullDuplexStreamed), body(b"{}", true), part(Part::RequestTrailers(Empty {}))];
+    let asked = [
+        opening(BodySendMode::FullDuplexStreamed),
+        body(b"{}", true),
+        part(RequestPart::RequestTrailers(Empty {})),
+    ];
     let told = told(&picker(&[]), &asked);
     let (status, text) = immediate(&told[1][0]);
     assert_eq!((status, told[1].len(), told[2].len()), (503, 1, 0));
@@ -197,7 +201,7 @@ fn a_body_that_finds_no_room_is_not_held_and_its_request_is_placed_all_the_same(
     assert!(said[1].is_empty(), "there is room for the first piece");
     destination(&said[2][0]);
     let last = told(&picker, &[asked.as_slice(), &[body(b"c", true)]].concat()).pop().unwrap();
-    assert!(matches!(&last[..], [ProcessingResponse { answer: Some(Answer::RequestBody(_)), .. }]));
+    assert!(matches!(&last[..], [ProcessingResponse { answer: Some(PartAnswer::RequestBody(_)), .. }]));
     drop(others);
     let said = told(&picker, &asked);
     assert!(said[2].is_empty(), "there is room for both");
@@ -248,9 +252,9 @@ fn what_is_out_of_place_ends_the_stream_and_a_listener_alone_hears_nothing() {
     let mut exchange = Exchange::new(picker(&HOSTS));
     let mut out = VecDeque::new();
     for (message, error) in [
-        (body(b"{}", true), Misplaced::NoHead),
-        (part(Part::RequestTrailers(Empty {})), Misplaced::NoHead),
-        (ProcessingRequest::default(), Misplaced::Nothing),
+        (body(b"{}", true), UnexpectedMessage::NoHead),
+        (part(RequestPart::RequestTrailers(Empty {})), UnexpectedMessage::NoHead),
+        (ProcessingRequest::default(), UnexpectedMessage::Nothing),
     ] {
         assert_eq!(exchange.take(message, &mut out), Err(error));
         exchange = Exchange::new(picker(&HOSTS));
@@ -269,7 +273,7 @@ fn who_answered_in_the_place_of_another_is_counted() {
     let (namespace, key) = SERVED;
     let value = Value { kind: Some(Kind::StringValue(other.to_owned())) };
     let fields = Struct { fields: [(key.to_owned(), value)].into() };
-    let mut answered = part(Part::ResponseHeaders(HttpHeaders::default()));
+    let mut answered = part(RequestPart::ResponseHeaders(HttpHeaders::default()));
     answered.metadata_context = Some(Metadata { filter_metadata: [(namespace.to_owned(), fields)].into() });
     // The next request goes to the other one, since the first is on its way to this.
     told(&picker, &[opening.clone(), answered.clone()]);

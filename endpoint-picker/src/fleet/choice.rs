@@ -6,21 +6,21 @@
 
 use std::{hash::BuildHasher as _, sync::Arc, time::Instant};
 
-use fleet_protocol::{Adapter, adapter_of};
+use fleet_protocol::{ReportedAdapter, adapter_of};
 use policy::{
-    perf::serving::Load,
+    perf::serving::RequestLoad,
     routing::{
-        self, Asked, Availability, Candidate, Residency,
-        prefixes::{Blocks, Known},
-        seen::Judge,
+        self, Availability, Candidate, PlacementRequest, Residency,
+        prefixes::{Blocks, KnownPrefix},
+        seen::EstimateSelector,
     },
 };
 
 use super::{
-    Fleet, Table,
-    host::{Host, Registered, Told, Word},
+    HostFleet, HostTable,
+    host::{ExecutorReport, Host, HostReport, RegisteredAdapters},
 };
-use crate::ask::{Ask, Head, MAX_BEGINNING_BYTES, Named, TOKEN_BYTES};
+use crate::ask::{AdapterField, MAX_BEGINNING_BYTES, ParsedRequest, RequestHead, TOKEN_BYTES};
 
 /// Bytes of a prompt that are remembered as one.
 const BLOCK_BYTES: usize = 256;
@@ -37,7 +37,7 @@ pub struct Pick {
 
 /// Why a request goes nowhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum PickRefusal {
     /// No host that may be taken is ready.
     #[error("no host is ready; try again shortly")]
     Nobody,
@@ -54,7 +54,7 @@ pub type Subset = Option<Vec<String>>;
 
 /// An adapter, as far as it matters where it is.
 #[derive(Debug, Clone, Copy)]
-struct Wanted {
+struct RequestedAdapter {
     /// Of its name.
     hash: u64,
     rank: u64,
@@ -62,28 +62,34 @@ struct Wanted {
 }
 
 /// A host that comes into question, as the request sees it.
-struct Seat<'a> {
+struct HostCandidate<'a> {
     host: &'a Host,
-    word: &'a Word,
+    word: &'a HostReport,
     /// `None` for the base, and for one that nobody knows.
-    adapter: Option<Wanted>,
+    adapter: Option<RequestedAdapter>,
     /// It knows what was asked for.
     is_known: bool,
 }
 
-impl Fleet {
+impl HostFleet {
     /// Where a request goes, now.
     ///
     /// # Errors
     /// Why it goes nowhere.
-    pub fn pick(&self, head: &Head, ask: &Ask, subset: &Subset, now: Instant) -> Result<Pick, Refusal> {
+    pub fn pick(
+        &self,
+        head: &RequestHead,
+        ask: &ParsedRequest,
+        subset: &Subset,
+        now: Instant,
+    ) -> Result<Pick, PickRefusal> {
         let mut table = self.table();
         if !head.generates() {
             return self.home(&table, subset, now);
         }
         let blocks = self.blocks(head, ask);
         let seats = self.seats(&table, ask, subset, now);
-        let asked = self.asked(ask, &seats).ok_or(Refusal::Nobody)?;
+        let asked = self.asked(ask, &seats).ok_or(PickRefusal::Nobody)?;
         let mut candidates = candidates(&asked, &seats, &table.prefixes.known(&blocks));
         let draw = self.hasher.hash_one(table.decisions);
         if candidates.iter().all(|one| one.availability == Availability::Closed) {
@@ -91,13 +97,13 @@ impl Fleet {
             candidates.iter_mut().for_each(|one| one.availability = Availability::Open);
         }
         let mut ranked = routing::ranked(self.rules.policy, &asked, &candidates, draw);
-        let best = ranked.next().ok_or(Refusal::Nobody)?;
+        let best = ranked.next().ok_or(PickRefusal::Nobody)?;
         check(&asked, best)?;
         let endpoints = endpoints(&seats, std::iter::once(best).chain(ranked), 1 + self.rules.fallbacks);
         table.decisions += 1;
         let (number, executor) = (best.executor / MAX_EXECUTORS, best.executor % MAX_EXECUTORS);
         if let Some(host) = table.hosts.values_mut().find(|host| host.number == number) {
-            host.send(now, executor, Load::of(asked.rank, asked.prompt_tokens));
+            host.send(now, executor, RequestLoad::of(asked.rank, asked.prompt_tokens));
         }
         table.prefixes.note(&blocks, number);
         Ok(Pick { endpoints, blocks })
@@ -116,43 +122,49 @@ impl Fleet {
     }
 
     /// The first host, and others if it fails.
-    fn home(&self, table: &Table, subset: &Subset, now: Instant) -> Result<Pick, Refusal> {
+    fn home(&self, table: &HostTable, subset: &Subset, now: Instant) -> Result<Pick, PickRefusal> {
         let ready = table.hosts.values().filter(|host| host.is_ready(now, self.rules.stale));
         let allowed = ready.filter(|host| is_in(subset, host)).take(1 + self.rules.fallbacks);
         let endpoints: Vec<_> = allowed.map(|host| host.endpoint.clone()).collect();
         if endpoints.is_empty() {
-            Err(Refusal::Nobody)
+            Err(PickRefusal::Nobody)
         } else {
             Ok(Pick { endpoints, blocks: Blocks::default() })
         }
     }
 
     /// What of the prompt is remembered. Whose key it came with, and which model it is for, share nothing with others.
-    pub(super) fn blocks(&self, head: &Head, ask: &Ask) -> Blocks {
+    pub(super) fn blocks(&self, head: &RequestHead, ask: &ParsedRequest) -> Blocks {
         let namespace = (&head.key, &ask.model, &ask.adapter);
         let size = (BLOCK_BYTES, BLOCK_BYTES / TOKEN_BYTES, MAX_BEGINNING_BYTES / BLOCK_BYTES);
         Blocks::of(&self.hasher, namespace, ask.beginning(), size)
     }
 
     /// The hosts that come into question.
-    fn seats<'a>(&self, table: &'a Table, ask: &'a Ask, subset: &Subset, now: Instant) -> Vec<Seat<'a>> {
+    fn seats<'a>(
+        &self,
+        table: &'a HostTable,
+        ask: &'a ParsedRequest,
+        subset: &Subset,
+        now: Instant,
+    ) -> Vec<HostCandidate<'a>> {
         let allowed = table.hosts.values().filter(|host| is_in(subset, host));
         let ready = allowed.filter_map(|host| Some((host, host.ready_word(now, self.rules.stale)?)));
         // Hosts that know the same adapters are asked once.
-        let mut last: Option<(&Arc<Registered>, Option<Wanted>)> = None;
+        let mut last: Option<(&Arc<RegisteredAdapters>, Option<RequestedAdapter>)> = None;
         let mut seats: Vec<_> = ready
             .map(|(host, word)| {
                 let Some(name) = named(ask, word) else {
                     // The base; or a generation, if this host has none of it.
-                    let is_known = !matches!(ask.adapter, Named::Generation(_));
-                    return Seat { host, word, adapter: None, is_known };
+                    let is_known = !matches!(ask.adapter, AdapterField::Generation(_));
+                    return HostCandidate { host, word, adapter: None, is_known };
                 };
                 let adapter = match last {
                     Some((registered, found)) if Arc::ptr_eq(registered, &word.registered) => found,
                     _ => word.registered.get(name).map(|adapter| self.wanted(adapter)),
                 };
                 last = Some((&word.registered, adapter));
-                Seat { host, word, adapter, is_known: adapter.is_some() }
+                HostCandidate { host, word, adapter, is_known: adapter.is_some() }
             })
             .collect();
         if seats.iter().any(|seat| seat.is_known) {
@@ -161,14 +173,18 @@ impl Fleet {
         seats
     }
 
-    fn wanted(&self, adapter: &Adapter) -> Wanted {
-        Wanted { hash: self.hasher.hash_one(&adapter.name), rank: adapter.rank, bytes: adapter.bytes }
+    fn wanted(&self, adapter: &ReportedAdapter) -> RequestedAdapter {
+        RequestedAdapter {
+            hash: self.hasher.hash_one(&adapter.name),
+            rank: adapter.rank,
+            bytes: adapter.bytes,
+        }
     }
 
-    fn asked(&self, ask: &Ask, seats: &[Seat<'_>]) -> Option<Asked> {
+    fn asked(&self, ask: &ParsedRequest, seats: &[HostCandidate<'_>]) -> Option<PlacementRequest> {
         let first = seats.first()?;
         let answers = seats.iter().map(|seat| seat.word.answer_tokens).sum::<f64>();
-        Some(Asked {
+        Some(PlacementRequest {
             prompt_tokens: ask.prompt_tokens(),
             rank: first.adapter.map_or(0, |adapter| adapter.rank),
             slo: self.rules.slo,
@@ -178,11 +194,11 @@ impl Fleet {
 }
 
 /// The adapter a request means; `None` for the base.
-fn named<'a>(ask: &'a Ask, word: &'a Word) -> Option<&'a str> {
+fn named<'a>(ask: &'a ParsedRequest, word: &'a HostReport) -> Option<&'a str> {
     match &ask.adapter {
-        Named::Not => adapter_of(&ask.model, &word.base),
-        Named::Name(name) => Some(name),
-        Named::Generation(beginning) => word.registered.name_of(*beginning),
+        AdapterField::Not => adapter_of(&ask.model, &word.base),
+        AdapterField::Name(name) => Some(name),
+        AdapterField::Generation(beginning) => word.registered.name_of(*beginning),
     }
 }
 
@@ -191,12 +207,12 @@ fn is_in(subset: &Subset, host: &Host) -> bool {
 }
 
 /// Every executor of every host.
-fn candidates(asked: &Asked, seats: &[Seat<'_>], known: &Known) -> Vec<Candidate> {
+fn candidates(asked: &PlacementRequest, seats: &[HostCandidate<'_>], known: &KnownPrefix) -> Vec<Candidate> {
     let each = |seat| executors(seat).map(move |(index, told)| (seat, index, told));
     let executors = || seats.iter().flat_map(each);
-    let judge = Judge::of(asked, &executors().map(|(_, _, told)| told.seen));
-    let candidate = |(seat, index, told): (&Seat<'_>, usize, &Told)| {
-        let queued = Load { requests: seat.word.queued_each(), ..Load::default() };
+    let judge = EstimateSelector::of(asked, &executors().map(|(_, _, told)| told.seen));
+    let candidate = |(seat, index, told): (&HostCandidate<'_>, usize, &ExecutorReport)| {
+        let queued = RequestLoad { requests: seat.word.queued_each(), ..RequestLoad::default() };
         Candidate {
             executor: seat.host.number * MAX_EXECUTORS + index,
             model: judge.model(told.seen),
@@ -220,23 +236,25 @@ fn candidates(asked: &Asked, seats: &[Seat<'_>], known: &Known) -> Vec<Candidate
     all
 }
 
-fn executors<'a>(seat: &Seat<'a>) -> impl Iterator<Item = (usize, &'a Told)> + Clone + use<'a> {
+fn executors<'a>(
+    seat: &HostCandidate<'a>,
+) -> impl Iterator<Item = (usize, &'a ExecutorReport)> + Clone + use<'a> {
     seat.word.executors.iter().take(MAX_EXECUTORS).enumerate()
 }
 
 /// Refuses if the best executor would break a promise although there is something to wait for.
-fn check(asked: &Asked, best: &Candidate) -> Result<(), Refusal> {
+fn check(asked: &PlacementRequest, best: &Candidate) -> Result<(), PickRefusal> {
     if best.requests() == 0 || routing::violations(asked, best) == 0 {
         return Ok(());
     }
     let ttft_us = routing::forecast(asked, best).ttft_us;
     let late_us = ttft_us.saturating_sub(asked.slo.ttft_us.unwrap_or(ttft_us));
-    Err(Refusal::Late { retry_after_s: late_us.div_ceil(1_000_000).max(1) })
+    Err(PickRefusal::Late { retry_after_s: late_us.div_ceil(1_000_000).max(1) })
 }
 
 /// The hosts of executors, each once.
 fn endpoints<'a>(
-    seats: &[Seat<'_>],
+    seats: &[HostCandidate<'_>],
     ranked: impl Iterator<Item = &'a Candidate>,
     most: usize,
 ) -> Vec<String> {

@@ -8,10 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fleet_protocol::{Adapter, Executor, Have, MAX_COUNT, Report, State};
+use fleet_protocol::{GatewayReport, GatewayState, KnownTags, MAX_COUNT, ReportedAdapter, ReportedExecutor};
 use policy::{
-    perf::serving::Load,
-    routing::{Availability, seen::Seen},
+    perf::serving::RequestLoad,
+    routing::{Availability, seen::CostEstimate},
 };
 
 /// A request that was sent so long before a host was asked is in what it says; later ones may be on their way.
@@ -23,21 +23,21 @@ const MAX_SENT: usize = 4_096;
 /// A host left something out that nobody here has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it left out adapters that were not told before")]
-pub struct NotHad;
+pub struct MissingDelta;
 
 /// The adapters that a host can answer for, by name.
 #[derive(Debug, Default)]
-pub struct Registered {
+pub struct RegisteredAdapters {
     tag: u64,
-    by_name: HashMap<String, Adapter>,
+    by_name: HashMap<String, ReportedAdapter>,
     /// A name of each generation, by its beginning.
     names: HashMap<u64, String>,
 }
 
-impl Registered {
+impl RegisteredAdapters {
     /// The adapter of a name.
     #[must_use]
-    pub fn get(&self, name: &str) -> Option<&Adapter> {
+    pub fn get(&self, name: &str) -> Option<&ReportedAdapter> {
         self.by_name.get(name)
     }
 
@@ -47,7 +47,7 @@ impl Registered {
         self.names.get(&generation).map(String::as_str)
     }
 
-    fn of(tag: u64, adapters: Vec<Adapter>) -> Self {
+    fn of(tag: u64, adapters: Vec<ReportedAdapter>) -> Self {
         let names = adapters.iter().map(|adapter| (adapter.generation, adapter.name.clone())).collect();
         let named = adapters.into_iter().map(|adapter| (adapter.name.clone(), adapter));
         Self { tag, by_name: named.collect(), names }
@@ -56,33 +56,33 @@ impl Registered {
 
 /// What a host said.
 #[derive(Debug)]
-pub(super) struct Word {
+pub(super) struct HostReport {
     asked_at: Instant,
-    state: State,
+    state: GatewayState,
     instance: u64,
     pub(super) base: String,
     pub(super) answer_tokens: f64,
     queued: u64,
-    pub(super) executors: Vec<Told>,
-    pub(super) registered: Arc<Registered>,
+    pub(super) executors: Vec<ExecutorReport>,
+    pub(super) registered: Arc<RegisteredAdapters>,
     resident_tag: u64,
     /// Hashes of the names of those that each executor has in memory.
-    resident: Vec<HashSet<u64, BuildHasherDefault<Itself>>>,
+    resident: Vec<HashSet<u64, BuildHasherDefault<IdentityHasher>>>,
 }
 
 /// What a host said of an executor, as candidates are made of it.
 #[derive(Debug)]
-pub(super) struct Told {
+pub(super) struct ExecutorReport {
     pub(super) availability: Availability,
     pub(super) places: u64,
-    pub(super) running: Load,
-    pub(super) waiting: Load,
+    pub(super) running: RequestLoad,
+    pub(super) waiting: RequestLoad,
     pub(super) promised_tpot_us: Option<u64>,
-    pub(super) seen: Option<Seen>,
+    pub(super) seen: Option<CostEstimate>,
 }
 
-impl From<Executor> for Told {
-    fn from(executor: Executor) -> Self {
+impl From<ReportedExecutor> for ExecutorReport {
+    fn from(executor: ReportedExecutor) -> Self {
         Self {
             availability: executor.availability(),
             places: executor.places,
@@ -96,9 +96,9 @@ impl From<Executor> for Told {
 
 /// A hash of what is a hash with a secret key already: every decision looks into one set of each host.
 #[derive(Debug, Default)]
-pub(super) struct Itself(u64);
+pub(super) struct IdentityHasher(u64);
 
-impl Hasher for Itself {
+impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -114,10 +114,10 @@ impl Hasher for Itself {
 
 /// A request that was sent to a host.
 #[derive(Debug)]
-struct Sent {
+struct SentRequest {
     at: Instant,
     executor: usize,
-    load: Load,
+    load: RequestLoad,
 }
 
 /// A host.
@@ -127,10 +127,10 @@ pub(super) struct Host {
     pub(super) number: usize,
     /// As Envoy is told it.
     pub(super) endpoint: String,
-    word: Option<Word>,
-    sent: Vec<Sent>,
+    word: Option<HostReport>,
+    sent: Vec<SentRequest>,
     /// What [`Self::sent`] comes to, for each executor: every decision asks for it.
-    on_the_way: Vec<Load>,
+    on_the_way: Vec<RequestLoad>,
 }
 
 impl Host {
@@ -139,22 +139,22 @@ impl Host {
         Self { number, endpoint, word: None, sent: Vec::new(), on_the_way: Vec::new() }
     }
 
-    pub(super) fn have(&self) -> Have {
+    pub(super) fn have(&self) -> KnownTags {
         let word = self.word.as_ref();
-        Have {
+        KnownTags {
             registered: word.map(|word| word.registered.tag),
             resident: word.map(|word| word.resident_tag),
         }
     }
 
     /// Its adapters, if they have this tag.
-    pub(super) fn registered(&self, tag: u64) -> Option<Arc<Registered>> {
+    pub(super) fn registered(&self, tag: u64) -> Option<Arc<RegisteredAdapters>> {
         let word = self.word.as_ref().filter(|word| word.registered.tag == tag)?;
         Some(Arc::clone(&word.registered))
     }
 
     /// Whether another process is there than before.
-    pub(super) fn is_another(&self, report: &Report) -> bool {
+    pub(super) fn is_another(&self, report: &GatewayReport) -> bool {
         self.word.as_ref().is_some_and(|word| word.instance != report.instance)
     }
 
@@ -162,30 +162,30 @@ impl Host {
     pub(super) fn hear(
         &mut self,
         asked_at: Instant,
-        report: Report,
-        shared: Option<Arc<Registered>>,
+        report: GatewayReport,
+        shared: Option<Arc<RegisteredAdapters>>,
         hasher: &impl BuildHasher,
-    ) -> Result<(), NotHad> {
+    ) -> Result<(), MissingDelta> {
         let before = self.word.take();
         let tag = report.registered.tag;
-        let told = |adapters: Vec<Adapter>| Arc::new(Registered::of(tag, adapters));
-        let registered = shared.or_else(|| report.registered.content.map(told)).ok_or(NotHad)?;
+        let told = |adapters: Vec<ReportedAdapter>| Arc::new(RegisteredAdapters::of(tag, adapters));
+        let registered = shared.or_else(|| report.registered.content.map(told)).ok_or(MissingDelta)?;
         let resident_tag = report.resident.tag;
         let kept = before.filter(|word| word.resident_tag == resident_tag).map(|word| word.resident);
         let hashes = |names: &Vec<String>| names.iter().map(|name| hasher.hash_one(name)).collect();
         let told = |names: Vec<Vec<String>>| names.iter().map(hashes).collect();
-        let resident = report.resident.content.map(told).or(kept).ok_or(NotHad)?;
+        let resident = report.resident.content.map(told).or(kept).ok_or(MissingDelta)?;
         self.sent.retain(|sent| sent.at + ON_THE_WAY > asked_at);
         self.on_the_way.clear();
         self.sent.iter().for_each(|sent| add(&mut self.on_the_way, sent));
-        self.word = Some(Word {
+        self.word = Some(HostReport {
             asked_at,
             state: report.state,
             instance: report.instance,
             base: report.base,
             answer_tokens: report.answer_tokens,
             queued: report.queued,
-            executors: report.executors.into_iter().map(Told::from).collect(),
+            executors: report.executors.into_iter().map(ExecutorReport::from).collect(),
             registered,
             resident_tag,
             resident,
@@ -209,36 +209,36 @@ impl Host {
     }
 
     /// What it said, if that is not old and it takes requests.
-    pub(super) fn ready_word(&self, now: Instant, stale: Duration) -> Option<&Word> {
+    pub(super) fn ready_word(&self, now: Instant, stale: Duration) -> Option<&HostReport> {
         let word = self.word.as_ref()?;
         let is_fresh = now.saturating_duration_since(word.asked_at) <= stale;
-        (is_fresh && word.state == State::Ready).then_some(word)
+        (is_fresh && word.state == GatewayState::Ready).then_some(word)
     }
 
     /// A request goes to one of its executors now.
-    pub(super) fn send(&mut self, at: Instant, executor: usize, load: Load) {
+    pub(super) fn send(&mut self, at: Instant, executor: usize, load: RequestLoad) {
         if self.sent.len() < MAX_SENT {
-            let sent = Sent { at, executor, load };
+            let sent = SentRequest { at, executor, load };
             add(&mut self.on_the_way, &sent);
             self.sent.push(sent);
         }
     }
 
     /// What was sent to an executor since it said what it has.
-    pub(super) fn on_the_way(&self, executor: usize) -> Load {
+    pub(super) fn on_the_way(&self, executor: usize) -> RequestLoad {
         self.on_the_way.get(executor).copied().unwrap_or_default()
     }
 }
 
 /// One more is on its way to its executor.
-fn add(on_the_way: &mut Vec<Load>, sent: &Sent) {
+fn add(on_the_way: &mut Vec<RequestLoad>, sent: &SentRequest) {
     if on_the_way.len() <= sent.executor {
-        on_the_way.resize(sent.executor + 1, Load::default());
+        on_the_way.resize(sent.executor + 1, RequestLoad::default());
     }
     on_the_way[sent.executor] = on_the_way[sent.executor].plus(sent.load);
 }
 
-impl Word {
+impl HostReport {
     /// Whether an executor has the adapter of this hash in memory.
     pub(super) fn has(&self, executor: usize, adapter: u64) -> bool {
         self.resident.get(executor).is_some_and(|hashes| hashes.contains(&adapter))

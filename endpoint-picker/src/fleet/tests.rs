@@ -1,13 +1,13 @@
 use std::collections::BTreeSet;
 
-use fleet_protocol::{Adapter, Executor, State, Tagged, Timings, Work};
-use policy::routing::seen::{Seen, UNSEEN};
+use fleet_protocol::{GatewayState, ReportedAdapter, ReportedExecutor, ReportedLoad, Tagged, Timings};
+use policy::routing::seen::{CostEstimate, UNSEEN};
 
 use super::{
-    choice::{Pick, Refusal, Subset},
+    choice::{Pick, PickRefusal, Subset},
     *,
 };
-use crate::ask::{Ask, Head};
+use crate::ask::{ParsedRequest, RequestHead};
 
 const STALE: Duration = Duration::from_secs(1);
 
@@ -19,40 +19,44 @@ fn endpoint(number: u8) -> String {
     address(number).to_string()
 }
 
-fn work(requests: u64, rank: u64, tokens: u64) -> Work {
-    let one = policy::perf::serving::Load::of(rank, tokens);
-    (0..requests).fold(policy::perf::serving::Load::default(), |sum, _| sum.plus(one)).into()
+fn work(requests: u64, rank: u64, tokens: u64) -> ReportedLoad {
+    let one = policy::perf::serving::RequestLoad::of(rank, tokens);
+    (0..requests).fold(policy::perf::serving::RequestLoad::default(), |sum, _| sum.plus(one)).into()
 }
 
-fn executor(running: Work) -> Executor {
-    let timings = Timings::from(Seen { model: UNSEEN, is_stale: false });
-    let (waiting, promised_tpot_us) = (Work::default(), None);
-    Executor { open: true, places: 64, running, waiting, promised_tpot_us, timings: Some(timings) }
+fn executor(running: ReportedLoad) -> ReportedExecutor {
+    let timings = Timings::from(CostEstimate { model: UNSEEN, is_stale: false });
+    let (waiting, promised_tpot_us) = (ReportedLoad::default(), None);
+    ReportedExecutor { open: true, places: 64, running, waiting, promised_tpot_us, timings: Some(timings) }
 }
 
 /// A host that has nothing to do, knows the adapters `a` and `b`, and holds those of `resident`.
-fn report(resident: &[&str]) -> Report {
-    let adapter =
-        |name: &str, generation| Adapter { name: name.to_owned(), rank: 16, bytes: 64 << 20, generation };
-    Report {
-        state: State::Ready,
+fn report(resident: &[&str]) -> GatewayReport {
+    let adapter = |name: &str, generation| ReportedAdapter {
+        name: name.to_owned(),
+        rank: 16,
+        bytes: 64 << 20,
+        generation,
+    };
+    GatewayReport {
+        state: GatewayState::Ready,
         instance: 1,
         base: "base".to_owned(),
         answer_tokens: 50.0,
         queued: 0,
-        executors: vec![executor(Work::default())],
+        executors: vec![executor(ReportedLoad::default())],
         registered: Tagged::of(vec![adapter("a", 0xa), adapter("b", 0xb)], None),
         resident: Tagged::of(vec![resident.iter().map(|name| (*name).to_owned()).collect()], None),
     }
 }
 
-fn rules() -> Rules {
-    Rules { policy: Policy::RankAware, slo: Slo::default(), stale: STALE, fallbacks: 2 }
+fn rules() -> PickRules {
+    PickRules { policy: RoutingPolicy::RankAware, slo: Slo::default(), stale: STALE, fallbacks: 2 }
 }
 
 /// The hosts 1, 2 and so on, which said this now.
-fn fleet(rules: Rules, reports: &[Report]) -> (Fleet, Instant) {
-    let (fleet, now) = (Fleet::new(rules), Instant::now());
+fn fleet(rules: PickRules, reports: &[GatewayReport]) -> (HostFleet, Instant) {
+    let (fleet, now) = (HostFleet::new(rules), Instant::now());
     let numbers = 1..=u8::try_from(reports.len()).unwrap();
     fleet.set_hosts(&numbers.clone().map(address).collect());
     for (number, report) in numbers.zip(reports) {
@@ -61,19 +65,19 @@ fn fleet(rules: Rules, reports: &[Report]) -> (Fleet, Instant) {
     (fleet, now)
 }
 
-fn head() -> Head {
-    Head { path: "/v1/completions".to_owned(), key: b"Bearer k".to_vec() }
+fn head() -> RequestHead {
+    RequestHead { path: "/v1/completions".to_owned(), key: b"Bearer k".to_vec() }
 }
 
-fn ask(model: &str, prompt: &str) -> Ask {
-    Ask::read(format!(r#"{{"model":"{model}","prompt":"{prompt}"}}"#).as_bytes())
+fn ask(model: &str, prompt: &str) -> ParsedRequest {
+    ParsedRequest::read(format!(r#"{{"model":"{model}","prompt":"{prompt}"}}"#).as_bytes())
 }
 
-fn pick(fleet: &Fleet, model: &str, now: Instant) -> Result<Pick, Refusal> {
+fn pick(fleet: &HostFleet, model: &str, now: Instant) -> Result<Pick, PickRefusal> {
     fleet.pick(&head(), &ask(model, "Hello"), &None, now)
 }
 
-fn first(fleet: &Fleet, model: &str, now: Instant) -> String {
+fn first(fleet: &HostFleet, model: &str, now: Instant) -> String {
     pick(fleet, model, now).unwrap().endpoints.remove(0)
 }
 
@@ -94,7 +98,7 @@ fn an_adapter_is_found_by_its_generation_and_never_taken_for_the_base() {
         let generation = format!("{beginning:016x}{}", "0".repeat(48));
         let body =
             format!(r#"{{"model":"base","adapter":{{"generation":"{generation}"}},"prompt":"Hello"}}"#);
-        fleet.pick(&head(), &Ask::read(body.as_bytes()), &None, now).unwrap().endpoints
+        fleet.pick(&head(), &ParsedRequest::read(body.as_bytes()), &None, now).unwrap().endpoints
     };
     assert_eq!((of(0xa)[0].clone(), of(0xb)[0].clone()), (endpoint(2), endpoint(3)));
     assert_eq!(of(0xa).len(), 2, "the stranger is no candidate");
@@ -140,7 +144,7 @@ fn a_prompt_that_begins_like_one_before_goes_to_the_same_host() {
     let (fleet, now) = fleet(rules(), &[report(&["a"]), report(&["a"])]);
     let long = "A beginning that many questions have in common. ".repeat(200);
     let at = |text: &str, key: &[u8], now| {
-        let head = Head { key: key.to_vec(), ..head() };
+        let head = RequestHead { key: key.to_vec(), ..head() };
         fleet.pick(&head, &ask("a", &format!("{long}{text}")), &None, now).unwrap().endpoints.remove(0)
     };
     let home = at("First?", b"k", now);
@@ -152,7 +156,7 @@ fn a_prompt_that_begins_like_one_before_goes_to_the_same_host() {
     assert_eq!(at("Second?", b"k", later), home);
     let number = if home == endpoint(1) { 1 } else { 2 };
     let known = |key: &[u8]| {
-        let (head, ask) = (Head { key: key.to_vec(), ..head() }, ask("a", &long));
+        let (head, ask) = (RequestHead { key: key.to_vec(), ..head() }, ask("a", &long));
         let table = fleet.table();
         let host = table.hosts.get(&address(number)).unwrap().number;
         table.prefixes.known(&fleet.blocks(&head, &ask)).tokens(host)
@@ -170,15 +174,15 @@ fn a_prompt_that_begins_like_one_before_goes_to_the_same_host() {
 #[test]
 fn a_host_that_is_old_lost_or_not_ready_gets_nothing() {
     let mut stopping = report(&["a"]);
-    stopping.state = State::Stopping;
+    stopping.state = GatewayState::Stopping;
     let (fleet, now) = fleet(rules(), &[report(&["a"]), stopping]);
     assert_eq!(pick(&fleet, "a", now).unwrap().endpoints, [endpoint(1)]);
-    assert_eq!(pick(&fleet, "a", now + 2 * STALE).unwrap_err(), Refusal::Nobody);
-    assert_eq!(fleet.count(now), Count { known: 2, ready: 1 });
+    assert_eq!(pick(&fleet, "a", now + 2 * STALE).unwrap_err(), PickRefusal::Nobody);
+    assert_eq!(fleet.count(now), HostCount { known: 2, ready: 1 });
     fleet.lost(address(1));
-    assert_eq!(pick(&fleet, "a", now).unwrap_err(), Refusal::Nobody);
+    assert_eq!(pick(&fleet, "a", now).unwrap_err(), PickRefusal::Nobody);
     fleet.set_hosts(&BTreeSet::new());
-    assert_eq!(fleet.count(now), Count::default());
+    assert_eq!(fleet.count(now), HostCount::default());
 }
 
 #[test]
@@ -189,15 +193,15 @@ fn a_subset_is_kept_to() {
         fleet.pick(&head(), &ask("a", "Hello"), &subset, now).map(|pick| pick.endpoints)
     };
     assert_eq!(within(&[endpoint(3)]), Ok(vec![endpoint(3)]));
-    assert_eq!(within(&[]), Err(Refusal::Nobody));
-    assert_eq!(within(&["10.9.9.9:1".to_owned()]), Err(Refusal::Nobody));
+    assert_eq!(within(&[]), Err(PickRefusal::Nobody));
+    assert_eq!(within(&["10.9.9.9:1".to_owned()]), Err(PickRefusal::Nobody));
 }
 
 #[test]
 fn what_generates_nothing_meets_on_the_first_host() {
     let (fleet, now) = fleet(rules(), &[report(&[]), report(&["a"])]);
-    let files = Head { path: "/v1/files".to_owned(), ..Head::default() };
-    let at = |now| fleet.pick(&files, &Ask::default(), &None, now).map(|pick| pick.endpoints);
+    let files = RequestHead { path: "/v1/files".to_owned(), ..RequestHead::default() };
+    let at = |now| fleet.pick(&files, &ParsedRequest::default(), &None, now).map(|pick| pick.endpoints);
     assert_eq!(at(now), Ok(vec![endpoint(1), endpoint(2)]));
     fleet.lost(address(1));
     assert_eq!(at(now), Ok(vec![endpoint(2)]));
@@ -208,10 +212,10 @@ fn a_promise_that_no_host_can_keep_is_refused_with_a_forecast_unless_one_is_idle
     let slo = Slo { ttft_us: Some(1_000), tpot_us: None };
     let mut busy = report(&["a"]);
     busy.executors = vec![executor(work(64, 16, 1_000))];
-    let (late, now) = fleet(Rules { slo, ..rules() }, &[busy.clone(), busy]);
-    let Err(Refusal::Late { retry_after_s }) = pick(&late, "a", now) else { panic!("it is refused") };
+    let (late, now) = fleet(PickRules { slo, ..rules() }, &[busy.clone(), busy]);
+    let Err(PickRefusal::Late { retry_after_s }) = pick(&late, "a", now) else { panic!("it is refused") };
     assert!(retry_after_s >= 1);
-    let (idle, now) = fleet(Rules { slo, ..rules() }, &[report(&["a"])]);
+    let (idle, now) = fleet(PickRules { slo, ..rules() }, &[report(&["a"])]);
     assert!(pick(&idle, "a", now).is_ok(), "nothing is gained by waiting");
 }
 
@@ -225,9 +229,9 @@ fn full_hosts_say_themselves_who_may_wait() {
 
 #[test]
 fn who_leaves_out_what_was_never_told_is_asked_for_everything() {
-    let (fleet, now) = (Fleet::new(rules()), Instant::now());
+    let (fleet, now) = (HostFleet::new(rules()), Instant::now());
     fleet.set_hosts(&[address(1)].into());
-    assert_eq!(fleet.have(address(1)), Have::default());
+    assert_eq!(fleet.have(address(1)), KnownTags::default());
     let mut short = report(&["a"]);
     short.registered.content = None;
     assert!(fleet.heard(address(1), now, short.clone()).is_err());

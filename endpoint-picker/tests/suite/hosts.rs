@@ -3,12 +3,12 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use endpoint_picker::{
-    fleet::{Rules, choice::Refusal},
+    fleet::{PickRules, choice::PickRefusal},
     picker::Picker,
     scrape::{Scrape, run},
 };
 use patience::eventually;
-use policy::routing::{Policy, Slo};
+use policy::routing::{RoutingPolicy, Slo};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
@@ -49,10 +49,10 @@ async fn host(answer: Option<String>) -> SocketAddr {
 
 fn picker(hosts: &[SocketAddr]) -> Arc<Picker> {
     let stale = Duration::from_millis(500);
-    let rules = Rules { policy: Policy::RankAware, slo: Slo::default(), stale, fallbacks: 9 };
+    let rules = PickRules { policy: RoutingPolicy::RankAware, slo: Slo::default(), stale, fallbacks: 9 };
     let picker = Arc::new(Picker::new(rules, 1 << 20));
     assert!(!picker.is_ready(), "nobody has said anything yet");
-    assert_eq!(asked(&picker), Err(Refusal::Nobody));
+    assert_eq!(asked(&picker), Err(PickRefusal::Nobody));
     let scrape = Scrape {
         endpoints: hosts.iter().map(ToString::to_string).collect(),
         every: Duration::from_millis(20),
@@ -64,8 +64,8 @@ fn picker(hosts: &[SocketAddr]) -> Arc<Picker> {
 }
 
 /// Where a completion would go.
-fn asked(picker: &Picker) -> Result<Vec<String>, Refusal> {
-    let head = endpoint_picker::ask::Head { path: "/v1/completions".to_owned(), key: Vec::new() };
+fn asked(picker: &Picker) -> Result<Vec<String>, PickRefusal> {
+    let head = endpoint_picker::ask::RequestHead { path: "/v1/completions".to_owned(), key: Vec::new() };
     picker.decide(&head, br#"{"model":"base","prompt":"Hello"}"#, &None).map(|pick| pick.endpoints)
 }
 
@@ -89,7 +89,7 @@ async fn a_host_that_says_too_much_nonsense_or_nothing_holds_nobody_up() {
 async fn a_name_stands_for_all_its_addresses() {
     let good = host(Some(report(""))).await;
     let stale = Duration::from_millis(500);
-    let rules = Rules { policy: Policy::MostIdle, slo: Slo::default(), stale, fallbacks: 0 };
+    let rules = PickRules { policy: RoutingPolicy::MostIdle, slo: Slo::default(), stale, fallbacks: 0 };
     let picker = Arc::new(Picker::new(rules, 1 << 20));
     let endpoints = vec![format!("localhost:{}", good.port()), "nobody.invalid:1".to_owned()];
     let scrape = Scrape { endpoints, every: Duration::from_millis(20), limit: stale, key: None };

@@ -9,7 +9,7 @@ use super::{
         DEFAULT_ALIGNMENT, MAX_ALIGNMENT, MAX_ARRAY_DEPTH, MAX_DIMENSIONS, MAX_ENTRIES, MAX_KEY_BYTES,
         MAX_NAME_BYTES, MAX_STRING_BYTES, MAX_TENSORS, MAX_VALUES,
     },
-    value::{Array, Short, Value, ValueKind},
+    value::{Array, ShortText, Value, ValueKind},
 };
 
 /// What is wrong with a file's header.
@@ -143,15 +143,18 @@ fn read_tensor(cursor: &mut Cursor<'_>) -> Result<Declared, FormatError> {
     let mut dims = Vec::new();
     for _ in 0..dimensions {
         let dim = cursor.u64("a tensor's dimensions")?;
-        dims.push(usize::try_from(dim).map_err(|_| FormatError::Shape { tensor: Short(&name).to_string() })?);
+        dims.push(
+            usize::try_from(dim).map_err(|_| FormatError::Shape { tensor: ShortText(&name).to_string() })?,
+        );
     }
     let code = cursor.u32("a tensor's type")?;
     let kind = tensor_type(code).ok_or_else(|| FormatError::UnsupportedTensorType {
-        tensor: Short(&name).to_string(),
+        tensor: ShortText(&name).to_string(),
         kind: tensor_type_name(code),
     })?;
     let offset = cursor.u64("a tensor's offset")?;
-    let bytes = size(kind, &dims).ok_or_else(|| FormatError::Shape { tensor: Short(&name).to_string() })?;
+    let bytes =
+        size(kind, &dims).ok_or_else(|| FormatError::Shape { tensor: ShortText(&name).to_string() })?;
     Ok(Declared { name, kind, dims, bytes, offset })
 }
 
@@ -178,13 +181,13 @@ fn place(
     let mut tensors = Vec::with_capacity(declared.len());
     for Declared { name, kind, dims, bytes, offset } in declared {
         if !offset.is_multiple_of(alignment) {
-            return Err(FormatError::Unaligned { tensor: Short(&name).to_string(), alignment });
+            return Err(FormatError::Unaligned { tensor: ShortText(&name).to_string(), alignment });
         }
         let range = start
             .and_then(|start| usize::try_from(start.checked_add(offset)?).ok())
             .and_then(|begin| Some(begin..begin.checked_add(bytes)?))
             .filter(|range| range.end <= file_bytes)
-            .ok_or_else(|| FormatError::OutOfBounds { tensor: Short(&name).to_string() })?;
+            .ok_or_else(|| FormatError::OutOfBounds { tensor: ShortText(&name).to_string() })?;
         tensors.push((name, TensorInfo { kind, dims, range }));
     }
     Ok(tensors)
@@ -231,7 +234,7 @@ impl<'a> Cursor<'a> {
     fn value_kind(&mut self, key: &str) -> Result<ValueKind, FormatError> {
         let code = self.u32("a metadata value")?;
         ValueKind::from_code(code)
-            .ok_or_else(|| FormatError::UnknownValueKind { key: Short(key).to_string(), code })
+            .ok_or_else(|| FormatError::UnknownValueKind { key: ShortText(key).to_string(), code })
     }
 
     fn value(&mut self, key: &str, kind: ValueKind) -> Result<Value, FormatError> {
@@ -257,7 +260,7 @@ impl<'a> Cursor<'a> {
         match self.array("a metadata value")? {
             [0] => Ok(false),
             [1] => Ok(true),
-            [byte] => Err(FormatError::NotABool { key: Short(key).to_string(), byte }),
+            [byte] => Err(FormatError::NotABool { key: ShortText(key).to_string(), byte }),
         }
     }
 

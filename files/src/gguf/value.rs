@@ -234,7 +234,7 @@ impl Value {
     /// What this is, short enough for a message.
     pub(super) fn summary(&self) -> String {
         match self {
-            Self::String(text) => format!("the string \"{}\"", Short(text)),
+            Self::String(text) => format!("the string \"{}\"", ShortText(text)),
             Self::Array(elements) => format!("an array of {} elements", elements.len()),
             scalar => format!("{scalar:?}"),
         }
@@ -242,9 +242,9 @@ impl Value {
 }
 
 /// A text of a file, escaped and cut for messages.
-pub(super) struct Short<'a>(pub(super) &'a str);
+pub(super) struct ShortText<'a>(pub(super) &'a str);
 
-impl fmt::Display for Short<'_> {
+impl fmt::Display for ShortText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 64;
         for character in self.0.chars().take(SHOWN) {

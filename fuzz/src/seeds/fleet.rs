@@ -1,6 +1,8 @@
 //! What reaches the endpoint picker, as it should be and as whoever means harm would send it.
 
-use endpoint_picker::messages::{HeaderMap, HeaderValue, HttpBody, HttpHeaders, Part, ProcessingRequest};
+use endpoint_picker::messages::{
+    HeaderMap, HeaderValue, HttpBody, HttpHeaders, ProcessingRequest, RequestPart,
+};
 use prost::Message as _;
 use serde_json::{Value, json};
 
@@ -40,7 +42,7 @@ fn framed(messages: &[ProcessingRequest]) -> Vec<u8> {
     framed.flatten().collect()
 }
 
-fn part(part: Part) -> ProcessingRequest {
+fn part(part: RequestPart) -> ProcessingRequest {
     ProcessingRequest { part: Some(part), ..ProcessingRequest::default() }
 }
 
@@ -48,11 +50,11 @@ fn head() -> ProcessingRequest {
     let path =
         HeaderValue { key: ":path".to_owned(), value: String::new(), raw_value: b"/v1/completions".to_vec() };
     let headers = Some(HeaderMap { headers: vec![path] });
-    part(Part::RequestHeaders(HttpHeaders { headers, end_of_stream: false }))
+    part(RequestPart::RequestHeaders(HttpHeaders { headers, end_of_stream: false }))
 }
 
 fn body(bytes: usize) -> ProcessingRequest {
-    part(Part::RequestBody(HttpBody { body: vec![b'x'; bytes], end_of_stream: true }))
+    part(RequestPart::RequestBody(HttpBody { body: vec![b'x'; bytes], end_of_stream: true }))
 }
 
 pub(super) fn messages() -> Vec<Seed> {

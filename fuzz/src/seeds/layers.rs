@@ -3,10 +3,11 @@
 use shmproto::{
     codec::Wire,
     layer::{
-        CallHeader, Class, Dtype, Op, Path, ReplyHeader, Source, Status,
+        CallClass, CallHeader, CallStatus, Dtype, Op, Path, ReplyHeader, RowSource,
         control::{
-            AdapterDtype, Catalog, ChannelReady, Fetch, Fetched, FromLayers, KvDtype, Open, Opened, Part,
-            RefusalCode, Refused, Ring, SessionStats, Site, SkeletonFile, ToLayers,
+            AdapterDtype, Catalog, ChannelReady, ClientFileEntry, Fetch, Fetched, FromLayers, KvDtype,
+            ModularWeights, RefusalCode, SessionOpen, SessionOpened, SessionRefused, SessionStats, Site,
+            SiteLayer, ToLayers,
         },
         draw::DRAW_BYTES,
     },
@@ -25,11 +26,11 @@ fn call() -> CallHeader {
     CallHeader {
         op: Op::Forward,
         path: Path::Fast,
-        class: Class::Decode,
+        class: CallClass::Decode,
         dtype: Dtype::F32,
         site: 3,
         part: None,
-        source: Source::Rows,
+        source: RowSource::Rows,
         sequence: 1,
         rows: 1,
         input: 64,
@@ -40,9 +41,9 @@ fn call() -> CallHeader {
 pub(super) fn calls() -> Vec<Seed> {
     let mut make = Maker::new("layer_call");
     make.valid("forward", call().to_bytes().to_vec());
-    let backward = CallHeader { op: Op::Backward, class: Class::Training, part: Some(1), ..call() };
+    let backward = CallHeader { op: Op::Backward, class: CallClass::Training, part: Some(1), ..call() };
     make.valid("backward", backward.to_bytes().to_vec());
-    let drawn = CallHeader { op: Op::ForwardNoBias, path: Path::Ring, source: Source::Draw, ..call() };
+    let drawn = CallHeader { op: Op::ForwardNoBias, path: Path::Ring, source: RowSource::Draw, ..call() };
     make.valid("a draw through the ring path", drawn.to_bytes().to_vec());
     let with = |at: usize, bytes: &[u8]| {
         let mut header = call().to_bytes().to_vec();
@@ -59,7 +60,7 @@ pub(super) fn calls() -> Vec<Seed> {
     make.refused(
         "a reply",
         FORMAT,
-        ReplyHeader::refusal(&call(), Status::Busy, 5).to_bytes().to_vec(),
+        ReplyHeader::refusal(&call(), CallStatus::Busy, 5).to_bytes().to_vec(),
         "begins with",
     );
     make.refused("half a header", FORMAT, call().to_bytes()[..32].to_vec(), "64 bytes");
@@ -68,7 +69,7 @@ pub(super) fn calls() -> Vec<Seed> {
 
 pub(super) fn replies() -> Vec<Seed> {
     let mut make = Maker::new("layer_reply");
-    let reply = ReplyHeader::refusal(&call(), Status::Quota, 250).to_bytes();
+    let reply = ReplyHeader::refusal(&call(), CallStatus::Quota, 250).to_bytes();
     make.valid("a refusal", reply.to_vec());
     let with = |at: usize, byte: u8| {
         let mut header = reply.to_vec();
@@ -81,9 +82,9 @@ pub(super) fn replies() -> Vec<Seed> {
     make.seeds
 }
 
-fn open() -> Open {
+fn open() -> SessionOpen {
     let [key, name, masking] = ["hb-key", "laptop", "off"].map(str::to_owned);
-    Open { version: 1, layout_hash: 2, key, name, masking, session: 0 }
+    SessionOpen { version: 1, layout_hash: 2, key, name, masking, session: 0 }
 }
 
 pub(super) fn to_layers() -> Vec<Seed> {
@@ -105,8 +106,8 @@ pub(super) fn to_layers() -> Vec<Seed> {
 }
 
 fn catalog() -> Catalog {
-    let part = Part { name: "q_proj".to_owned(), rows: 64, has_bias: 1 };
-    let ring = Ring { weight_exponent: -24, l1: [1 << 40, 3], commitment: [9; 32] };
+    let part = SiteLayer { name: "q_proj".to_owned(), rows: 64, has_bias: 1 };
+    let ring = ModularWeights { weight_exponent: -24, l1: [1 << 40, 3], commitment: [9; 32] };
     let [model, architecture, name] = ["m", "llama", "model.gguf"].map(str::to_owned);
     Catalog {
         model,
@@ -119,13 +120,13 @@ fn catalog() -> Catalog {
             Site { columns: 64, paths: 3, ring: None, parts: vec![part.clone()] },
             Site { columns: 64, paths: 15, ring: Some(ring), parts: vec![part] },
         ],
-        files: vec![SkeletonFile { name, bytes: 1 << 20, ranges: vec![(0, 64)] }],
+        files: vec![ClientFileEntry { name, bytes: 1 << 20, ranges: vec![(0, 64)] }],
     }
 }
 
 pub(super) fn from_layers() -> Vec<Seed> {
     let mut make = Maker::new("from_layers");
-    let opened = Opened {
+    let opened = SessionOpened {
         session: 1,
         instance: 2,
         tenant: "acme".to_owned(),
@@ -135,7 +136,7 @@ pub(super) fn from_layers() -> Vec<Seed> {
         max_bytes: 6,
     };
     make.valid("a session", FromLayers::Opened(opened).to_bytes());
-    let refused = Refused { code: RefusalCode::Busy, message: "why".to_owned(), retry_after_ms: 7 };
+    let refused = SessionRefused { code: RefusalCode::Busy, message: "why".to_owned(), retry_after_ms: 7 };
     make.valid("a refusal", FromLayers::Refused(refused).to_bytes());
     let fetched = Fetched { blob: 1, offset: 2, bytes: vec![3; 100] };
     make.valid("part of a blob", FromLayers::Fetched(fetched).to_bytes());
@@ -173,7 +174,7 @@ pub(super) fn zmtp() -> Vec<Seed> {
     let mut message = Vec::new();
     put_message(&mut message, &[&call().to_bytes(), &[0; 2304]]);
     make.valid("a call", null(&message));
-    let drawn = CallHeader { op: Op::ForwardNoBias, path: Path::Ring, source: Source::Draw, ..call() };
+    let drawn = CallHeader { op: Op::ForwardNoBias, path: Path::Ring, source: RowSource::Draw, ..call() };
     message.clear();
     put_message(&mut message, &[&drawn.to_bytes(), &[7; DRAW_BYTES]]);
     make.valid("a draw", null(&message));
@@ -229,7 +230,7 @@ pub(super) fn channels() -> Vec<Seed> {
     let mut make = Maker::new("channel");
     make.valid("a call", region(1, &[call()]));
     make.valid("four calls", region(4, &[call(); 4]));
-    let drawn = CallHeader { op: Op::Backward, path: Path::Ring, source: Source::Draw, ..call() };
+    let drawn = CallHeader { op: Op::Backward, path: Path::Ring, source: RowSource::Draw, ..call() };
     make.valid("a draw of rows that the executor makes", region(1, &[drawn]));
     make.refused("2^32 - 1 calls", COUNTS, region(u32::MAX, &[call()]), "close the channel");
     make.refused("a call more than there are places", COUNTS, region(5, &[call(); 4]), "close the channel");

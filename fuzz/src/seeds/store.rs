@@ -4,7 +4,7 @@ use std::{error::Error, fs};
 
 use cache::{
     Chain, Namespace,
-    store::{Layout, MAX_BLOCK_BYTES, Record, Slot, Store},
+    store::{BlockRecord, BlockStore, MAX_BLOCK_BYTES, StoreLayout, StoreSlot},
 };
 use ids::TenantId;
 
@@ -20,16 +20,16 @@ const ENTRIES: usize = 4096;
 const ENTRY_BYTES: usize = 192;
 
 /// A file with a block in each of the first `blocks` slots.
-fn image(layout: &Layout, blocks: u32) -> Vec<u8> {
+fn image(layout: &StoreLayout, blocks: u32) -> Vec<u8> {
     let make = || -> Result<Vec<u8>, Box<dyn Error>> {
         let folder = crate::targets::folder(&[]);
         let path = folder.path().join("blocks");
-        let store = Store::open(&path, layout)?.store;
+        let store = BlockStore::open(&path, layout)?.store;
         let namespace = Namespace { adapter: None, sharing: [1; 32], owner: TenantId::EVERYBODY };
         for slot in 0..blocks {
             let tokens = (slot..).take(layout.block_tokens).collect();
-            let record = Record { namespace, parent: Chain::root(&namespace), tokens, used_at_s: 1 };
-            store.write(Slot(slot), &record, &vec![1; layout.block_bytes])?;
+            let record = BlockRecord { namespace, parent: Chain::root(&namespace), tokens, used_at_s: 1 };
+            store.write(StoreSlot(slot), &record, &vec![1; layout.block_bytes])?;
         }
         Ok(fs::read(path)?)
     };
@@ -53,11 +53,11 @@ pub(super) fn files() -> Vec<Seed> {
     );
     make.valid("an entry with a flipped bit", with(ENTRIES + 40, &[entries[ENTRIES + 40] ^ 1]));
     make.valid("an entry cut in the middle", entries[..ENTRIES + 20].to_vec());
-    let large = Layout { block_bytes: MAX_BLOCK_BYTES, ..LAYOUT };
+    let large = StoreLayout { block_bytes: MAX_BLOCK_BYTES, ..LAYOUT };
     make.refused("blocks of a gibibyte", COUNTS, image(&large, 0), "Other");
     make.refused("2^64 - 1 bytes a block", COUNTS, with(16, &[255; 8]), "Damaged");
     make.refused("2^32 - 1 tokens a block", OFFSETS, with(12, &[255; 4]), "Damaged");
-    let foreign = Layout { fingerprint: [8; 32], ..LAYOUT };
+    let foreign = StoreLayout { fingerprint: [8; 32], ..LAYOUT };
     make.refused("blocks of another model", FORMAT, image(&foreign, 4), "Other");
     make.refused("another version", FORMAT, with(8, &[9]), "OtherVersion { version: 9 }");
     make.refused("another file", FORMAT, with(0, b"GGUF"), "does not hold KV blocks");

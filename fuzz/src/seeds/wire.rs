@@ -4,7 +4,7 @@ use shmproto::{
     codec::Wire,
     message::{
         AdapterLoaded, AdapterPart, AdapterStats, ColdStart, DeviceFacts, ErrorCode, Failed, Finish,
-        Generate, Hello, LoadAdapter, Loading, Output, Pooling, Precision, Provisional, Sampling, Stats,
+        Generate, Hello, LoadAdapter, Loading, Output, Pooling, Precision, ProvisionalMode, Sampling, Stats,
         ToExecutor, ToGateway, TokenOutput, UnloadAdapter, Welcome, WireError, WorkerStats,
     },
 };
@@ -41,7 +41,7 @@ fn generate() -> Generate {
         logprobs: Some(5),
         prompt_logprobs: None,
         deadline_ms: 0,
-        provisional: Provisional::Wanted,
+        provisional: ProvisionalMode::Wanted,
         precision: Precision::Serving,
         grammar: Some("{}".to_owned()),
         pooling: Some(Pooling::Mean),

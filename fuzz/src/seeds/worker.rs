@@ -2,7 +2,7 @@
 
 use shmproto::{
     codec::Wire,
-    handover::{AdapterOffered, AdapterRejected, FromWorker, Seated, ToWorker, WorkerHello},
+    handover::{AdapterOffered, AdapterRejected, FromWorker, SlotGranted, ToWorker, WorkerHello},
     image::{ENTRY_BYTES, HEADER_BYTES, Image, ImageEntry},
 };
 
@@ -18,7 +18,7 @@ pub(super) fn messages() -> Vec<Seed> {
     make.valid("an adapter that is mapped", FromWorker::AdapterMapped(1).to_bytes());
     let rejected = AdapterRejected { image: 1, reason: "why".to_owned() };
     make.valid("an adapter that is not", FromWorker::AdapterRejected(rejected).to_bytes());
-    let seated = Seated { seat: 1, worker: 2, control_bytes: 64, x_bytes: 64, sums_bytes: 64 };
+    let seated = SlotGranted { seat: 1, worker: 2, control_bytes: 64, x_bytes: 64, sums_bytes: 64 };
     make.valid("a seat", ToWorker::Seated(seated).to_bytes());
     make.valid("no seat", ToWorker::Refused("why".to_owned()).to_bytes());
     make.valid(

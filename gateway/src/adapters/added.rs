@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::{
-    entry::{Entry, Lease, Part},
-    errors::{LeaseError, SumError},
+    entry::{AdapterEntry, Lease, MergePart},
+    errors::{LeaseError, WeightedMergeError},
     registry::Registry,
-    sums::{self, Named},
+    sums::{self, MergeTerm},
 };
 use crate::caller::Caller;
 
@@ -24,23 +24,24 @@ impl Registry {
         let is_alone = named.len() == 1;
         // Held until the sum's own lease holds them: so none of them goes in between.
         let mut held = Vec::with_capacity(named.len());
-        for Named { name, weight } in named {
+        for MergeTerm { name, weight } in named {
             match self.lease(name, caller)? {
                 Some(lease) => held.push((lease, weight)),
                 None if is_alone => return Ok(None),
-                None => return Err(SumError::Unknown(name.to_owned()).into()),
+                None => return Err(WeightedMergeError::Unknown(name.to_owned()).into()),
             }
         }
         if is_alone && held[0].1 == 1.0 {
             return Ok(held.pop().map(|(only, _)| only));
         }
-        let part = |(lease, weight): &(Lease, f32)| Part { entry: Arc::clone(&lease.entry), weight: *weight };
+        let part =
+            |(lease, weight): &(Lease, f32)| MergePart { entry: Arc::clone(&lease.entry), weight: *weight };
         self.lease_sum(sums::sum(held.iter().map(part).collect())?).map(Some)
     }
 
-    fn lease_sum(self: &Arc<Self>, sum: Entry) -> Result<Lease, LeaseError> {
-        let lease = |entry: &Arc<Entry>| match entry.fault() {
-            Some(reason) => Err(SumError::Refused { name: entry.record.name.clone(), reason }),
+    fn lease_sum(self: &Arc<Self>, sum: AdapterEntry) -> Result<Lease, LeaseError> {
+        let lease = |entry: &Arc<AdapterEntry>| match entry.fault() {
+            Some(reason) => Err(WeightedMergeError::Refused { name: entry.record.name.clone(), reason }),
             None => Ok(entry.lease()),
         };
         let (lease, forgotten) = self.sums.take(sum, lease)?;
@@ -52,7 +53,7 @@ impl Registry {
     }
 
     /// Forgets the sums that `part` is in, which nobody leases any more, and frees them; returns the bytes freed.
-    pub(super) async fn free_sums_of(&self, part: &Arc<Entry>) -> u64 {
+    pub(super) async fn free_sums_of(&self, part: &Arc<AdapterEntry>) -> u64 {
         let mut freed = 0;
         for sum in self.sums.forget(part) {
             freed += self.free_everywhere(&sum).await;

@@ -14,17 +14,17 @@ use text::adapter_text::AdapterText;
 use super::{
     base::{Base, ComparedText},
     database::{DatabaseError, OwnTemplate, Record},
-    entry::Entry,
+    entry::AdapterEntry,
     errors::AdapterError,
-    jail::Place,
+    jail::AdapterLocation,
     names::{check_chosen_name, check_name},
-    on_demand::LentFiles,
+    on_demand::LoadFiles,
     publication::Publication,
     registry::Registry,
     request::{LoadRequest, Replace, Terms, check_generation, check_replace},
-    share::LoadedBy,
-    store::{ContentId, Incoming, Sweep},
-    table::Table,
+    share::LoadOrigin,
+    store::{CleanupScope, ContentId, Incoming},
+    table::AdapterNames,
     to_end::to_end,
 };
 use crate::{
@@ -46,11 +46,11 @@ impl Registry {
         self: &Arc<Self>,
         request: LoadRequest,
         base: Base<'_>,
-    ) -> Result<Arc<Entry>, AdapterError> {
+    ) -> Result<Arc<AdapterEntry>, AdapterError> {
         let slot = self.begin_load()?;
         self.check_load(&request, base.name)?;
-        let place = Place::inside(&self.root, &request.path)?;
-        self.load_from(place, request, base, LoadedBy::Administrator, slot).await
+        let place = AdapterLocation::inside(&self.root, &request.path)?;
+        self.load_from(place, request, base, LoadOrigin::Administrator, slot).await
     }
 
     /// Loads an adapter the operator named at start, from anywhere, replacing what has the name.
@@ -62,17 +62,17 @@ impl Registry {
         name: &str,
         path: &Path,
         base: Base<'_>,
-    ) -> Result<Arc<Entry>, AdapterError> {
+    ) -> Result<Arc<AdapterEntry>, AdapterError> {
         check_chosen_name(name, base.name)?;
-        let place = Place::anywhere(path)?;
+        let place = AdapterLocation::anywhere(path)?;
         let (name, path) = (name.to_owned(), path.to_owned());
         let request = LoadRequest { name, path, replace: Replace::Always, tenant: None, pinned: None };
-        match self.load_from(place, request.clone(), base, LoadedBy::Administrator, ()).await {
+        match self.load_from(place, request.clone(), base, LoadOrigin::Administrator, ()).await {
             // The gateways of a fleet start together, with the same adapters.
             Err(AdapterError::Database(DatabaseError::Conflict(_))) => {
                 tokio::time::sleep(AFTER_CONFLICT).await;
-                let place = Place::anywhere(&request.path)?;
-                self.load_from(place, request, base, LoadedBy::Administrator, ()).await
+                let place = AdapterLocation::anywhere(&request.path)?;
+                self.load_from(place, request, base, LoadOrigin::Administrator, ()).await
             }
             done => done,
         }
@@ -88,21 +88,21 @@ impl Registry {
         request: LoadRequest,
         base: Base<'_>,
         terms: Terms,
-    ) -> Result<Arc<Entry>, AdapterError> {
+    ) -> Result<Arc<AdapterEntry>, AdapterError> {
         check_name(&request.name, base.name)?;
-        let place = Place::anywhere(&request.path)?.told_as(Path::new(&request.name));
-        self.load_from(place, request, base, LoadedBy::Tenant(terms), ()).await
+        let place = AdapterLocation::anywhere(&request.path)?.told_as(Path::new(&request.name));
+        self.load_from(place, request, base, LoadOrigin::Tenant(terms), ()).await
     }
 
     /// Loads from `place`. What is `held` is given back when the load has ended.
     pub(super) async fn load_from(
         self: &Arc<Self>,
-        place: Place,
+        place: AdapterLocation,
         request: LoadRequest,
         base: Base<'_>,
-        by: LoadedBy,
+        by: LoadOrigin,
         held: impl Send + 'static,
-    ) -> Result<Arc<Entry>, AdapterError> {
+    ) -> Result<Arc<AdapterEntry>, AdapterError> {
         let (registry, text) = (Arc::clone(self), base.text.cloned());
         let load = async move {
             let _held = held;
@@ -113,11 +113,11 @@ impl Registry {
 
     async fn copy_and_load(
         self: &Arc<Self>,
-        place: Place,
+        place: AdapterLocation,
         request: LoadRequest,
         base: Option<Arc<dyn Text>>,
-        by: LoadedBy,
-    ) -> Result<Arc<Entry>, AdapterError> {
+        by: LoadOrigin,
+    ) -> Result<Arc<AdapterEntry>, AdapterError> {
         let tenant =
             request.tenant.clone().or_else(|| self.entries().get(&request.name)?.record.tenant.clone());
         let (incoming, text) = self.copy(place, tenant.as_deref(), base).await?;
@@ -132,8 +132,8 @@ impl Registry {
             return Err(AdapterError::Full(self.max_adapters));
         }
         let terms = match by {
-            LoadedBy::Administrator => Terms::default(),
-            LoadedBy::Tenant(terms) => {
+            LoadOrigin::Administrator => Terms::default(),
+            LoadOrigin::Tenant(terms) => {
                 let bytes = incoming.bytes.saturating_add(text.template_bytes());
                 self.share.check(&table, tenant.as_deref(), &request.name, bytes)?;
                 terms
@@ -164,7 +164,7 @@ impl Registry {
     /// Copies an adapter into the store, where it has no name yet, and compares the text files beside it with the base's text.
     async fn copy(
         &self,
-        place: Place,
+        place: AdapterLocation,
         tenant: Option<&str>,
         base: Option<Arc<dyn Text>>,
     ) -> Result<(Incoming, ComparedText), AdapterError> {
@@ -185,11 +185,11 @@ impl Registry {
     async fn already(
         &self,
         request: &LoadRequest,
-        old: Option<&Arc<Entry>>,
+        old: Option<&Arc<AdapterEntry>>,
         incoming: &Incoming,
         text: &ComparedText,
-    ) -> Result<Option<Arc<Entry>>, AdapterError> {
-        let same = |old: &&Arc<Entry>| {
+    ) -> Result<Option<Arc<AdapterEntry>>, AdapterError> {
+        let same = |old: &&Arc<AdapterEntry>| {
             let pinned = request.pinned.is_none_or(|pinned| pinned == old.is_pinned());
             let same_files = old.record.content == incoming.content && text.is_of(&old.record);
             same_files && pinned && old.fault().is_none()
@@ -218,21 +218,21 @@ impl Registry {
         tenant: Option<String>,
         incoming: Incoming,
         text: ComparedText,
-        old: Option<&Entry>,
+        old: Option<&AdapterEntry>,
         terms: &Terms,
-    ) -> Result<Arc<Entry>, AdapterError> {
+    ) -> Result<Arc<AdapterEntry>, AdapterError> {
         let (store, content) = (self.store.clone(), incoming.content);
         let _held = thread::run("adapter-install", move || store.install(&incoming)).await??;
         self.store.publish(content).await?;
         let home = self.calmest();
         // Until it is registered: who makes this executor ready would free it.
         let moving = home.moving.lock().await;
-        let files = LentFiles { content, told: self.told(&request.name, &request.path), weight: 1.0 };
+        let files = LoadFiles { content, told: self.told(&request.name, &request.path), weight: 1.0 };
         let loaded = self.load_files(home, &[files], tenant.as_deref()).await?;
         failpoint::pass("gateway.loaded_before_commit");
         // No request asks for a draft, so nothing else would keep it in the executors.
         let is_draft = loaded.draft_layers > 0;
-        let pinned = request.pinned.unwrap_or_else(|| is_draft || old.is_some_and(Entry::is_pinned));
+        let pinned = request.pinned.unwrap_or_else(|| is_draft || old.is_some_and(AdapterEntry::is_pinned));
         let (generation, template) = OwnTemplate::over(Generation(loaded.generation), text.template);
         let record = Record {
             name: request.name.clone(),
@@ -273,9 +273,9 @@ impl Registry {
         mut record: Record,
         warnings: Vec<String>,
         loaded: &AdapterLoaded,
-        old: Option<&Entry>,
+        old: Option<&AdapterEntry>,
         of: Option<&Publication>,
-    ) -> Result<Arc<Entry>, AdapterError> {
+    ) -> Result<Arc<AdapterEntry>, AdapterError> {
         if loaded.modules == 0 {
             return Err(AdapterError::NoModules(record.source.display().to_string()));
         }
@@ -284,7 +284,7 @@ impl Registry {
         }
         failpoint::pass("gateway.before_commit");
         record.version = self.records.put(&record, old, of).await?;
-        let entry = self.enter(Arc::new(Entry::new(record)));
+        let entry = self.enter(Arc::new(AdapterEntry::new(record)));
         entry.set_warnings(warnings);
         tracing::info!(name = %entry.record.name, generation = %entry.record.generation, "adapter loaded");
         self.after_commit().await;
@@ -318,13 +318,13 @@ impl Registry {
         Ok(freed)
     }
 
-    pub(super) fn entry(&self, name: &str) -> Result<Arc<Entry>, AdapterError> {
+    pub(super) fn entry(&self, name: &str) -> Result<Arc<AdapterEntry>, AdapterError> {
         self.entries().get(name).cloned().ok_or_else(|| AdapterError::NotFound(name.to_owned()))
     }
 
     /// Puts an entry into the table, unless what was registered under its name has been taken over already, or something that
     /// came later.
-    fn enter(&self, entry: Arc<Entry>) -> Arc<Entry> {
+    fn enter(&self, entry: Arc<AdapterEntry>) -> Arc<AdapterEntry> {
         let mut entered = Arc::clone(&entry);
         self.change_table(|table| match table.get(&entry.record.name) {
             Some(there) if there.version() > 0 && there.version() >= entry.version() => {
@@ -337,9 +337,9 @@ impl Registry {
     }
 
     /// Makes a changed table the one that is read; what it no longer holds goes on in `draining`.
-    fn change_table(&self, change: impl FnOnce(&mut Table) -> Option<Arc<Entry>>) {
+    fn change_table(&self, change: impl FnOnce(&mut AdapterNames) -> Option<Arc<AdapterEntry>>) {
         let _editing = lock(&self.editing);
-        let mut table = Table::clone(&self.entries());
+        let mut table = AdapterNames::clone(&self.entries());
         // First there, then gone here: at no moment is it in neither.
         let old = change(&mut table);
         lock(&self.draining).extend(old);
@@ -347,7 +347,7 @@ impl Registry {
     }
 
     /// Waits for the leases of an entry that has left the table, then frees what it had.
-    pub(super) async fn retire(&self, entry: &Arc<Entry>) -> u64 {
+    pub(super) async fn retire(&self, entry: &Arc<AdapterEntry>) -> u64 {
         entry.drained().await;
         failpoint::pass("gateway.unload_drained");
         let _changing = self.changing.lock().await;
@@ -373,7 +373,8 @@ impl Registry {
         if self.sweep_due.swap(false, Ordering::Relaxed) {
             let keep = self.every_entry().iter().map(|entry| entry.record.content).collect();
             let store = self.store.clone();
-            let swept = thread::run("adapter-sweep", move || store.sweep(&keep, Sweep::Contents)).await;
+            let swept =
+                thread::run("adapter-sweep", move || store.sweep(&keep, CleanupScope::Contents)).await;
             if let Ok(Err(error)) = swept {
                 tracing::warn!(%error, "files of no adapter could not be removed");
             }

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use failpoint::Outcome;
+use failpoint::FailpointOutcome;
 use ids::Generation;
 use sqlx::{
     ConnectOptions as _, Connection as _, Row as _, SqliteConnection,
@@ -151,7 +151,7 @@ impl Database {
     /// Registers an adapter in place of whatever had its name. On disk when this returns.
     ///
     /// # Errors
-    /// [`DatabaseError::Full`], [`DatabaseError::Failed`], or [`DatabaseError::NotHeld`]; nothing has changed then.
+    /// [`DatabaseError::TooManySequences`], [`DatabaseError::Failed`], or [`DatabaseError::NotHeld`]; nothing has changed then.
     pub async fn put(&self, record: &Record, of: Option<&Publication>) -> Result<(), DatabaseError> {
         let mut connection = self.writer().await?;
         let mut transaction = connection.begin().await.map_err(DatabaseError::of)?;
@@ -226,7 +226,7 @@ impl Database {
     /// The connection, for one statement or transaction.
     pub(crate) async fn writer(&self) -> Result<MutexGuard<'_, SqliteConnection>, DatabaseError> {
         let connection = self.connection.lock().await;
-        if failpoint::hit("gateway.commit_fails") == Outcome::Fail {
+        if failpoint::hit("gateway.commit_fails") == FailpointOutcome::Fail {
             return Err(DatabaseError::Failed(sqlx::Error::Io(io::Error::other("as a test wants it"))));
         }
         Ok(connection)

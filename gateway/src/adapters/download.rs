@@ -2,7 +2,7 @@
 
 use std::{fs, io, path::PathBuf, sync::Arc};
 
-use super::{entry::Entry, errors::ResidencyError, registry::Registry, store::Held};
+use super::{entry::AdapterEntry, errors::ResidencyError, registry::Registry, store::CacheHold};
 
 /// The files of an adapter, on this host as long as this lives.
 #[derive(Debug)]
@@ -10,7 +10,7 @@ pub(crate) struct Download {
     directory: PathBuf,
     /// Each name with its bytes, in the order of the names.
     pub(crate) files: Vec<(String, u64)>,
-    _held: Held,
+    _held: CacheHold,
 }
 
 /// Why files cannot be taken away.
@@ -31,7 +31,7 @@ pub(crate) enum DownloadError {
 
 impl Registry {
     /// Brings the files of an adapter to this host, if they lie elsewhere.
-    pub(crate) async fn download(&self, entry: &Arc<Entry>) -> Result<Download, DownloadError> {
+    pub(crate) async fn download(&self, entry: &Arc<AdapterEntry>) -> Result<Download, DownloadError> {
         let (path, held) = self.files_of(entry).await?;
         let read = |source| DownloadError::Read { name: entry.record.name.clone(), source };
         let directory =

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use super::database::Record;
 use crate::{
-    caller::{Caller, Role},
+    caller::{Caller, KeyRole},
     clock::now_us,
     lock::lock,
     text::{Text, TextError},
@@ -24,7 +24,7 @@ const RATE_WINDOW_S: u64 = 10;
 
 /// An adapter under a name.
 #[derive(Debug)]
-pub struct Entry {
+pub struct AdapterEntry {
     /// What was registered; `pinned` and `last_used_us` as they were then.
     pub record: Record,
     id: AdapterId,
@@ -41,31 +41,31 @@ pub struct Entry {
     /// Its receivers are the leases.
     leases: watch::Sender<()>,
     /// Where it is used.
-    uses: Mutex<Uses>,
+    uses: Mutex<AdapterUses>,
     rate: Mutex<Rate>,
     /// What it is the sum of; nothing, if it has files of its own.
-    parts: Vec<Part>,
+    parts: Vec<MergePart>,
     /// How the tokenizer beside its files differs from the base's; known to the process that loaded it.
     warnings: Mutex<Vec<String>>,
 }
 
 /// An adapter of a sum, and what it is multiplied with.
 #[derive(Debug, Clone)]
-pub(super) struct Part {
-    pub(super) entry: Arc<Entry>,
+pub(super) struct MergePart {
+    pub(super) entry: Arc<AdapterEntry>,
     pub(super) weight: f32,
 }
 
 /// Who uses an adapter on which executor.
 #[derive(Debug, Default)]
-struct Uses {
+struct AdapterUses {
     /// Leases of requests that have no executor yet: they may come to any.
     anywhere: usize,
     /// Places, by the number of the executor; none is zero.
     at: BTreeMap<usize, usize>,
 }
 
-impl Entry {
+impl AdapterEntry {
     pub(super) fn new(record: Record) -> Self {
         Self {
             id: AdapterId::new(TenantId::of(record.tenant.as_deref()), record.weights()),
@@ -110,12 +110,12 @@ impl Entry {
     }
 
     /// The same as the sum of others.
-    pub(super) fn with_parts(self, parts: Vec<Part>) -> Self {
+    pub(super) fn with_parts(self, parts: Vec<MergePart>) -> Self {
         Self { parts, ..self }
     }
 
     /// What it is the sum of; nothing, if it has files of its own.
-    pub(super) fn parts(&self) -> &[Part] {
+    pub(super) fn parts(&self) -> &[MergePart] {
         &self.parts
     }
 
@@ -143,7 +143,7 @@ impl Entry {
     #[must_use]
     pub fn is_for(&self, caller: &Caller) -> bool {
         let owner = self.record.tenant.as_deref();
-        owner.is_none_or(|tenant| *tenant == *caller.tenant) || caller.role == Role::Admin
+        owner.is_none_or(|tenant| *tenant == *caller.tenant) || caller.role == KeyRole::Admin
     }
 
     /// Requests that use it now.
@@ -235,9 +235,9 @@ impl Entry {
         }
     }
 
-    fn place(self: &Arc<Self>, index: usize) -> Place {
+    fn place(self: &Arc<Self>, index: usize) -> ExecutorPin {
         *lock(&self.uses).at.entry(index).or_default() += 1;
-        Place { entry: Arc::clone(self), index }
+        ExecutorPin { entry: Arc::clone(self), index }
     }
 
     /// When it was last used, once: if that has not been saved.
@@ -259,7 +259,7 @@ pub struct Lease {
     pub generation: Generation,
     /// What it is called in the executor.
     pub id: AdapterId,
-    pub(super) entry: Arc<Entry>,
+    pub(super) entry: Arc<AdapterEntry>,
     /// True once it is known on which executor it is used.
     is_placed: AtomicBool,
     _held: watch::Receiver<()>,
@@ -270,7 +270,7 @@ pub struct Lease {
 impl Lease {
     /// What it is taken on.
     #[must_use]
-    pub(crate) fn entry(&self) -> &Entry {
+    pub(crate) fn entry(&self) -> &AdapterEntry {
         &self.entry
     }
 
@@ -287,7 +287,7 @@ impl Lease {
     }
 
     /// From now on it is used where its places say: the first is on the executor at `index`.
-    pub(super) fn place(&self, index: usize) -> Place {
+    pub(super) fn place(&self, index: usize) -> ExecutorPin {
         let place = self.entry.place(index);
         self.settle();
         place
@@ -314,12 +314,12 @@ impl Drop for Lease {
 
 /// Keeps an adapter on one executor as long as a request uses it there.
 #[derive(Debug)]
-pub struct Place {
-    pub(super) entry: Arc<Entry>,
+pub struct ExecutorPin {
+    pub(super) entry: Arc<AdapterEntry>,
     index: usize,
 }
 
-impl Place {
+impl ExecutorPin {
     /// The number of the executor.
     #[must_use]
     pub fn index(&self) -> usize {
@@ -332,7 +332,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ExecutorPin {
     fn drop(&mut self) {
         let mut uses = lock(&self.entry.uses);
         if let Some(count) = uses.at.get_mut(&self.index) {

@@ -251,16 +251,16 @@ pub enum ResidencyError {
     NeverFits(String),
     /// Its files, or the executor's idea of them, are not what was registered.
     #[error(transparent)]
-    Unusable(#[from] Unusable),
+    Unusable(#[from] UnusableAdapter),
     /// The executor did not do it.
     #[error(transparent)]
     Call(#[from] CallError),
     /// Its files are in the bucket, and do not come.
     #[error(transparent)]
-    Unfetched(#[from] Unfetched),
+    Unfetched(#[from] FetchFailure),
     /// They do not add up.
     #[error(transparent)]
-    Sum(#[from] SumError),
+    Sum(#[from] WeightedMergeError),
 }
 
 /// The name is there, but the store that its files are in does not give them now.
@@ -268,7 +268,7 @@ pub enum ResidencyError {
 #[error(
     "the files of the adapter '{name}' cannot be had now: {reason}; others are served, try this one again shortly"
 )]
-pub struct Unfetched {
+pub struct FetchFailure {
     /// The name requests use.
     pub name: String,
     /// What the store said, for a person.
@@ -280,18 +280,18 @@ pub struct Unfetched {
 pub enum LeaseError {
     /// It could not be brought back.
     #[error(transparent)]
-    Unusable(#[from] Unusable),
+    Unusable(#[from] UnusableAdapter),
     /// It guesses for the base.
     #[error("'{0}' is a draft: it answers nobody; ask the base, or an adapter that is none")]
     Draft(String),
     /// What it names does not add up.
     #[error(transparent)]
-    Sum(#[from] SumError),
+    Sum(#[from] WeightedMergeError),
 }
 
 /// Why what was asked for is no sum of adapters.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SumError {
+pub enum WeightedMergeError {
     /// Nothing stands before or behind a `+`, or before a colon.
     #[error("a part of it has no name; write a+b, or a:0.7+b:0.3")]
     NoName,
@@ -344,7 +344,7 @@ pub enum SumError {
 /// The name is there, but its adapter could not be brought back.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the adapter '{name}' is registered but not usable: {reason}; load it again")]
-pub struct Unusable {
+pub struct UnusableAdapter {
     /// The name requests use.
     pub name: String,
     /// What is wrong with its files or its weights, for a person.

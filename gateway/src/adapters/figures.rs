@@ -10,7 +10,7 @@ pub const LOAD_BOUNDS_S: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 
 
 /// Counts since the process began.
 #[derive(Debug, Default)]
-pub(super) struct Counters {
+pub(super) struct RegistryCounters {
     loads: AtomicU64,
     failures: AtomicU64,
     pub(super) evictions: AtomicU64,
@@ -22,7 +22,7 @@ pub(super) struct Counters {
 
 /// The counters at one moment.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Figures {
+pub struct RegistryStats {
     /// Adapters the executor took.
     pub loads: u64,
     /// Adapters it did not take.
@@ -39,7 +39,7 @@ pub struct Figures {
     pub load_buckets: [u64; LOAD_BOUNDS_S.len() + 1],
 }
 
-impl Counters {
+impl RegistryCounters {
     pub(super) fn loaded(&self, time: Duration) {
         self.loads.fetch_add(1, Relaxed);
         self.load_us.fetch_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Relaxed);
@@ -51,8 +51,8 @@ impl Counters {
         self.failures.fetch_add(1, Relaxed);
     }
 
-    pub(super) fn read(&self) -> Figures {
-        Figures {
+    pub(super) fn read(&self) -> RegistryStats {
+        RegistryStats {
             loads: self.loads.load(Relaxed),
             load_failures: self.failures.load(Relaxed),
             evictions: self.evictions.load(Relaxed),

@@ -14,8 +14,8 @@ use serde::Deserialize;
 
 use super::{
     database::{DatabaseError, Record, failed},
-    jail::Place,
-    store::{ContentId, Store, StoreError},
+    jail::AdapterLocation,
+    store::{AdapterStore, ContentId, StoreError},
 };
 
 /// Its name within the state directory.
@@ -30,13 +30,13 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 const NO_FILES: ContentId = ContentId([0; 32]);
 
 #[derive(Deserialize)]
-struct Contents {
+struct LegacyRegistry {
     version: u32,
-    adapters: Vec<Old>,
+    adapters: Vec<LegacyAdapter>,
 }
 
 #[derive(Deserialize)]
-struct Old {
+struct LegacyAdapter {
     name: String,
     path: PathBuf,
     generation: String,
@@ -47,7 +47,7 @@ struct Old {
 }
 
 /// Reads the old registry of `state`, if there is one, and copies its adapters into `store`. May block.
-pub(super) fn read(state: &Path, store: &Store) -> Result<Vec<Record>, DatabaseError> {
+pub(super) fn read(state: &Path, store: &AdapterStore) -> Result<Vec<Record>, DatabaseError> {
     let path = state.join(FILE);
     let file = match File::open(&path) {
         Ok(file) => file,
@@ -60,7 +60,8 @@ pub(super) fn read(state: &Path, store: &Store) -> Result<Vec<Record>, DatabaseE
     if bytes.len() as u64 > MAX_FILE_BYTES {
         return Err(damaged(format!("it has more than {MAX_FILE_BYTES} bytes")));
     }
-    let contents: Contents = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+    let contents: LegacyRegistry =
+        serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
     if contents.version != VERSION {
         return Err(damaged(format!("its version is {}, not {VERSION}", contents.version)));
     }
@@ -78,8 +79,8 @@ pub(super) fn finish(state: &Path) -> Result<(), DatabaseError> {
 }
 
 fn record(
-    old: Old,
-    store: &Store,
+    old: LegacyAdapter,
+    store: &AdapterStore,
     damaged: &dyn Fn(String) -> DatabaseError,
 ) -> Result<Record, DatabaseError> {
     let generation = blake3::Hash::from_hex(&old.generation)
@@ -115,8 +116,8 @@ fn record(
     })
 }
 
-fn copy(path: &Path, store: &Store) -> Result<ContentId, StoreError> {
-    let incoming = store.copy(&Place::anywhere(path)?, TenantId::EVERYBODY)?;
+fn copy(path: &Path, store: &AdapterStore) -> Result<ContentId, StoreError> {
+    let incoming = store.copy(&AdapterLocation::anywhere(path)?, TenantId::EVERYBODY)?;
     // Nobody makes room before it is registered.
     drop(store.install(&incoming)?);
     Ok(incoming.content)

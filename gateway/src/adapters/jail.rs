@@ -79,7 +79,7 @@ pub enum JailError {
 
 /// A file of an adapter, opened.
 #[derive(Debug)]
-pub struct Piece {
+pub struct AdapterFile {
     /// What it is called in the store.
     pub name: &'static str,
     /// Open for reading, at its beginning.
@@ -90,7 +90,7 @@ pub struct Piece {
 
 /// Where an adapter's files are.
 #[derive(Debug)]
-pub struct Place {
+pub struct AdapterLocation {
     /// What `inside` is relative to.
     base: OwnedFd,
     inside: PathBuf,
@@ -99,7 +99,7 @@ pub struct Place {
     asked: PathBuf,
 }
 
-impl Place {
+impl AdapterLocation {
     /// `asked` inside `root`, which must be absolute and without links; a relative path is relative to the root.
     ///
     /// # Errors
@@ -154,7 +154,7 @@ impl Place {
     ///
     /// # Errors
     /// If there is none, or one that may not be read; see [`JailError`].
-    pub fn pieces(&self) -> Result<Vec<Piece>, JailError> {
+    pub fn pieces(&self) -> Result<Vec<AdapterFile>, JailError> {
         let found = self.open(Path::new(""), OFlags::PATH)?;
         let kind = fstat(&found).map_err(|reason| self.unreadable(Path::new(""), reason))?.st_mode;
         match FileType::from_raw_mode(kind) {
@@ -183,7 +183,7 @@ impl Place {
         Ok(Some(bytes))
     }
 
-    fn of_directory(&self) -> Result<Vec<Piece>, JailError> {
+    fn of_directory(&self) -> Result<Vec<AdapterFile>, JailError> {
         let Some(config) = self.regular_if_there(Path::new(CONFIG_FILE))? else {
             return self.of_gguf_directory();
         };
@@ -191,8 +191,8 @@ impl Place {
             return Err(self.without_weights());
         };
         Ok(vec![
-            Piece { name: CONFIG_FILE, file: config, max_bytes: Some(MAX_CONFIG_BYTES) },
-            Piece { name: WEIGHT_FILE, file: weights, max_bytes: None },
+            AdapterFile { name: CONFIG_FILE, file: config, max_bytes: Some(MAX_CONFIG_BYTES) },
+            AdapterFile { name: WEIGHT_FILE, file: weights, max_bytes: None },
         ])
     }
 
@@ -205,7 +205,7 @@ impl Place {
         JailError::NoAdapter { path: self.asked.clone(), reason: "adapter_model.safetensors is not there" }
     }
 
-    fn of_gguf_directory(&self) -> Result<Vec<Piece>, JailError> {
+    fn of_gguf_directory(&self) -> Result<Vec<AdapterFile>, JailError> {
         let directory = self.open(Path::new(""), OFlags::RDONLY | OFlags::DIRECTORY)?;
         let entries = Dir::read_from(&directory).map_err(|reason| self.unreadable(Path::new(""), reason))?;
         let names = entries.take(MAX_ENTRIES).filter_map(Result::ok);
@@ -219,7 +219,7 @@ impl Place {
         }
     }
 
-    fn of_file(&self) -> Result<Vec<Piece>, JailError> {
+    fn of_file(&self) -> Result<Vec<AdapterFile>, JailError> {
         let ending = self.inside.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
         match ending {
             "gguf" => Ok(vec![gguf(self.regular(Path::new(""))?)]),
@@ -275,8 +275,8 @@ impl Place {
     }
 }
 
-fn gguf(file: File) -> Piece {
-    Piece { name: GGUF_FILE, file, max_bytes: None }
+fn gguf(file: File) -> AdapterFile {
+    AdapterFile { name: GGUF_FILE, file, max_bytes: None }
 }
 
 /// Names of 4 KiB are not repeated in full.

@@ -6,10 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fleet_protocol::{Adapter, Tagged, beginning_of};
+use fleet_protocol::{ReportedAdapter, Tagged, beginning_of};
 use ids::AdapterId;
 
-use super::{entry::Entry, registry::Registry, table::Table};
+use super::{entry::AdapterEntry, registry::Registry, table::AdapterNames};
 use crate::lock::lock;
 
 /// After so long it is looked again which adapters can be used.
@@ -17,36 +17,36 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// Which adapters there are, put together once for all who ask: thousands of them do not change ten times a second.
 #[derive(Debug, Default)]
-pub struct Listing(Mutex<Option<Arc<Listed>>>);
+pub struct AdapterListing(Mutex<Option<Arc<ListedAdapters>>>);
 
 /// All adapters at one moment.
 #[derive(Debug)]
-pub struct Listed {
-    table: Arc<Table>,
+pub struct ListedAdapters {
+    table: Arc<AdapterNames>,
     at: Instant,
     /// Those that answer.
-    pub(crate) registered: Tagged<Vec<Adapter>>,
+    pub(crate) registered: Tagged<Vec<ReportedAdapter>>,
     /// What is in an executor, by the names it has.
     names: HashMap<AdapterId, Vec<String>>,
 }
 
-impl Listing {
+impl AdapterListing {
     /// What is true now.
-    pub(crate) fn now(&self, registry: &Registry) -> Arc<Listed> {
+    pub(crate) fn now(&self, registry: &Registry) -> Arc<ListedAdapters> {
         let mut listed = lock(&self.0);
         let table = registry.entries();
-        let is_true = |old: &&Arc<Listed>| Arc::ptr_eq(&old.table, &table) && old.at.elapsed() < LOOK;
+        let is_true = |old: &&Arc<ListedAdapters>| Arc::ptr_eq(&old.table, &table) && old.at.elapsed() < LOOK;
         if let Some(old) = listed.as_ref().filter(is_true) {
             return Arc::clone(old);
         }
-        let now = Arc::new(Listed::of(table));
+        let now = Arc::new(ListedAdapters::of(table));
         *listed = Some(Arc::clone(&now));
         now
     }
 }
 
-impl Listed {
-    fn of(table: Arc<Table>) -> Self {
+impl ListedAdapters {
+    fn of(table: Arc<AdapterNames>) -> Self {
         let registered = table.values().filter(|entry| answers(entry)).map(|entry| adapter(entry)).collect();
         let mut names: HashMap<_, Vec<_>> = HashMap::with_capacity(table.len());
         for (name, entry) in table.iter() {
@@ -64,12 +64,12 @@ impl Listed {
 }
 
 /// Whether it answers requests.
-fn answers(entry: &Entry) -> bool {
+fn answers(entry: &AdapterEntry) -> bool {
     entry.record.draft_layers == 0 && entry.fault().is_none()
 }
 
-fn adapter(entry: &Entry) -> Adapter {
-    Adapter {
+fn adapter(entry: &AdapterEntry) -> ReportedAdapter {
+    ReportedAdapter {
         name: entry.record.name.clone(),
         rank: entry.record.rank.into(),
         bytes: entry.record.bytes,

@@ -17,11 +17,11 @@ use tokio::sync::watch;
 
 use super::{
     database::Record,
-    entry::{Entry, Lease, Place},
-    errors::{ResidencyError, SumError, Unfetched, Unusable},
+    entry::{AdapterEntry, ExecutorPin, Lease},
+    errors::{FetchFailure, ResidencyError, UnusableAdapter, WeightedMergeError},
     registry::Registry,
-    residency::{Home, PendingLoad, Residency},
-    store::{ContentId, Held},
+    residency::{ExecutorAdapters, PendingLoad, Residency},
+    store::{CacheHold, ContentId},
 };
 use crate::{executor::CallError, lock::lock, thread};
 
@@ -36,12 +36,12 @@ const ROOM_WAIT: Duration = Duration::from_secs(1);
 const ROOM_PAUSE: Duration = Duration::from_millis(20);
 
 /// Whether an adapter was registered itself, and when it was last used, in microseconds.
-type Worth = (bool, u64);
+type EvictionRank = (bool, u64);
 
 /// A request that waits; says so until it is dropped.
-struct Waiting<'a>(&'a Home);
+struct WaitingRequest<'a>(&'a ExecutorAdapters);
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitingRequest<'_> {
     fn drop(&mut self) {
         lock(&self.0.residency).waiters -= 1;
     }
@@ -53,7 +53,7 @@ impl Registry {
     ///
     /// # Errors
     /// See [`ResidencyError`].
-    pub async fn bring(self: &Arc<Self>, lease: &Lease, index: usize) -> Result<Place, ResidencyError> {
+    pub async fn bring(self: &Arc<Self>, lease: &Lease, index: usize) -> Result<ExecutorPin, ResidencyError> {
         let place = lease.place(index);
         self.ensure_resident(&place).await?;
         Ok(place)
@@ -65,15 +65,15 @@ impl Registry {
     /// See [`ResidencyError`].
     pub async fn bring_beside(
         self: &Arc<Self>,
-        place: &Place,
+        place: &ExecutorPin,
         index: usize,
-    ) -> Result<Place, ResidencyError> {
+    ) -> Result<ExecutorPin, ResidencyError> {
         let place = place.beside(index);
         self.ensure_resident(&place).await?;
         Ok(place)
     }
 
-    async fn ensure_resident(self: &Arc<Self>, place: &Place) -> Result<(), ResidencyError> {
+    async fn ensure_resident(self: &Arc<Self>, place: &ExecutorPin) -> Result<(), ResidencyError> {
         let (home, id) = (&self.homes[place.index()], place.entry.id());
         let (mut pending, _waiting) = {
             let mut residency = lock(&home.residency);
@@ -97,7 +97,7 @@ impl Registry {
                 None => self.start_load(home, &mut residency, &place.entry),
             };
             residency.waiters += 1;
-            (pending, Waiting(home))
+            (pending, WaitingRequest(home))
         };
         match pending.wait_for(Option::is_some).await {
             Ok(outcome) => outcome.clone().unwrap_or(Ok(())),
@@ -109,9 +109,9 @@ impl Registry {
     /// Starts the load that waiters share; it goes on if they leave.
     fn start_load(
         self: &Arc<Self>,
-        home: &Home,
+        home: &ExecutorAdapters,
         residency: &mut Residency,
-        entry: &Arc<Entry>,
+        entry: &Arc<AdapterEntry>,
     ) -> PendingLoad {
         let (done, pending) = watch::channel(None);
         residency.pending_loads.insert(entry.id(), pending.clone());
@@ -127,7 +127,11 @@ impl Registry {
     }
 
     /// Loads a registered adapter as soon as requests that use others leave room for it, within [`ROOM_WAIT`].
-    async fn load_when_there_is_room(&self, home: &Home, entry: &Entry) -> Result<(), ResidencyError> {
+    async fn load_when_there_is_room(
+        &self,
+        home: &ExecutorAdapters,
+        entry: &AdapterEntry,
+    ) -> Result<(), ResidencyError> {
         // Without the lock: other adapters go their ways while this one comes from elsewhere.
         let mut held = self.fetch(entry).await?;
         let mut is_fetched_again = false;
@@ -142,7 +146,7 @@ impl Registry {
                 }
                 // What lies here may have rotted: what lies in the bucket has not.
                 Err(ResidencyError::Unusable(_) | ResidencyError::Sum(_))
-                    if held.iter().any(Held::is_of_bucket) && !is_fetched_again =>
+                    if held.iter().any(CacheHold::is_of_bucket) && !is_fetched_again =>
                 {
                     entry.sources().iter().for_each(|(record, _)| self.store.remove(record.content));
                     held = self.fetch(entry).await?;
@@ -152,9 +156,9 @@ impl Registry {
                     entry.set_fault(Some(unusable.reason.clone()));
                     return Err(unusable.into());
                 }
-                Err(ResidencyError::Sum(SumError::Refused { name, reason })) => {
+                Err(ResidencyError::Sum(WeightedMergeError::Refused { name, reason })) => {
                     entry.set_fault(Some(reason.clone()));
-                    return Err(SumError::Refused { name, reason }.into());
+                    return Err(WeightedMergeError::Refused { name, reason }.into());
                 }
                 other => return other,
             }
@@ -162,7 +166,7 @@ impl Registry {
     }
 
     /// Brings all files that an adapter is made of to this host, if they lie elsewhere.
-    pub(super) async fn fetch(&self, entry: &Entry) -> Result<Vec<Held>, ResidencyError> {
+    pub(super) async fn fetch(&self, entry: &AdapterEntry) -> Result<Vec<CacheHold>, ResidencyError> {
         let mut held = Vec::new();
         for (record, _) in entry.sources() {
             held.push(self.fetch_files(record).await?);
@@ -171,10 +175,10 @@ impl Registry {
     }
 
     /// Brings the files of a registered adapter to this host, if they lie elsewhere.
-    pub(super) async fn fetch_files(&self, record: &Record) -> Result<Held, ResidencyError> {
+    pub(super) async fn fetch_files(&self, record: &Record) -> Result<CacheHold, ResidencyError> {
         let fetched = self.store.fetch(record.content, TenantId::of(record.tenant.as_deref())).await;
         self.trim().await;
-        fetched.map_err(|error| Unfetched { name: record.name.clone(), reason: error.to_string() }.into())
+        fetched.map_err(|error| FetchFailure { name: record.name.clone(), reason: error.to_string() }.into())
     }
 
     /// Lets files go that the cache has no room for, but for those of adapters in use or kept resident.
@@ -182,7 +186,7 @@ impl Registry {
         if self.fetch_figures().is_none() {
             return;
         }
-        let needed = |entry: &&Arc<Entry>| entry.is_pinned() || entry.requests() > 0;
+        let needed = |entry: &&Arc<AdapterEntry>| entry.is_pinned() || entry.requests() > 0;
         let keep = self.every_entry().iter().filter(needed).map(|entry| entry.record.content).collect();
         let store = self.store.clone();
         // Without a thread there is time for it later.
@@ -190,13 +194,17 @@ impl Registry {
     }
 
     /// Loads an adapter whose files lie here, evicting others if it must. Call it with the home's `moving` held.
-    pub(super) async fn make_resident(&self, home: &Home, entry: &Entry) -> Result<(), ResidencyError> {
+    pub(super) async fn make_resident(
+        &self,
+        home: &ExecutorAdapters,
+        entry: &AdapterEntry,
+    ) -> Result<(), ResidencyError> {
         if home.holds(entry.id()) {
             return Ok(());
         }
         self.make_room(home, entry.record.bytes).await?;
         let sources = entry.sources();
-        let files = sources.iter().map(|(record, weight)| LentFiles {
+        let files = sources.iter().map(|(record, weight)| LoadFiles {
             content: record.content,
             told: self.told(&record.name, &record.source),
             weight: *weight,
@@ -223,15 +231,15 @@ impl Registry {
     /// fit. Call it with the home's `moving` held.
     pub(super) async fn load_files(
         &self,
-        home: &Home,
-        files: &[LentFiles<'_>],
+        home: &ExecutorAdapters,
+        files: &[LoadFiles<'_>],
         tenant: Option<&str>,
     ) -> Result<AdapterLoaded, ResidencyError> {
         let owner = TenantId::of(tenant);
         let mut started = Instant::now();
         // For as long as others make room.
         let mut lent = Vec::with_capacity(files.len());
-        for LentFiles { content, told, weight } in files {
+        for LoadFiles { content, told, weight } in files {
             let part = home.executor.lend(&self.store.path(*content)).await;
             lent.push((part.inspect_err(|_| self.counters.failed())?.told_as(told), *weight));
         }
@@ -259,7 +267,7 @@ impl Registry {
     }
 
     /// Evicts until `bytes` are free, or nothing at all if that cannot be had.
-    async fn make_room(&self, home: &Home, bytes: u64) -> Result<(), ResidencyError> {
+    async fn make_room(&self, home: &ExecutorAdapters, bytes: u64) -> Result<(), ResidencyError> {
         let Some(budget) = home.budget_bytes() else {
             // The load itself says why.
             return Ok(());
@@ -286,11 +294,12 @@ impl Registry {
     }
 
     /// Whether waiting helps depends on why the rest cannot go.
-    fn no_room(&self, home: &Home, reason: &str) -> ResidencyError {
+    fn no_room(&self, home: &ExecutorAdapters, reason: &str) -> ResidencyError {
         let residency = lock(&home.residency);
-        let is_resident = |entry: &Entry| residency.host.contains_key(&entry.id());
-        let in_use =
-            |entry: &Arc<Entry>| is_resident(entry) && entry.is_used_at(home.index) && !entry.is_pinned();
+        let is_resident = |entry: &AdapterEntry| residency.host.contains_key(&entry.id());
+        let in_use = |entry: &Arc<AdapterEntry>| {
+            is_resident(entry) && entry.is_used_at(home.index) && !entry.is_pinned()
+        };
         if self.every_entry().iter().any(in_use) {
             ResidencyError::Busy(reason.to_owned())
         } else {
@@ -299,7 +308,7 @@ impl Registry {
     }
 
     /// Unloads the adapter that was used least recently; false if none can go.
-    async fn evict_one(&self, home: &Home) -> Result<bool, ResidencyError> {
+    async fn evict_one(&self, home: &ExecutorAdapters) -> Result<bool, ResidencyError> {
         let victim = {
             let mut residency = lock(&home.residency);
             let victim = self.evictable(home, &residency).into_iter().min();
@@ -316,7 +325,12 @@ impl Registry {
     }
 
     /// Frees an adapter that was just taken out of `host`, or puts it back; returns the bytes freed.
-    async fn unload_from_host(&self, home: &Home, id: AdapterId, bytes: u64) -> Result<u64, CallError> {
+    async fn unload_from_host(
+        &self,
+        home: &ExecutorAdapters,
+        id: AdapterId,
+        bytes: u64,
+    ) -> Result<u64, CallError> {
         match home.executor.unload_adapter(id.0).await {
             Ok(unloaded) => Ok(unloaded.freed_bytes),
             // It does not know it: so it holds nothing.
@@ -330,8 +344,8 @@ impl Registry {
 
     /// What may go, with its worth. What is in the executor and nobody's is first; then what is made of others, of which whoever may
     /// ask makes as much as they like; each of them by when it was last used.
-    fn evictable(&self, home: &Home, residency: &Residency) -> Vec<(Worth, AdapterId)> {
-        let mut uses: HashMap<AdapterId, Option<Worth>> =
+    fn evictable(&self, home: &ExecutorAdapters, residency: &Residency) -> Vec<(EvictionRank, AdapterId)> {
+        let mut uses: HashMap<AdapterId, Option<EvictionRank>> =
             residency.host.keys().map(|id| (*id, Some((false, 0)))).collect();
         for entry in self.every_entry() {
             if let Some(used) = uses.get_mut(&entry.id()) {
@@ -344,7 +358,7 @@ impl Registry {
     }
 
     /// Frees an adapter in all executors, unless a name or a request needs it; returns the bytes freed.
-    pub(super) async fn free_everywhere(&self, entry: &Entry) -> u64 {
+    pub(super) async fn free_everywhere(&self, entry: &AdapterEntry) -> u64 {
         let mut freed = 0;
         for home in &self.homes {
             let _moving = home.moving.lock().await;
@@ -355,7 +369,7 @@ impl Registry {
 
     /// Frees an adapter in the executor unless a name or a request needs it; returns the bytes freed. Call it with
     /// the home's `moving` held.
-    pub(super) async fn free(&self, home: &Home, id: AdapterId) -> u64 {
+    pub(super) async fn free(&self, home: &ExecutorAdapters, id: AdapterId) -> u64 {
         let taken = {
             // As those do who evict: a sum may be asked for again at any time.
             let mut residency = lock(&home.residency);
@@ -373,7 +387,7 @@ impl Registry {
 
 /// Files of the store that an executor is to load.
 #[derive(Debug)]
-pub(super) struct LentFiles<'a> {
+pub(super) struct LoadFiles<'a> {
     pub(super) content: ContentId,
     /// What errors call them.
     pub(super) told: &'a Path,
@@ -381,10 +395,10 @@ pub(super) struct LentFiles<'a> {
     pub(super) weight: f32,
 }
 
-fn unusable(entry: &Entry, reason: &str) -> ResidencyError {
+fn unusable(entry: &AdapterEntry, reason: &str) -> ResidencyError {
     let (name, reason) = (entry.record.name.clone(), reason.to_owned());
     match entry.parts() {
-        [] => Unusable { name, reason }.into(),
-        _ => SumError::Refused { name, reason }.into(),
+        [] => UnusableAdapter { name, reason }.into(),
+        _ => WeightedMergeError::Refused { name, reason }.into(),
     }
 }

@@ -8,20 +8,20 @@ use std::{
 
 use super::{
     database::Record,
-    entry::Entry,
-    records::{Changes, Scope, link::Reader},
+    entry::AdapterEntry,
+    records::{ReadScope, RegistryChanges, link::ChangeSubscriber},
     registry::Registry,
-    table::Table,
+    table::AdapterNames,
 };
 use crate::lock::lock;
 
 /// A table on its way from what was known to what was read.
 struct Merge {
-    table: Table,
+    table: AdapterNames,
     /// Out of the table.
-    gone: Vec<Arc<Entry>>,
+    gone: Vec<Arc<AdapterEntry>>,
     /// To be kept resident from now on.
-    pinned: Vec<Arc<Entry>>,
+    pinned: Vec<Arc<AdapterEntry>>,
 }
 
 impl Merge {
@@ -43,7 +43,7 @@ impl Merge {
                 Arc::clone(old)
             }
             None => {
-                let entry = Arc::new(Entry::new(record));
+                let entry = Arc::new(AdapterEntry::new(record));
                 self.gone.extend(self.table.insert(Arc::clone(&entry)));
                 entry
             }
@@ -60,21 +60,22 @@ impl Merge {
     }
 }
 
-impl Reader for Registry {
-    fn take_over(self: Arc<Self>, changes: Changes) -> bool {
+impl ChangeSubscriber for Registry {
+    fn take_over(self: Arc<Self>, changes: RegistryChanges) -> bool {
         let editing = lock(&self.editing);
         if self.records.shared().is_some_and(|shared| changes.number < shared.own()) {
             return false;
         }
-        if changes.records.is_empty() && changes.scope == Scope::Since {
+        if changes.records.is_empty() && changes.scope == ReadScope::Since {
             return true;
         }
-        let mut merge = Merge { table: Table::clone(&self.entries()), gone: Vec::new(), pinned: Vec::new() };
+        let mut merge =
+            Merge { table: AdapterNames::clone(&self.entries()), gone: Vec::new(), pinned: Vec::new() };
         let names: HashSet<_> = changes.records.iter().map(|(name, _)| name.clone()).collect();
         for (name, record) in changes.records {
             merge.set(&name, record);
         }
-        if changes.scope == Scope::Whole {
+        if changes.scope == ReadScope::Whole {
             merge.keep_only(&names);
         }
         lock(&self.draining).extend(merge.gone.iter().cloned());

@@ -4,7 +4,10 @@ use std::{collections::HashMap, sync::Arc};
 
 use ids::AdapterId;
 
-use super::{entry::Entry, errors::AdapterError, registry::Registry, residency::Home, to_end::to_end};
+use super::{
+    entry::AdapterEntry, errors::AdapterError, registry::Registry, residency::ExecutorAdapters,
+    to_end::to_end,
+};
 
 /// What to do with an adapter that requests do not use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,12 +23,12 @@ impl Registry {
     ///
     /// # Errors
     /// See [`AdapterError`]; nothing has changed then.
-    pub async fn pin(self: &Arc<Self>, name: &str, pin: Pin) -> Result<Arc<Entry>, AdapterError> {
+    pub async fn pin(self: &Arc<Self>, name: &str, pin: Pin) -> Result<Arc<AdapterEntry>, AdapterError> {
         let (registry, name) = (Arc::clone(self), name.to_owned());
         to_end(async move { registry.set_pin(&name, pin).await }).await
     }
 
-    async fn set_pin(&self, name: &str, pin: Pin) -> Result<Arc<Entry>, AdapterError> {
+    async fn set_pin(&self, name: &str, pin: Pin) -> Result<Arc<AdapterEntry>, AdapterError> {
         let _held = match pin {
             Pin::Keep => Some(self.fetch(&*self.entry(name)?).await?),
             Pin::Release => None,
@@ -50,7 +53,7 @@ impl Registry {
 
     /// Brings a pinned adapter to every executor. It is registered: one that cannot take it now gets it when it is made
     /// ready, or asked for.
-    pub(super) async fn spread(&self, entry: &Entry) {
+    pub(super) async fn spread(&self, entry: &AdapterEntry) {
         let _held = match self.fetch(entry).await {
             Ok(held) => held,
             Err(error) => {
@@ -72,7 +75,7 @@ impl Registry {
         let pinned: HashMap<_, _> =
             pinned.map(|entry| (entry.id(), entry.record.bytes)).chain([(id, bytes)]).collect();
         let pinned_bytes = pinned.values().fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
-        match self.homes.iter().filter_map(Home::budget_bytes).min() {
+        match self.homes.iter().filter_map(ExecutorAdapters::budget_bytes).min() {
             Some(budget_bytes) if pinned_bytes > budget_bytes => {
                 Err(AdapterError::PinsExceedBudget { name: name.to_owned(), pinned_bytes, budget_bytes })
             }

@@ -25,27 +25,27 @@ pub(crate) mod visit;
 
 use std::sync::Arc;
 
-use self::link::Shared;
+use self::link::SharedRegistry;
 use super::{
     database::{Database, DatabaseError, Record},
-    entry::Entry,
+    entry::AdapterEntry,
     publication::Publication,
 };
 
 /// What was read, of all or of what has changed.
 #[derive(Debug)]
-pub(super) struct Changes {
+pub(super) struct RegistryChanges {
     /// Number of the last change that is in here.
     pub(super) number: u64,
     /// Whether names that are not in here are not registered.
-    pub(super) scope: Scope,
+    pub(super) scope: ReadScope,
     /// Each name, and what it stands for now.
     pub(super) records: Vec<(String, Option<Record>)>,
 }
 
 /// How much was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Scope {
+pub(super) enum ReadScope {
     /// Everything there is.
     Whole,
     /// What has changed since what was read last.
@@ -54,14 +54,14 @@ pub(super) enum Scope {
 
 /// See the module's description.
 #[derive(Debug)]
-pub(super) enum Records {
+pub(super) enum RegistryBackend {
     /// Of this host alone; whoever changes it holds the registry's lock.
     Host(Arc<Database>),
     /// Of many hosts.
-    Shared(Arc<Shared>),
+    Shared(Arc<SharedRegistry>),
 }
 
-impl Records {
+impl RegistryBackend {
     /// Registers an adapter in place of `old`, and returns the version it has. Durable when this returns.
     ///
     /// # Errors
@@ -69,20 +69,20 @@ impl Records {
     pub(super) async fn put(
         &self,
         record: &Record,
-        old: Option<&Entry>,
+        old: Option<&AdapterEntry>,
         of: Option<&Publication>,
     ) -> Result<u64, DatabaseError> {
         match self {
             Self::Host(database) => database.put(record, of).await.map(|()| 0),
-            Self::Shared(shared) => shared.put(record, old.map(Entry::version), of).await,
+            Self::Shared(shared) => shared.put(record, old.map(AdapterEntry::version), of).await,
         }
     }
 
     /// Forgets an adapter. Durable when this returns.
     ///
     /// # Errors
-    /// As [`Records::put`].
-    pub(super) async fn remove(&self, entry: &Entry) -> Result<(), DatabaseError> {
+    /// As [`RegistryBackend::put`].
+    pub(super) async fn remove(&self, entry: &AdapterEntry) -> Result<(), DatabaseError> {
         match self {
             Self::Host(database) => database.remove(&entry.record.name).await,
             Self::Shared(shared) => shared.remove(&entry.record.name, entry.version()).await,
@@ -92,8 +92,8 @@ impl Records {
     /// Remembers whether an adapter is pinned, and returns the version it has then. Durable when this returns.
     ///
     /// # Errors
-    /// As [`Records::put`].
-    pub(super) async fn set_pinned(&self, entry: &Entry, pinned: bool) -> Result<u64, DatabaseError> {
+    /// As [`RegistryBackend::put`].
+    pub(super) async fn set_pinned(&self, entry: &AdapterEntry, pinned: bool) -> Result<u64, DatabaseError> {
         let name = &entry.record.name;
         match self {
             Self::Host(database) => database.set_pinned(name, pinned).await.map(|()| 0),
@@ -104,8 +104,12 @@ impl Records {
     /// Remembers when an adapter is to be unloaded, and returns the version it has then. Durable when this returns.
     ///
     /// # Errors
-    /// As [`Records::put`].
-    pub(super) async fn set_expiry(&self, entry: &Entry, at: Option<u64>) -> Result<u64, DatabaseError> {
+    /// As [`RegistryBackend::put`].
+    pub(super) async fn set_expiry(
+        &self,
+        entry: &AdapterEntry,
+        at: Option<u64>,
+    ) -> Result<u64, DatabaseError> {
         let name = &entry.record.name;
         match self {
             Self::Host(database) => database.set_expiry(name, at).await.map(|()| 0),
@@ -116,8 +120,8 @@ impl Records {
     /// Fails unless an adapter is registered as it is known here.
     ///
     /// # Errors
-    /// As [`Records::put`].
-    pub(super) async fn confirm(&self, entry: &Entry) -> Result<(), DatabaseError> {
+    /// As [`RegistryBackend::put`].
+    pub(super) async fn confirm(&self, entry: &AdapterEntry) -> Result<(), DatabaseError> {
         match self {
             Self::Host(_) => Ok(()),
             Self::Shared(shared) => shared.confirm(&entry.record.name, entry.version()).await,
@@ -127,7 +131,7 @@ impl Records {
     /// Remembers when adapters were last used, in microseconds since 1970.
     ///
     /// # Errors
-    /// As [`Records::put`].
+    /// As [`RegistryBackend::put`].
     pub(super) async fn set_used(&self, used: &[(String, u64)]) -> Result<(), DatabaseError> {
         match self {
             Self::Host(database) => database.set_used(used).await,
@@ -136,7 +140,7 @@ impl Records {
     }
 
     /// The registry of many hosts, if that is what it is.
-    pub(super) fn shared(&self) -> Option<&Arc<Shared>> {
+    pub(super) fn shared(&self) -> Option<&Arc<SharedRegistry>> {
         match self {
             Self::Host(_) => None,
             Self::Shared(shared) => Some(shared),

@@ -11,20 +11,20 @@ use tokio::sync::{OnceCell, Semaphore};
 
 use super::{
     database::{self, Database, Lock, Record},
-    entry::{Entry, Lease},
-    errors::{LeaseError, OpenError, ResidencyError, Unusable},
-    figures::{Counters, Figures},
+    entry::{AdapterEntry, Lease},
+    errors::{LeaseError, OpenError, ResidencyError, UnusableAdapter},
+    figures::{RegistryCounters, RegistryStats},
     import,
     records::{
-        Records,
+        RegistryBackend,
         address::PostgresAddress,
-        link::{Freshness, Shared},
+        link::{Freshness, SharedRegistry},
     },
-    residency::{Home, Tier},
-    share::TenantShare,
-    store::{BucketAddress, FetchFigures, Held, Store, Sweep, bucket::Bucket},
-    sums::Sums,
-    table::Table,
+    residency::{ExecutorAdapters, Tier},
+    share::TenantQuota,
+    store::{AdapterStore, BucketAddress, CacheHold, CleanupScope, FetchStats, bucket::Bucket},
+    sums::MergedAdapters,
+    table::AdapterNames,
 };
 use crate::{caller::Caller, executors::Executors, lock::lock, random::random_u64, thread};
 
@@ -37,7 +37,7 @@ const SAVE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// What a registry is opened with.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct RegistryOptions {
     /// The directory of what outlives the process.
     pub state: PathBuf,
     /// Where adapters loaded over HTTP must be: absolute and without links.
@@ -49,12 +49,12 @@ pub struct Options {
     /// Most bytes of adapters that one tenant may publish.
     pub tenant_bytes: u64,
     /// What is shared with other hosts, if anything is.
-    pub fleet: Option<Fleet>,
+    pub fleet: Option<FleetStorage>,
 }
 
 /// What the gateways of many hosts share.
 #[derive(Debug, Clone)]
-pub struct Fleet {
+pub struct FleetStorage {
     /// Where it is written what is registered.
     pub registry: PostgresAddress,
     /// Where the adapters' files are.
@@ -69,29 +69,29 @@ pub struct Fleet {
 #[derive(Debug)]
 pub struct Registry {
     pub(super) executors: Executors,
-    pub(super) homes: Vec<Home>,
+    pub(super) homes: Vec<ExecutorAdapters>,
     /// What belongs to this host, whoever else there is.
     database: Arc<Database>,
-    pub(super) records: Records,
-    pub(super) store: Store,
+    pub(super) records: RegistryBackend,
+    pub(super) store: AdapterStore,
     /// The directory of what outlives the process.
     state: PathBuf,
     pub(super) root: PathBuf,
     pub(super) max_adapters: usize,
-    pub(super) share: TenantShare,
-    pub(super) table: RwLock<Arc<Table>>,
+    pub(super) share: TenantQuota,
+    pub(super) table: RwLock<Arc<AdapterNames>>,
     /// Held for the moment in which one table takes the place of another.
     pub(super) editing: Mutex<()>,
     /// Out of the table, but requests still use them.
-    pub(super) draining: Mutex<Vec<Arc<Entry>>>,
-    pub(super) sums: Sums,
+    pub(super) draining: Mutex<Vec<Arc<AdapterEntry>>>,
+    pub(super) sums: MergedAdapters,
     /// Held while the registry changes; readers never wait for it.
     pub(super) changing: tokio::sync::Mutex<()>,
     pub(super) loads: Arc<Semaphore>,
     pub(super) copies: Arc<Semaphore>,
     /// True if the store may hold contents nothing refers to.
     pub(super) sweep_due: AtomicBool,
-    pub(super) counters: Counters,
+    pub(super) counters: RegistryCounters,
     /// See [`Registry::instance`].
     pub(super) instance: String,
     /// What addresses of downloads are signed with, once it is known.
@@ -105,19 +105,21 @@ impl Registry {
     ///
     /// # Errors
     /// If it is in use, damaged, or written by a later version; never an empty registry instead.
-    pub async fn open(executors: Executors, options: Options) -> Result<Arc<Self>, OpenError> {
+    pub async fn open(executors: Executors, options: RegistryOptions) -> Result<Arc<Self>, OpenError> {
         let lock = Lock::take(&options.state).await?;
         let (opened, store) = match options.fleet.clone() {
             None => open_host(&options).await?,
             Some(fleet) => open_fleet(&options, fleet).await?,
         };
-        let Opened { database, records, found } = opened;
+        let RegistryContents { database, records, found } = opened;
         let (keep, sweeper) = (found.iter().map(|record| record.content).collect(), store.clone());
-        let swept = thread::run("registry-sweep", move || sweeper.sweep(&keep, Sweep::Everything)).await??;
+        let swept =
+            thread::run("registry-sweep", move || sweeper.sweep(&keep, CleanupScope::Everything)).await??;
         tracing::info!(adapters = found.len(), swept, "registry opened");
-        let entries = found.into_iter().map(|record| Arc::new(Entry::new(record)));
+        let entries = found.into_iter().map(|record| Arc::new(AdapterEntry::new(record)));
         let homes = executors.all().iter().enumerate();
-        let homes = homes.map(|(index, member)| Home::new(index, member.executor().clone())).collect();
+        let homes =
+            homes.map(|(index, member)| ExecutorAdapters::new(index, member.executor().clone())).collect();
         let registry = Arc::new(Self {
             executors,
             homes,
@@ -127,16 +129,16 @@ impl Registry {
             state: options.state,
             root: options.adapter_root,
             max_adapters: options.max_adapters,
-            share: TenantShare::of(options.max_adapters, options.tenant_bytes),
+            share: TenantQuota::of(options.max_adapters, options.tenant_bytes),
             table: RwLock::new(Arc::new(entries.collect())),
             editing: Mutex::default(),
             draining: Mutex::default(),
-            sums: Sums::default(),
+            sums: MergedAdapters::default(),
             changing: tokio::sync::Mutex::default(),
             loads: Arc::new(Semaphore::new(MAX_LOADS)),
             copies: Arc::new(Semaphore::new(MAX_COPIES)),
             sweep_due: AtomicBool::new(false),
-            counters: Counters::default(),
+            counters: RegistryCounters::default(),
             instance: format!("gateway-{:016x}{:016x}", random_u64(), random_u64()),
             download_secret: OnceCell::new(),
             _lock: lock,
@@ -150,13 +152,13 @@ impl Registry {
 
     /// Every adapter, by name.
     #[must_use]
-    pub fn entries(&self) -> Arc<Table> {
+    pub fn entries(&self) -> Arc<AdapterNames> {
         Arc::clone(&self.table.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Adapters that have lost their name while requests still use them.
     #[must_use]
-    pub fn draining(&self) -> Vec<Arc<Entry>> {
+    pub fn draining(&self) -> Vec<Arc<AdapterEntry>> {
         lock(&self.draining).clone()
     }
 
@@ -178,12 +180,15 @@ impl Registry {
     }
 
     /// What else the hosts of a fleet share is kept there too: rows in its PostgreSQL, bytes in its bucket.
-    pub(crate) fn shared(&self) -> Option<(&Arc<Shared>, &Arc<Bucket>)> {
+    pub(crate) fn shared(&self) -> Option<(&Arc<SharedRegistry>, &Arc<Bucket>)> {
         Some((self.records.shared()?, self.store.bucket()?))
     }
 
     /// The files of an adapter, as they were copied; they stay as long as what else is returned lives.
-    pub(crate) async fn files_of(&self, entry: &Entry) -> Result<(PathBuf, Held), ResidencyError> {
+    pub(crate) async fn files_of(
+        &self,
+        entry: &AdapterEntry,
+    ) -> Result<(PathBuf, CacheHold), ResidencyError> {
         let held = self.fetch_files(&entry.record).await?;
         Ok((self.store.path(entry.record.content), held))
     }
@@ -196,7 +201,7 @@ impl Registry {
 
     /// What is counted of the bucket, if there is one.
     #[must_use]
-    pub fn fetch_figures(&self) -> Option<FetchFigures> {
+    pub fn fetch_figures(&self) -> Option<FetchStats> {
         self.store.fetch_figures()
     }
 
@@ -219,7 +224,7 @@ impl Registry {
 
     /// What has been counted since the process began.
     #[must_use]
-    pub fn figures(&self) -> Figures {
+    pub fn figures(&self) -> RegistryStats {
         self.counters.read()
     }
 
@@ -236,14 +241,14 @@ impl Registry {
         };
         match entry.fault() {
             _ if entry.record.draft_layers > 0 => Err(LeaseError::Draft(name.to_owned())),
-            Some(reason) => Err(Unusable { name: name.to_owned(), reason }.into()),
+            Some(reason) => Err(UnusableAdapter { name: name.to_owned(), reason }.into()),
             None => Ok(Some(entry.lease())),
         }
     }
 
     /// Where an adapter is.
     #[must_use]
-    pub fn tier(&self, entry: &Entry) -> Tier {
+    pub fn tier(&self, entry: &AdapterEntry) -> Tier {
         let is_host = self.homes.iter().any(|home| home.holds(entry.id()));
         if is_host { Tier::Host } else { Tier::Disk }
     }
@@ -262,41 +267,41 @@ impl Registry {
 
     /// Whether requests wait for an adapter to arrive.
     #[must_use]
-    pub fn is_loading(&self, entry: &Entry) -> bool {
+    pub fn is_loading(&self, entry: &AdapterEntry) -> bool {
         self.homes.iter().any(|home| home.is_loading(entry.id()))
     }
 
     /// Adapters in the executors, and the bytes they take; one that is in two counts twice.
     #[must_use]
     pub fn resident(&self) -> (usize, u64) {
-        let each = self.homes.iter().map(Home::resident);
+        let each = self.homes.iter().map(ExecutorAdapters::resident);
         each.fold((0, 0), |(count, bytes), (more, of_them)| (count + more, bytes + of_them))
     }
 
     /// Bytes of adapters the executors can hold together; `None` as long as none is connected.
     #[must_use]
     pub fn budget_bytes(&self) -> Option<u64> {
-        let each = self.homes.iter().filter_map(Home::budget_bytes);
+        let each = self.homes.iter().filter_map(ExecutorAdapters::budget_bytes);
         each.reduce(u64::saturating_add)
     }
 
     /// Where adapters are brought that no request has asked for: the executor in use with the least to do. With none in
     /// use, any, for its call says why.
-    pub(super) fn calmest(&self) -> &Home {
+    pub(super) fn calmest(&self) -> &ExecutorAdapters {
         let in_use = self.in_use();
-        let load = |home: &&Home| home.executor.load().held;
+        let load = |home: &&ExecutorAdapters| home.executor.load().held;
         in_use.into_iter().min_by_key(load).unwrap_or(&self.homes[0])
     }
 
     /// The executors that are used; of a single one it does not matter whether it is there.
-    pub(super) fn in_use(&self) -> Vec<&Home> {
+    pub(super) fn in_use(&self) -> Vec<&ExecutorAdapters> {
         let (members, is_only) = (self.executors.all(), !self.executors.are_several());
         let used = self.homes.iter().filter(|home| is_only || members[home.index].is_ready());
         used.collect()
     }
 
     /// All that has a name or a lease, and all that is made of these.
-    pub(super) fn every_entry(&self) -> Vec<Arc<Entry>> {
+    pub(super) fn every_entry(&self) -> Vec<Arc<AdapterEntry>> {
         // In this order: an entry goes from the table to those that drain.
         let table = self.entries();
         table.values().cloned().chain(self.draining()).chain(self.sums.all()).collect()
@@ -315,20 +320,20 @@ impl Registry {
 }
 
 /// What a registry is read from, and what was read.
-struct Opened {
+struct RegistryContents {
     database: Arc<Database>,
-    records: Records,
+    records: RegistryBackend,
     found: Vec<Record>,
 }
 
 /// Opens the registry of one host.
-async fn open_host(options: &Options) -> Result<(Opened, Store), OpenError> {
+async fn open_host(options: &RegistryOptions) -> Result<(RegistryContents, AdapterStore), OpenError> {
     let state = &options.state;
     let is_new = !database::exists(state)?;
     if is_new {
         database::check_not_lost(state)?;
     }
-    let store = Store::open(state, options.max_adapter_file_bytes)?;
+    let store = AdapterStore::open(state, options.max_adapter_file_bytes)?;
     if is_new {
         let (old, into) = (state.clone(), store.clone());
         let records = thread::run("registry-import", move || import::read(&old, &into)).await??;
@@ -337,11 +342,14 @@ async fn open_host(options: &Options) -> Result<(Opened, Store), OpenError> {
     import::finish(state)?;
     let (database, found) = Database::open(state).await?;
     let database = Arc::new(database);
-    Ok((Opened { records: Records::Host(Arc::clone(&database)), database, found }, store))
+    Ok((RegistryContents { records: RegistryBackend::Host(Arc::clone(&database)), database, found }, store))
 }
 
 /// Opens the registry of many hosts. This host's own database keeps what else belongs to it.
-async fn open_fleet(options: &Options, fleet: Fleet) -> Result<(Opened, Store), OpenError> {
+async fn open_fleet(
+    options: &RegistryOptions,
+    fleet: FleetStorage,
+) -> Result<(RegistryContents, AdapterStore), OpenError> {
     let state = &options.state;
     if !database::exists(state)? {
         database::create(state, &[]).await?;
@@ -354,10 +362,17 @@ async fn open_fleet(options: &Options, fleet: Fleet) -> Result<(Opened, Store), 
             "what this host has registered for itself is not served; see 'holobiont registry move'"
         );
     }
-    let store = Store::open(state, options.max_adapter_file_bytes)?;
+    let store = AdapterStore::open(state, options.max_adapter_file_bytes)?;
     let store = store.of_bucket(fleet.store, fleet.cache_bytes)?;
-    let (shared, found) = Shared::open_kept(fleet.registry, state, fleet.key_file).await?;
-    Ok((Opened { database: Arc::new(database), records: Records::Shared(Arc::new(shared)), found }, store))
+    let (shared, found) = SharedRegistry::open_kept(fleet.registry, state, fleet.key_file).await?;
+    Ok((
+        RegistryContents {
+            database: Arc::new(database),
+            records: RegistryBackend::Shared(Arc::new(shared)),
+            found,
+        },
+        store,
+    ))
 }
 
 async fn save_uses(registry: Weak<Registry>) {

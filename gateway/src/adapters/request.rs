@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{entry::Entry, errors::AdapterError, publication::Publication};
+use super::{entry::AdapterEntry, errors::AdapterError, publication::Publication};
 
 /// A load as a caller asks for it.
 #[derive(Debug, Clone)]
@@ -48,7 +48,7 @@ const ANY_GENERATION: &str = "*";
 const MIN_DIGITS: usize = 12;
 
 /// Fails if what has the name is not to be replaced.
-pub(super) fn check_replace(request: &LoadRequest, old: Option<&Entry>) -> Result<(), AdapterError> {
+pub(super) fn check_replace(request: &LoadRequest, old: Option<&AdapterEntry>) -> Result<(), AdapterError> {
     match &request.replace {
         Replace::Never if old.is_some() => Err(AdapterError::NameTaken(request.name.clone())),
         Replace::Never | Replace::Always => Ok(()),
@@ -60,7 +60,7 @@ pub(super) fn check_replace(request: &LoadRequest, old: Option<&Entry>) -> Resul
 pub(super) fn check_generation(
     name: &str,
     expected: Option<&str>,
-    old: Option<&Entry>,
+    old: Option<&AdapterEntry>,
 ) -> Result<(), AdapterError> {
     let Some(expected) = expected else { return Ok(()) };
     let old = old.ok_or_else(|| AdapterError::NotFound(name.to_owned()))?;

@@ -1,6 +1,6 @@
 //! Which adapters are in an executor, and which are on their way there.
 //!
-//! An adapter is in an executor (tier `host`) or only in the store (`disk`). Each executor has a [`Home`]: adapters live
+//! An adapter is in an executor (tier `host`) or only in the store (`disk`). Each executor has a [`ExecutorAdapters`]: adapters live
 //! where requests ask for them.
 
 use std::{collections::HashMap, sync::Mutex};
@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::errors::ResidencyError;
 use crate::{
-    executor::{Executor, link::Link},
+    executor::{Executor, link::LinkState},
     lock::lock,
 };
 
@@ -40,7 +40,7 @@ pub(super) struct Residency {
 
 /// An executor as a place for adapters.
 #[derive(Debug)]
-pub(super) struct Home {
+pub(super) struct ExecutorAdapters {
     /// Its place among the executors.
     pub(super) index: usize,
     pub(super) executor: Executor,
@@ -49,7 +49,7 @@ pub(super) struct Home {
     pub(super) moving: tokio::sync::Mutex<()>,
 }
 
-impl Home {
+impl ExecutorAdapters {
     pub(super) fn new(index: usize, executor: Executor) -> Self {
         Self { index, executor, residency: Mutex::default(), moving: tokio::sync::Mutex::default() }
     }
@@ -57,7 +57,7 @@ impl Home {
     /// Number of the connection, if there is one.
     pub(super) fn epoch(&self) -> Option<u64> {
         match &*self.executor.link().borrow() {
-            Link::Up { epoch, .. } => Some(*epoch),
+            LinkState::Up { epoch, .. } => Some(*epoch),
             _ => None,
         }
     }
@@ -65,7 +65,7 @@ impl Home {
     /// Bytes of adapters it can hold; `None` as long as it is not connected.
     pub(super) fn budget_bytes(&self) -> Option<u64> {
         match &*self.executor.link().borrow() {
-            Link::Up { welcome, .. } => Some(welcome.adapter_budget_bytes),
+            LinkState::Up { welcome, .. } => Some(welcome.adapter_budget_bytes),
             _ => None,
         }
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use ids::AdapterId;
 use shmproto::message::AdapterIdBytes;
 
-use super::{entry::Entry, errors::ResidencyError, registry::Registry, residency::Home};
+use super::{entry::AdapterEntry, errors::ResidencyError, registry::Registry, residency::ExecutorAdapters};
 use crate::executor::CallError;
 
 impl Registry {
@@ -52,7 +52,7 @@ impl Registry {
     }
 
     /// Brings a registered adapter into the executor, and notes if that cannot be. False if the executor is gone.
-    async fn bring_back(&self, home: &Home, entry: &Entry) -> bool {
+    async fn bring_back(&self, home: &ExecutorAdapters, entry: &AdapterEntry) -> bool {
         if entry.fault().is_some() {
             return true;
         }

@@ -1,13 +1,13 @@
 //! What one tenant may publish: adapters of fine-tuning jobs and of Tinker's models, which nobody but the tenant asks for.
 
-use super::{errors::AdapterError, request::Terms, table::Table};
+use super::{errors::AdapterError, request::Terms, table::AdapterNames};
 
 /// Most adapters that a tenant may publish, however many the registry holds.
 const MAX_PUBLISHED: usize = 1024;
 
 /// Whose limits a load is held to.
 #[derive(Debug)]
-pub(super) enum LoadedBy {
+pub(super) enum LoadOrigin {
     /// An administrator, who is bound by the limits of the registry alone.
     Administrator,
     /// A tenant, whose share of the registry is bounded too, on these terms.
@@ -16,12 +16,12 @@ pub(super) enum LoadedBy {
 
 /// The limits of each tenant.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct TenantShare {
+pub(super) struct TenantQuota {
     max_adapters: usize,
     max_bytes: u64,
 }
 
-impl TenantShare {
+impl TenantQuota {
     /// The share of a registry for `max_adapters`: half of it, [`MAX_PUBLISHED`] adapters at most, and `max_bytes`.
     pub(super) fn of(max_adapters: usize, max_bytes: u64) -> Self {
         Self { max_adapters: max_adapters.div_ceil(2).min(MAX_PUBLISHED), max_bytes }
@@ -30,7 +30,7 @@ impl TenantShare {
     /// Checks that `tenant` may publish the adapter `name` with files of `bytes`, in the place of the one that has the name.
     pub(super) fn check(
         self,
-        table: &Table,
+        table: &AdapterNames,
         tenant: Option<&str>,
         name: &str,
         bytes: u64,

@@ -35,23 +35,23 @@ use std::{
     sync::Arc,
 };
 
-use failpoint::Outcome;
+use failpoint::FailpointOutcome;
 use ids::TenantId;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-pub(crate) use self::cache::Held;
+pub(crate) use self::cache::CacheHold;
 pub use self::{
     address::BucketAddress,
-    arriving::{Arriving, ArrivingFile},
+    arriving::{IncomingAdapter, IncomingFile},
     content::ContentId,
-    fetch::FetchFigures,
+    fetch::FetchStats,
 };
 use self::{
     bucket::{Bucket, BucketError},
     cache::Cache,
     content::{CHUNK_BYTES, ContentHasher},
 };
-use super::jail::{GGUF_FILE, JailError, Piece, Place};
+use super::jail::{AdapterFile, AdapterLocation, GGUF_FILE, JailError};
 use crate::random::random_u64;
 
 /// The store within the state directory.
@@ -131,7 +131,7 @@ impl Drop for Temporary {
 
 /// What a sweep is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sweep {
+pub enum CleanupScope {
     /// Contents, and copies that were being made: at start there is nobody who makes one.
     Everything,
     /// Contents alone.
@@ -140,7 +140,7 @@ pub enum Sweep {
 
 /// See the module's description. What is not `async` may block.
 #[derive(Debug, Clone)]
-pub struct Store {
+pub struct AdapterStore {
     directory: PathBuf,
     max_file_bytes: u64,
     remote: Option<Arc<Remote>>,
@@ -151,10 +151,10 @@ pub struct Store {
 struct Remote {
     bucket: Arc<Bucket>,
     cache: Arc<Cache>,
-    figures: fetch::Counters,
+    figures: fetch::BucketCounters,
 }
 
-impl Store {
+impl AdapterStore {
     /// Opens the store of the state directory `state`, and creates it if it is not there.
     ///
     /// # Errors
@@ -173,7 +173,7 @@ impl Store {
     ///
     /// # Errors
     /// If it cannot be read, is too large, or does not fit the disk; nothing is left behind.
-    pub fn copy(&self, place: &Place, owner: TenantId) -> Result<Incoming, StoreError> {
+    pub fn copy(&self, place: &AdapterLocation, owner: TenantId) -> Result<Incoming, StoreError> {
         let pieces = place.pieces()?;
         let path = self.directory.join(format!("{INCOMING}{:016x}", random_u64()));
         DirBuilder::new().mode(0o700).create(&path).map_err(failed("creating", &path))?;
@@ -194,7 +194,7 @@ impl Store {
 
     fn copy_piece(
         &self,
-        mut piece: Piece,
+        mut piece: AdapterFile,
         directory: &Path,
         hasher: &mut ContentHasher,
     ) -> Result<(PathBuf, File), StoreError> {
@@ -216,7 +216,7 @@ impl Store {
             if total_bytes > limit_bytes {
                 return Err(StoreError::TooLarge { name: piece.name, limit_bytes });
             }
-            if failpoint::hit("gateway.copy_fails") == Outcome::Fail {
+            if failpoint::hit("gateway.copy_fails") == FailpointOutcome::Fail {
                 return Err(StoreError::Full(ErrorKind::StorageFull.into()));
             }
             own.update(&chunk[..count]);
@@ -232,7 +232,7 @@ impl Store {
     ///
     /// # Errors
     /// If the system refuses.
-    pub(crate) fn install(&self, incoming: &Incoming) -> Result<Held, StoreError> {
+    pub(crate) fn install(&self, incoming: &Incoming) -> Result<CacheHold, StoreError> {
         let path = self.directory(incoming.content);
         failpoint::pass("gateway.synced_before_rename");
         let remote = self.remote.as_ref();
@@ -249,7 +249,7 @@ impl Store {
         renamed.map_err(failed("renaming", &path))?;
         sync(&self.directory)?;
         failpoint::pass("gateway.renamed_before_load");
-        Ok(held.unwrap_or_else(Held::by_nobody))
+        Ok(held.unwrap_or_else(CacheHold::by_nobody))
     }
 
     /// What the executor is told to load.
@@ -272,7 +272,7 @@ impl Store {
     ///
     /// # Errors
     /// If the store cannot be listed.
-    pub fn sweep(&self, keep: &HashSet<ContentId>, sweep: Sweep) -> Result<usize, StoreError> {
+    pub fn sweep(&self, keep: &HashSet<ContentId>, sweep: CleanupScope) -> Result<usize, StoreError> {
         let kept: HashSet<String> = keep.iter().map(ContentId::to_string).collect();
         let mut removed = 0;
         for entry in fs::read_dir(&self.directory).map_err(failed("listing", &self.directory))? {
@@ -281,7 +281,7 @@ impl Store {
             let name = name.to_string_lossy();
             let is_copy = name.starts_with(INCOMING);
             if !kept.contains(name.strip_prefix(PARTIAL).unwrap_or(&name))
-                && (!is_copy || sweep == Sweep::Everything)
+                && (!is_copy || sweep == CleanupScope::Everything)
             {
                 self.forget(&name);
                 remove(&entry.path());

@@ -13,8 +13,8 @@ use ids::Generation;
 
 use super::{
     database::{OwnTemplate, Record},
-    entry::{Entry, Part},
-    errors::{MAX_PARTS, SumError},
+    entry::{AdapterEntry, MergePart},
+    errors::{MAX_PARTS, WeightedMergeError},
     store::ContentId,
 };
 use crate::{
@@ -27,11 +27,11 @@ const MAX_SUMS: usize = 1024;
 
 /// The sums there are.
 #[derive(Debug, Default)]
-pub(super) struct Sums(Mutex<Vec<Arc<Entry>>>);
+pub(super) struct MergedAdapters(Mutex<Vec<Arc<AdapterEntry>>>);
 
-impl Sums {
+impl MergedAdapters {
     /// Those that are known.
-    pub(super) fn all(&self) -> Vec<Arc<Entry>> {
+    pub(super) fn all(&self) -> Vec<Arc<AdapterEntry>> {
         lock(&self.0).clone()
     }
 
@@ -39,9 +39,9 @@ impl Sums {
     /// were too many. While it is taken none is forgotten, so that what has a lease stays.
     pub(super) fn take<T>(
         &self,
-        new: Entry,
-        take: impl FnOnce(&Arc<Entry>) -> T,
-    ) -> Result<(T, Option<Arc<Entry>>), SumError> {
+        new: AdapterEntry,
+        take: impl FnOnce(&Arc<AdapterEntry>) -> T,
+    ) -> Result<(T, Option<Arc<AdapterEntry>>), WeightedMergeError> {
         let mut sums = lock(&self.0);
         if let Some(known) = sums.iter().find(|known| known.is_sum_of(&new)) {
             return Ok((take(known), None));
@@ -51,7 +51,7 @@ impl Sums {
         } else {
             let idle = sums.iter().enumerate().filter(|(_, sum)| sum.requests() == 0);
             let oldest = idle.min_by_key(|(_, sum)| sum.last_used_us()).map(|(index, _)| index);
-            Some(sums.swap_remove(oldest.ok_or(SumError::Busy(MAX_SUMS))?))
+            Some(sums.swap_remove(oldest.ok_or(WeightedMergeError::Busy(MAX_SUMS))?))
         };
         let new = Arc::new(new);
         let taken = take(&new);
@@ -60,63 +60,67 @@ impl Sums {
     }
 
     /// Forgets those that `part` is in.
-    pub(super) fn forget(&self, part: &Arc<Entry>) -> Vec<Arc<Entry>> {
-        let is_in = |sum: &mut Arc<Entry>| sum.parts().iter().any(|other| Arc::ptr_eq(&other.entry, part));
+    pub(super) fn forget(&self, part: &Arc<AdapterEntry>) -> Vec<Arc<AdapterEntry>> {
+        let is_in =
+            |sum: &mut Arc<AdapterEntry>| sum.parts().iter().any(|other| Arc::ptr_eq(&other.entry, part));
         lock(&self.0).extract_if(.., is_in).collect()
     }
 }
 
 /// A part as it is asked for.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Named<'a> {
+pub(super) struct MergeTerm<'a> {
     pub(super) name: &'a str,
     pub(super) weight: f32,
 }
 
 /// What `asked` adds up; `None` if it can only be a name: it has neither a `+` nor a number behind a colon.
-pub(super) fn read(asked: &str) -> Result<Option<Vec<Named<'_>>>, SumError> {
+pub(super) fn read(asked: &str) -> Result<Option<Vec<MergeTerm<'_>>>, WeightedMergeError> {
     let parts: Vec<&str> = asked.split('+').collect();
     if parts.len() > MAX_PARTS {
-        return Err(SumError::TooMany(parts.len()));
+        return Err(WeightedMergeError::TooMany(parts.len()));
     }
     let weighed =
         |part: &&str| part.rsplit_once(':').is_some_and(|(_, weight)| weight.parse::<f32>().is_ok());
     if parts.len() == 1 && !parts.iter().any(weighed) {
         return Ok(None);
     }
-    let mut named: Vec<Named<'_>> = Vec::with_capacity(parts.len());
+    let mut named: Vec<MergeTerm<'_>> = Vec::with_capacity(parts.len());
     for part in parts {
         let one = read_part(part)?;
         if named.iter().any(|other| other.name == one.name) {
-            return Err(SumError::Twice(one.name.to_owned()));
+            return Err(WeightedMergeError::Twice(one.name.to_owned()));
         }
         named.push(one);
     }
     Ok(Some(named))
 }
 
-fn read_part(part: &str) -> Result<Named<'_>, SumError> {
+fn read_part(part: &str) -> Result<MergeTerm<'_>, WeightedMergeError> {
     let (name, weight) = part.rsplit_once(':').unwrap_or((part, "1"));
     if name.is_empty() {
-        return Err(SumError::NoName);
+        return Err(WeightedMergeError::NoName);
     }
     match weight.parse::<f32>() {
         // A weight of 0 would be an adapter that is asked for and has no say.
-        Ok(weight) if weight.is_normal() => Ok(Named { name, weight }),
-        _ => Err(SumError::Weight { name: name.to_owned(), weight: weight.chars().take(32).collect() }),
+        Ok(weight) if weight.is_normal() => Ok(MergeTerm { name, weight }),
+        _ => Err(WeightedMergeError::Weight {
+            name: name.to_owned(),
+            weight: weight.chars().take(32).collect(),
+        }),
     }
 }
 
 /// What the parts are together, in an order that does not depend on how they were named.
-pub(super) fn sum(mut parts: Vec<Part>) -> Result<Entry, SumError> {
+pub(super) fn sum(mut parts: Vec<MergePart>) -> Result<AdapterEntry, WeightedMergeError> {
     if let Some(other) = parts.iter().find(|part| part.entry.record.rank == 0) {
-        return Err(SumError::NoRank(other.entry.record.name.clone()));
+        return Err(WeightedMergeError::NoRank(other.entry.record.name.clone()));
     }
     parts.sort_by(|a, b| key(a).cmp(&key(b)));
     let mut owners = parts.iter().filter_map(|part| part.entry.record.tenant.clone());
     let tenant = owners.next();
     if owners.any(|owner| Some(owner) != tenant) {
-        return Err(SumError::Owners);
+        return Err(WeightedMergeError::Owners);
     }
     let names: Vec<String> = parts.iter().map(name).collect();
     let each = |figure: fn(&Record) -> u64| parts.iter().map(move |part| figure(&part.entry.record));
@@ -143,22 +147,23 @@ pub(super) fn sum(mut parts: Vec<Part>) -> Result<Entry, SumError> {
         made_by: None,
         expires_at: None,
     };
-    Ok(Entry::new(record).with_parts(parts))
+    Ok(AdapterEntry::new(record).with_parts(parts))
 }
 
 /// The chat template that all parts have of their own; `None` if all have the base's.
-fn template(parts: &[Part]) -> Result<Option<Arc<str>>, SumError> {
-    let own = |part: &Part| part.entry.record.template.as_ref().map(|template| Arc::clone(&template.source));
+fn template(parts: &[MergePart]) -> Result<Option<Arc<str>>, WeightedMergeError> {
+    let own =
+        |part: &MergePart| part.entry.record.template.as_ref().map(|template| Arc::clone(&template.source));
     let first = parts.first().and_then(own);
-    if parts.iter().all(|part| own(part) == first) { Ok(first) } else { Err(SumError::Templates) }
+    if parts.iter().all(|part| own(part) == first) { Ok(first) } else { Err(WeightedMergeError::Templates) }
 }
 
 /// By what parts are sorted: the name last, so that equal adapters have one order too.
-fn key(part: &Part) -> (Generation, u32, &str) {
+fn key(part: &MergePart) -> (Generation, u32, &str) {
     (part.entry.record.weights(), part.weight.to_bits(), &part.entry.record.name)
 }
 
-fn name(part: &Part) -> String {
+fn name(part: &MergePart) -> String {
     let name = &part.entry.record.name;
     if part.weight == 1.0 { name.clone() } else { format!("{name}:{}", part.weight) }
 }
@@ -169,7 +174,7 @@ mod tests {
 
     fn named(asked: &str) -> Option<Vec<(&str, f32)>> {
         let named = read(asked).unwrap()?;
-        Some(named.into_iter().map(|Named { name, weight }| (name, weight)).collect())
+        Some(named.into_iter().map(|MergeTerm { name, weight }| (name, weight)).collect())
     }
 
     #[test]

@@ -5,26 +5,26 @@
 
 use std::{collections::BTreeMap, ops::Deref, sync::Arc};
 
-use super::entry::Entry;
-use crate::caller::{Caller, Role};
+use super::entry::AdapterEntry;
+use crate::caller::{Caller, KeyRole};
 
-type ByName = BTreeMap<String, Arc<Entry>>;
+type AdaptersByName = BTreeMap<String, Arc<AdapterEntry>>;
 
-/// Every adapter by name. It reads as one map; [`Table::find`] looks at the part that a caller sees.
+/// Every adapter by name. It reads as one map; [`AdapterNames::find`] looks at the part that a caller sees.
 #[derive(Debug, Clone, Default)]
-pub struct Table {
-    all: ByName,
+pub struct AdapterNames {
+    all: AdaptersByName,
     /// Those that have no tenant.
-    everybodys: ByName,
+    everybodys: AdaptersByName,
     /// The others, by tenant; no map is empty.
-    tenants: BTreeMap<String, ByName>,
+    tenants: BTreeMap<String, AdaptersByName>,
 }
 
-impl Table {
+impl AdapterNames {
     /// What `name` stands for, if `caller` may know that it exists.
     #[must_use]
-    pub fn find(&self, name: &str, caller: &Caller) -> Option<&Arc<Entry>> {
-        if caller.role == Role::Admin {
+    pub fn find(&self, name: &str, caller: &Caller) -> Option<&Arc<AdapterEntry>> {
+        if caller.role == KeyRole::Admin {
             return self.all.get(name);
         }
         let own = self.tenants.get(&*caller.tenant).and_then(|own| own.get(name));
@@ -32,7 +32,7 @@ impl Table {
     }
 
     /// Adds an entry under its name; returns the one that had it.
-    pub(super) fn insert(&mut self, entry: Arc<Entry>) -> Option<Arc<Entry>> {
+    pub(super) fn insert(&mut self, entry: Arc<AdapterEntry>) -> Option<Arc<AdapterEntry>> {
         let name = entry.record.name.clone();
         let old = self.remove(&name);
         let part = match &entry.record.tenant {
@@ -45,7 +45,7 @@ impl Table {
     }
 
     /// Takes a name out; returns what it stood for.
-    pub(super) fn remove(&mut self, name: &str) -> Option<Arc<Entry>> {
+    pub(super) fn remove(&mut self, name: &str) -> Option<Arc<AdapterEntry>> {
         let old = self.all.remove(name)?;
         match &old.record.tenant {
             None => drop(self.everybodys.remove(name)),
@@ -60,16 +60,16 @@ impl Table {
     }
 }
 
-impl Deref for Table {
-    type Target = BTreeMap<String, Arc<Entry>>;
+impl Deref for AdapterNames {
+    type Target = BTreeMap<String, Arc<AdapterEntry>>;
 
     fn deref(&self) -> &Self::Target {
         &self.all
     }
 }
 
-impl FromIterator<Arc<Entry>> for Table {
-    fn from_iter<I: IntoIterator<Item = Arc<Entry>>>(entries: I) -> Self {
+impl FromIterator<Arc<AdapterEntry>> for AdapterNames {
+    fn from_iter<I: IntoIterator<Item = Arc<AdapterEntry>>>(entries: I) -> Self {
         let mut table = Self::default();
         for entry in entries {
             table.insert(entry);
@@ -88,8 +88,8 @@ mod tests {
         limits::KeyLimit,
     };
 
-    fn entry(name: &str, tenant: Option<&str>) -> Arc<Entry> {
-        Arc::new(Entry::new(Record {
+    fn entry(name: &str, tenant: Option<&str>) -> Arc<AdapterEntry> {
+        Arc::new(AdapterEntry::new(Record {
             name: name.to_owned(),
             tenant: tenant.map(str::to_owned),
             content: ContentId([0; 32]),
@@ -109,23 +109,23 @@ mod tests {
         }))
     }
 
-    fn caller(tenant: &str, role: Role) -> Caller {
+    fn caller(tenant: &str, role: KeyRole) -> Caller {
         Caller { tenant: tenant.into(), role, limit: KeyLimit::new(None) }
     }
 
     #[test]
     fn a_caller_finds_their_own_and_everybodys_and_an_administrator_finds_all() {
-        let table: Table =
+        let table: AdapterNames =
             [entry("a", Some("alice")), entry("b", Some("bob")), entry("e", None)].into_iter().collect();
         let found = |caller: &Caller| {
             let names = ["a", "b", "e", "nothing"].into_iter();
             names.filter(|name| table.find(name, caller).is_some()).collect::<String>()
         };
-        assert_eq!(found(&caller("alice", Role::User)), "ae");
-        assert_eq!(found(&caller("bob", Role::User)), "be");
-        assert_eq!(found(&caller("carol", Role::User)), "e");
-        assert_eq!(found(&caller("ops", Role::Admin)), "abe");
-        for seen in ["alice", "bob", "carol"].map(|tenant| caller(tenant, Role::User)) {
+        assert_eq!(found(&caller("alice", KeyRole::User)), "ae");
+        assert_eq!(found(&caller("bob", KeyRole::User)), "be");
+        assert_eq!(found(&caller("carol", KeyRole::User)), "e");
+        assert_eq!(found(&caller("ops", KeyRole::Admin)), "abe");
+        for seen in ["alice", "bob", "carol"].map(|tenant| caller(tenant, KeyRole::User)) {
             for (name, entry) in table.iter() {
                 assert_eq!(table.find(name, &seen).is_some(), entry.is_for(&seen), "the rule is one");
             }
@@ -134,11 +134,11 @@ mod tests {
 
     #[test]
     fn what_is_taken_out_or_replaced_is_found_by_nobody() {
-        let mut table: Table = [entry("a", Some("alice")), entry("e", None)].into_iter().collect();
+        let mut table: AdapterNames = [entry("a", Some("alice")), entry("e", None)].into_iter().collect();
         let (first, second) = (Arc::clone(&table["a"]), entry("a", Some("alice")));
         let old = table.insert(Arc::clone(&second));
         assert!(old.is_some_and(|old| Arc::ptr_eq(&old, &first)));
-        let alice = caller("alice", Role::User);
+        let alice = caller("alice", KeyRole::User);
         assert!(table.find("a", &alice).is_some_and(|now| Arc::ptr_eq(now, &second)));
         assert!(table.remove("a").is_some() && table.remove("e").is_some() && table.remove("a").is_none());
         assert!(table.find("a", &alice).is_none() && table.find("e", &alice).is_none());

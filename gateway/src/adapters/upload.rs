@@ -6,13 +6,13 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     base::Base,
-    entry::Entry,
+    entry::AdapterEntry,
     errors::AdapterError,
     names::{check_chosen_name, check_tenant},
     registry::{MAX_LOADS, Registry},
     request::{LoadRequest, check_replace},
-    share::LoadedBy,
-    store::{Arriving, StoreError},
+    share::LoadOrigin,
+    store::{IncomingAdapter, StoreError},
 };
 
 impl Registry {
@@ -38,7 +38,7 @@ impl Registry {
     ///
     /// # Errors
     /// If the system refuses.
-    pub fn receive(&self) -> Result<Arriving, AdapterError> {
+    pub fn receive(&self) -> Result<IncomingAdapter, AdapterError> {
         Ok(self.store.receive()?)
     }
 
@@ -48,13 +48,13 @@ impl Registry {
     /// See [`AdapterError`]; nothing has changed then.
     pub async fn load_received(
         self: &Arc<Self>,
-        arrived: Arriving,
+        arrived: IncomingAdapter,
         turn: OwnedSemaphorePermit,
         request: LoadRequest,
         base: Base<'_>,
-    ) -> Result<Arc<Entry>, AdapterError> {
+    ) -> Result<Arc<AdapterEntry>, AdapterError> {
         self.check_load(&request, base.name)?;
         let place = arrived.place().map_err(StoreError::from)?.told_as(&request.path);
-        self.load_from(place, request, base, LoadedBy::Administrator, (arrived, turn)).await
+        self.load_from(place, request, base, LoadOrigin::Administrator, (arrived, turn)).await
     }
 }

@@ -3,7 +3,7 @@
 //! The parser of forms keeps all it is given until a boundary or the head of a part is whole. So a body reaches it in small
 //! pieces, and is refused when [`MAX_HEAD_BYTES`] have come without a part or a piece of one.
 //!
-//! A sender may lag `--body-timeout-ms` behind [`LEAST_BYTES_PER_S`], see [`Pace`]. With the limit on the length of files this
+//! A sender may lag `--body-timeout-ms` behind [`LEAST_BYTES_PER_S`], see [`PeerTimeBudget`]. With the limit on the length of files this
 //! is also a deadline for the whole form.
 
 use std::{
@@ -27,7 +27,7 @@ use hyper::body::Frame;
 use tokio::time::timeout;
 
 use super::{broken, caller_of, kind};
-use crate::{app::App, errors::ApiError, pace::Pace, tenant_memory::Reservation};
+use crate::{app::App, errors::ApiError, pace::PeerTimeBudget, tenant_memory::Reservation};
 
 /// The slowest sender that is waited for.
 const LEAST_BYTES_PER_S: u64 = 32 << 10;
@@ -42,13 +42,13 @@ const MAX_FIELD_BYTES: usize = 1024;
 
 /// A form that is being read.
 #[derive(Debug)]
-pub struct Form {
+pub struct MultipartForm {
     parts: Multipart,
     clock: Clock,
     _memory: Reservation,
 }
 
-impl FromRequest<Arc<App>> for Form {
+impl FromRequest<Arc<App>> for MultipartForm {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
@@ -57,16 +57,16 @@ impl FromRequest<Arc<App>> for Form {
     }
 }
 
-impl Form {
+impl MultipartForm {
     /// The form of a request.
     async fn of(request: Request, limit: Duration, memory: Reservation) -> Result<Self, ApiError> {
         let (kind, unparsed) = (kind(&request).map(str::to_owned), Arc::new(AtomicU64::new(0)));
-        let pieces = |body| Body::new(Pieces::new(body, Arc::clone(&unparsed)));
+        let pieces = |body| Body::new(BodyChunks::new(body, Arc::clone(&unparsed)));
         let parts = Multipart::from_request(request.map(pieces), &()).await;
         let parts = parts.map_err(|_| ApiError::not_multipart(kind.as_deref()))?;
         Ok(Self {
             parts,
-            clock: Clock { limit, pace: Pace::new(limit, LEAST_BYTES_PER_S), unparsed },
+            clock: Clock { limit, pace: PeerTimeBudget::new(limit, LEAST_BYTES_PER_S), unparsed },
             _memory: memory,
         })
     }
@@ -75,20 +75,20 @@ impl Form {
     ///
     /// # Errors
     /// The form breaks off, is no form, or comes too slowly.
-    pub async fn next(&mut self) -> Result<Option<Part<'_>>, ApiError> {
+    pub async fn next(&mut self) -> Result<Option<FormPart<'_>>, ApiError> {
         let field = self.clock.wait(self.parts.next_field()).await?;
-        Ok(field.map(|field| Part { field, clock: &mut self.clock }))
+        Ok(field.map(|field| FormPart { field, clock: &mut self.clock }))
     }
 }
 
 /// A part of a form.
 #[derive(Debug)]
-pub struct Part<'a> {
+pub struct FormPart<'a> {
     field: Field<'a>,
     clock: &'a mut Clock,
 }
 
-impl Part<'_> {
+impl FormPart<'_> {
     /// Its name; empty if it has none.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -104,7 +104,7 @@ impl Part<'_> {
     /// Its next bytes; `None` at its end.
     ///
     /// # Errors
-    /// As [`Form::next`].
+    /// As [`MultipartForm::next`].
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, ApiError> {
         self.clock.wait(self.field.chunk()).await
     }
@@ -112,7 +112,7 @@ impl Part<'_> {
     /// All of it, which is a short text.
     ///
     /// # Errors
-    /// As [`Form::next`], or it is too long.
+    /// As [`MultipartForm::next`], or it is too long.
     pub async fn text(mut self) -> Result<String, ApiError> {
         let mut text = Vec::new();
         while let Some(bytes) = self.chunk().await? {
@@ -130,7 +130,7 @@ impl Part<'_> {
 #[derive(Debug)]
 struct Clock {
     limit: Duration,
-    pace: Pace,
+    pace: PeerTimeBudget,
     /// Bytes that came since the parser last made something of them.
     unparsed: Arc<AtomicU64>,
 }
@@ -155,7 +155,7 @@ impl Clock {
 struct HeadTooLong;
 
 /// A body in small pieces. After each the reader has to come back, so that it looks at one before it takes the next.
-struct Pieces {
+struct BodyChunks {
     body: Body,
     /// What has come and has not been handed on.
     rest: Bytes,
@@ -163,13 +163,13 @@ struct Pieces {
     is_due: bool,
 }
 
-impl Pieces {
+impl BodyChunks {
     fn new(body: Body, unparsed: Arc<AtomicU64>) -> Self {
         Self { body, rest: Bytes::new(), unparsed, is_due: true }
     }
 }
 
-impl HttpBody for Pieces {
+impl HttpBody for BodyChunks {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -216,10 +216,10 @@ mod tests {
     /// Longer than any test takes.
     const LONG: Duration = Duration::from_secs(600);
 
-    async fn form(body: Body, limit: Duration) -> Form {
+    async fn form(body: Body, limit: Duration) -> MultipartForm {
         let request = Request::builder().header(header::CONTENT_TYPE, "multipart/form-data; boundary=x");
         let memory = TenantMemory::new(MemoryLimits::default()).reserve(&"a".into(), FORM_BYTES).unwrap();
-        Form::of(request.body(body).unwrap(), limit, memory).await.unwrap()
+        MultipartForm::of(request.body(body).unwrap(), limit, memory).await.unwrap()
     }
 
     /// A body that begins so and goes on with `piece`, for ever, one each `pause`.
@@ -233,7 +233,7 @@ mod tests {
         }))
     }
 
-    async fn read(form: &mut Form) -> Result<Vec<Bytes>, ApiError> {
+    async fn read(form: &mut MultipartForm) -> Result<Vec<Bytes>, ApiError> {
         let mut part = form.next().await?.expect("a part");
         let mut chunks = Vec::new();
         while let Some(chunk) = part.chunk().await? {

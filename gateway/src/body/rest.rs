@@ -32,7 +32,8 @@ pub(crate) async fn read(request: Request, next: Next) -> Response {
     }
     let is_asked_for = request.headers().contains_key(header::EXPECT);
     let rest = Arc::new(Mutex::new(None));
-    let request = request.map(|body| Body::new(Lent { body, has_ended: false, rest: Arc::clone(&rest) }));
+    let request =
+        request.map(|body| Body::new(DrainableBody { body, has_ended: false, rest: Arc::clone(&rest) }));
     let mut response = next.run(request).await;
     let rest = rest.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(rest) = rest
@@ -59,14 +60,14 @@ async fn skip(mut body: Body) -> bool {
 }
 
 /// A body that comes back, if it is dropped before its end.
-struct Lent {
+struct DrainableBody {
     body: Body,
     /// Of one in chunks, nothing else says so.
     has_ended: bool,
     rest: Arc<Mutex<Option<Body>>>,
 }
 
-impl HttpBody for Lent {
+impl HttpBody for DrainableBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -88,7 +89,7 @@ impl HttpBody for Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for DrainableBody {
     fn drop(&mut self) {
         if !self.has_ended && !self.body.is_end_stream() {
             let rest = std::mem::take(&mut self.body);

@@ -3,12 +3,12 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Parser;
-use policy::routing::Policy;
+use policy::routing::RoutingPolicy;
 
-use settings::{ByteCount, LogFormat, ReasoningParser, ServiceClass, Share, ToolCallParser};
+use settings::{ByteCount, Fraction, LogFormat, ReasoningParser, ServiceClass, ToolCallParser};
 use tls::address::NotHostPort;
 
-use super::values::{ConnectionLimits, ExecutorPlace, NamedPlace, StartAdapter, TrainingLimits};
+use super::values::{ConnectionLimits, ExecutorEndpoint, NamedEndpoint, StartAdapter, TrainingLimits};
 use crate::tenant_memory::MemoryLimits;
 
 /// The gateway: OpenAI's HTTP API in front of a base-executor.
@@ -44,7 +44,7 @@ pub struct Args {
     pub connections: ConnectionArgs,
     /// Settings about figures.
     #[command(flatten)]
-    pub figures: FigureArgs,
+    pub figures: TelemetryArgs,
     /// Settings about the queue.
     #[command(flatten)]
     pub admission: AdmissionArgs,
@@ -84,7 +84,7 @@ pub struct ExecutorArgs {
         value_delimiter = ',',
         value_parser = named_place
     )]
-    pub executors: Vec<NamedPlace>,
+    pub executors: Vec<NamedEndpoint>,
     /// Certificate authority of executors on other hosts [default: the system's]
     #[arg(long, value_name = "PEM")]
     pub executor_ca: Option<PathBuf>,
@@ -100,7 +100,7 @@ pub struct ExecutorArgs {
     pub model: Option<String>,
     /// How one of several executors is chosen for a request
     #[arg(long, value_name = "POLICY")]
-    pub routing: Policy,
+    pub routing: RoutingPolicy,
 }
 
 /// Settings about adapters.
@@ -170,7 +170,7 @@ pub struct AdmissionArgs {
     pub codel_interval_ms: u64,
     /// Of an executor's places, those that tenants have together that want more than their part, beside others
     #[arg(long, value_name = "SHARE")]
-    pub burst_share: Share,
+    pub burst_share: Fraction,
 }
 
 /// Settings about connections.
@@ -201,7 +201,7 @@ pub struct ConnectionArgs {
 
 /// Settings about figures and traces.
 #[derive(Debug, Clone, clap::Args)]
-pub struct FigureArgs {
+pub struct TelemetryArgs {
     /// Write vLLM's metric names beside our own
     #[arg(long)]
     pub vllm_metrics: bool,
@@ -250,7 +250,7 @@ pub struct TrainingArgs {
     pub tenant_state_bytes: ByteCount,
 }
 
-fn named_place(text: &str) -> Result<NamedPlace, String> {
+fn named_place(text: &str) -> Result<NamedEndpoint, String> {
     let (name, place) = match text.split_once('=') {
         Some((name, place)) if settings::is_process_name(name) && !place.is_empty() => {
             (name.to_owned(), place)
@@ -262,11 +262,11 @@ fn named_place(text: &str) -> Result<NamedPlace, String> {
     };
     let place = match place.strip_prefix("tls://") {
         Some(address) => {
-            ExecutorPlace::Host(address.parse().map_err(|error: NotHostPort| error.to_string())?)
+            ExecutorEndpoint::Host(address.parse().map_err(|error: NotHostPort| error.to_string())?)
         }
-        None => ExecutorPlace::Socket(PathBuf::from(place)),
+        None => ExecutorEndpoint::Socket(PathBuf::from(place)),
     };
-    Ok(NamedPlace { name, place })
+    Ok(NamedEndpoint { name, place })
 }
 
 fn start_adapter(text: &str) -> Result<StartAdapter, String> {

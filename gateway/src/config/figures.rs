@@ -1,10 +1,10 @@
 //! Which figures and traces there are.
 
-use super::{ConfigError, args::FigureArgs};
+use super::{GatewayConfigError, args::TelemetryArgs};
 
 /// See the module.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Figures {
+pub struct TelemetryConfig {
     /// Whether vLLM's names stand beside our own.
     pub names: MetricNames,
     /// Most adapters with metrics of their own.
@@ -24,12 +24,12 @@ pub enum MetricNames {
     WithVllm,
 }
 
-impl Figures {
+impl TelemetryConfig {
     /// As `args` say, for so many executors.
-    pub(super) fn of(args: &FigureArgs, executors: usize) -> Result<Self, ConfigError> {
+    pub(super) fn of(args: &TelemetryArgs, executors: usize) -> Result<Self, GatewayConfigError> {
         let given = args.expected_workers.len();
         if given != 1 && given != executors {
-            return Err(ConfigError::ExpectedWorkers { given, executors });
+            return Err(GatewayConfigError::ExpectedWorkers { given, executors });
         }
         Ok(Self {
             names: if args.vllm_metrics { MetricNames::WithVllm } else { MetricNames::Own },
@@ -52,7 +52,7 @@ impl Figures {
     }
 }
 
-impl Default for Figures {
+impl Default for TelemetryConfig {
     fn default() -> Self {
         Self {
             names: MetricNames::Own,

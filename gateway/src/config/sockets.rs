@@ -8,12 +8,12 @@ use tls::{
 };
 
 use super::{
-    Args, ConfigError,
+    Args, GatewayConfigError,
     args::ExecutorArgs,
-    values::{ExecutorPlace, NamedPlace},
+    values::{ExecutorEndpoint, NamedEndpoint},
 };
 use crate::{
-    executor::{Door, Far},
+    executor::{Endpoint, RemoteEndpoint},
     executors::{Address, MAX_EXECUTORS, ONLY},
 };
 
@@ -24,39 +24,44 @@ pub(super) const MAX_SOCKET_BYTES: usize = 107;
 const TUNNELS: &str = "tunnels";
 
 /// Where executors are: those that were named, or the only one.
-pub(super) fn addresses(args: &Args) -> Result<Vec<Address>, ConfigError> {
+pub(super) fn addresses(args: &Args) -> Result<Vec<Address>, GatewayConfigError> {
     let executors = &args.executors;
     if executors.executors.is_empty() {
-        let door = Door::Socket(executors.socket.clone().unwrap_or_default());
+        let door = Endpoint::Socket(executors.socket.clone().unwrap_or_default());
         return Ok(vec![Address { name: ONLY.to_owned(), door }]);
     }
     check_different(&executors.executors)?;
-    let address = |named: &NamedPlace| {
+    let address = |named: &NamedEndpoint| {
         let door = match &named.place {
-            ExecutorPlace::Socket(socket) => Door::Socket(socket.clone()),
-            ExecutorPlace::Host(host) => Door::Far(far(executors, &args.state, &named.name, host)?),
+            ExecutorEndpoint::Socket(socket) => Endpoint::Socket(socket.clone()),
+            ExecutorEndpoint::Host(host) => Endpoint::Far(far(executors, &args.state, &named.name, host)?),
         };
         Ok(Address { name: named.name.clone(), door })
     };
     executors.executors.iter().map(address).collect()
 }
 
-fn check_different(executors: &[NamedPlace]) -> Result<(), ConfigError> {
+fn check_different(executors: &[NamedEndpoint]) -> Result<(), GatewayConfigError> {
     if executors.len() > MAX_EXECUTORS {
-        return Err(ConfigError::TooManyExecutors);
+        return Err(GatewayConfigError::TooManyExecutors);
     }
     for (index, named) in executors.iter().enumerate() {
-        let is_same = |other: &NamedPlace| other.name == named.name || other.place == named.place;
+        let is_same = |other: &NamedEndpoint| other.name == named.name || other.place == named.place;
         if executors[..index].iter().any(is_same) {
-            return Err(ConfigError::SameExecutor(named.name.clone()));
+            return Err(GatewayConfigError::SameExecutor(named.name.clone()));
         }
     }
     Ok(())
 }
 
 /// The way to an executor on another host.
-fn far(args: &ExecutorArgs, state: &Path, name: &str, host: &HostPort) -> Result<Far, ConfigError> {
-    let missing = |flag| ConfigError::FarExecutor { name: name.to_owned(), flag };
+fn far(
+    args: &ExecutorArgs,
+    state: &Path,
+    name: &str,
+    host: &HostPort,
+) -> Result<RemoteEndpoint, GatewayConfigError> {
+    let missing = |flag| GatewayConfigError::FarExecutor { name: name.to_owned(), flag };
     let cert = args.executor_cert.clone().ok_or_else(|| missing("executor-cert"))?;
     let key = args.executor_cert_key.clone().ok_or_else(|| missing("executor-cert-key"))?;
     if args.model.is_none() {
@@ -64,19 +69,22 @@ fn far(args: &ExecutorArgs, state: &Path, name: &str, host: &HostPort) -> Result
     }
     let files = TlsFiles { ca: args.executor_ca.clone(), identity: Some((cert, key)) };
     let socket = state.join(TUNNELS).join(format!("{name}.sock"));
-    let far = Far::new(host.clone(), client::config(&files)?, socket);
-    far.ok_or_else(|| ConfigError::NoHostName(host.clone()))
+    let far = RemoteEndpoint::new(host.clone(), client::config(&files)?, socket);
+    far.ok_or_else(|| GatewayConfigError::NoHostName(host.clone()))
 }
 
 /// Fails if the system would not take a path.
-pub(super) fn check_sockets(executors: &[Address], trainers: Option<&PathBuf>) -> Result<(), ConfigError> {
+pub(super) fn check_sockets(
+    executors: &[Address],
+    trainers: Option<&PathBuf>,
+) -> Result<(), GatewayConfigError> {
     let sockets = executors.iter().map(|address| match &address.door {
-        Door::Socket(socket) => ("socket", socket.as_path()),
-        Door::Far(far) => ("state", far.socket()),
+        Endpoint::Socket(socket) => ("socket", socket.as_path()),
+        Endpoint::Far(far) => ("state", far.socket()),
     });
     let mut sockets = sockets.chain(trainers.map(|path| ("trainer-socket", path.as_path())));
     match sockets.find(|(_, path)| path.as_os_str().len() > MAX_SOCKET_BYTES) {
         None => Ok(()),
-        Some((name, path)) => Err(ConfigError::SocketPath { name, path: path.to_owned() }),
+        Some((name, path)) => Err(GatewayConfigError::SocketPath { name, path: path.to_owned() }),
     }
 }

@@ -3,16 +3,16 @@
 use clap::Parser as _;
 
 use super::*;
-use crate::{executor::Door, executors::ONLY};
+use crate::{executor::Endpoint, executors::ONLY};
 
-fn config(extra: &[&str]) -> Result<Config, ConfigError> {
+fn config(extra: &[&str]) -> Result<GatewayConfig, GatewayConfigError> {
     let base = ["gateway", "--socket", "s", "--state", "d"];
     Args::try_parse_from(base.iter().chain(extra)).unwrap().try_into()
 }
 
 #[test]
 fn an_open_port_without_keys_is_refused_unless_said_to_be_meant() {
-    assert!(matches!(config(&["--listen", "0.0.0.0:80"]), Err(ConfigError::OpenPort(_))));
+    assert!(matches!(config(&["--listen", "0.0.0.0:80"]), Err(GatewayConfigError::OpenPort(_))));
     config(&["--listen", "0.0.0.0:80", "--insecure"]).unwrap();
     config(&["--listen", "[::1]:80"]).unwrap();
 }
@@ -21,7 +21,7 @@ fn an_open_port_without_keys_is_refused_unless_said_to_be_meant() {
 fn several_executors_are_given_by_name_and_socket() {
     let only = config(&[]).unwrap().executors.remove(0);
     assert!(
-        only.name == ONLY && matches!(&only.door, Door::Socket(path) if path == Path::new("s")),
+        only.name == ONLY && matches!(&only.door, Endpoint::Socket(path) if path == Path::new("s")),
         "{only:?}"
     );
     let several = config(&["--executor", "a=x", "--executor", "b=y"]).unwrap().executors;
@@ -29,7 +29,7 @@ fn several_executors_are_given_by_name_and_socket() {
     assert_eq!(names, ["a", "b"]);
     for other in ["a=y", "b=x"] {
         let error = config(&["--executor", "a=x", "--executor", other]).unwrap_err();
-        assert!(matches!(error, ConfigError::SameExecutor(_)), "{error}");
+        assert!(matches!(error, GatewayConfigError::SameExecutor(_)), "{error}");
     }
     assert!(Args::try_parse_from(["gateway", "--state", "d", "--executor", "A b=x"]).is_err());
 }
@@ -46,14 +46,14 @@ fn an_executor_on_another_host_takes_a_certificate_and_a_model() {
     let (cert, key) = (file("c", made.cert.pem()), file("k", made.signing_key.serialize_pem()));
     let identity = ["--executor-cert", &cert, "--executor-cert-key", &key, "--executor-ca", &cert];
     let far = ["--executor", "far=tls://gpu.example:7443"];
-    let within = |state: &str, parts: &[&[&str]]| -> Result<Config, ConfigError> {
+    let within = |state: &str, parts: &[&[&str]]| -> Result<GatewayConfig, GatewayConfigError> {
         let base: &[&str] = &["gateway", "--state", state];
         Args::try_parse_from([&[base], parts].concat().concat()).unwrap().try_into()
     };
     let given = |parts: &[&[&str]]| within("d", parts);
     let both = given(&[&far, &identity, &["--model", "m", "--executor", "near=x"]]).unwrap().executors;
     assert!(
-        matches!(&both[0].door, Door::Far(far) if far.address().to_string() == "gpu.example:7443"),
+        matches!(&both[0].door, Endpoint::Far(far) if far.address().to_string() == "gpu.example:7443"),
         "{both:?}"
     );
     for (wrong, named) in [
@@ -89,14 +89,14 @@ fn where_there_are_to_be_no_trainers_nobody_asks_for_any() {
 
 #[test]
 fn a_model_name_with_a_colon_is_refused() {
-    assert!(matches!(config(&["--served-model-name", "a:b"]), Err(ConfigError::ModelName(_))));
+    assert!(matches!(config(&["--served-model-name", "a:b"]), Err(GatewayConfigError::ModelName(_))));
 }
 
 #[test]
 fn what_nobody_set_has_the_documented_default() {
     let config = config(&[]).unwrap();
     assert_eq!(config.connections, ConnectionLimits::default());
-    assert_eq!((config.rates, config.figures), (Rates::default(), Figures::default()));
+    assert_eq!((config.rates, config.figures), (RateLimits::default(), TelemetryConfig::default()));
     assert_eq!((config.grace, config.executor.silence), (Duration::from_secs(10), Duration::from_secs(30)));
     assert_eq!(config.turns.delays, DelayLimits::default());
     assert_eq!((config.max_adapters, config.max_adapter_file_bytes), (10_000, 2 << 30));
@@ -123,7 +123,10 @@ fn an_origin_is_a_scheme_and_a_host() {
     let config = config(&["--cors-origins", "https://A.example,http://localhost:3000"]).unwrap();
     assert_eq!(config.cors_origins, ["https://a.example", "http://localhost:3000"]);
     for wrong in ["*", "a.example", "https://", "https://a.example/", "null"] {
-        assert!(matches!(self::config(&["--cors-origins", wrong]), Err(ConfigError::Origin(_))), "{wrong}");
+        assert!(
+            matches!(self::config(&["--cors-origins", wrong]), Err(GatewayConfigError::Origin(_))),
+            "{wrong}"
+        );
     }
 }
 

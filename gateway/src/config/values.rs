@@ -5,11 +5,11 @@ use std::{path::PathBuf, time::Duration};
 use settings::{ReasoningParser, ToolCallParser};
 use tls::address::HostPort;
 
-use crate::{limits::PerMin, tenant_memory::MemoryLimits};
+use crate::{limits::RequestsPerMinute, tenant_memory::MemoryLimits};
 
 /// What ends the process, beside SIGTERM and SIGINT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lifeline {
+pub enum ShutdownTrigger {
     /// The end of standard input.
     Stdin,
     /// Nothing else.
@@ -27,16 +27,16 @@ pub struct StartAdapter {
 
 /// An executor, as it was given.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NamedPlace {
+pub struct NamedEndpoint {
     /// What it is called.
     pub name: String,
     /// Where it is.
-    pub place: ExecutorPlace,
+    pub place: ExecutorEndpoint,
 }
 
 /// Where an executor is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ExecutorPlace {
+pub enum ExecutorEndpoint {
     /// Its ipc socket.
     Socket(PathBuf),
     /// The TLS door of another host.
@@ -45,7 +45,7 @@ pub enum ExecutorPlace {
 
 /// Under which host names a gateway without keys answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hosts {
+pub enum AllowedHosts {
     /// Those of this machine: a web page elsewhere that points its own name at us is refused (DNS rebinding).
     Local,
     /// Any (`--insecure`).
@@ -54,11 +54,11 @@ pub enum Hosts {
 
 /// How often callers may ask.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Rates {
-    /// For each key that has no limit of its own; `Config::keys` knows it already.
-    pub per_key: PerMin,
+pub struct RateLimits {
+    /// For each key that has no limit of its own; `GatewayConfig::keys` knows it already.
+    pub per_key: RequestsPerMinute,
     /// For each adapter.
-    pub per_adapter: PerMin,
+    pub per_adapter: RequestsPerMinute,
 }
 
 /// What connections may cost.
@@ -123,7 +123,7 @@ impl Default for TrainingLimits {
 
 /// How a model writes what is no plain text.
 #[derive(Debug, Clone, Copy)]
-pub struct Parsers {
+pub struct OutputParsers {
     /// Calls of tools.
     pub calls: ToolCallParser,
     /// What stands around its thoughts.

@@ -24,13 +24,13 @@ const WORDS: [(&str, &str, &str); 3] = [
 
 /// See the module's description.
 #[derive(Debug)]
-pub(super) struct Worded<T> {
+pub(super) struct RejectionStream<T> {
     inner: T,
     /// What is left to write of an exchanged answer, and for how many bytes of the library's it stands.
     exchanged: Option<(Vec<u8>, usize)>,
 }
 
-impl<T> Worded<T> {
+impl<T> RejectionStream<T> {
     pub(super) fn new(inner: T) -> Self {
         Self { inner, exchanged: None }
     }
@@ -54,7 +54,7 @@ fn exchange(answer: &[u8]) -> Option<Vec<u8>> {
     Some([head, body].concat().into_bytes())
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Worded<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for RejectionStream<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -64,7 +64,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Worded<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Worded<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for RejectionStream<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         if self.exchanged.is_none() {
             match exchange(buf) {
@@ -118,7 +118,8 @@ mod tests {
     async fn said(answer: &str) -> String {
         let (near, mut far) = duplex(7);
         let answer = answer.to_owned();
-        let writer = tokio::spawn(async move { Worded::new(near).write_all(answer.as_bytes()).await });
+        let writer =
+            tokio::spawn(async move { RejectionStream::new(near).write_all(answer.as_bytes()).await });
         let mut said = String::new();
         far.read_to_string(&mut said).await.unwrap();
         writer.await.unwrap().unwrap();

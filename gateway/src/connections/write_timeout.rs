@@ -12,22 +12,22 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-use crate::pace::Pace;
+use crate::pace::PeerTimeBudget;
 
 /// The slowest reader that is waited for. What an answer has and its reader has not taken is in memory so long.
 const LEAST_BYTES_PER_S: u64 = 4 << 10;
 
-/// A stream whose writes fail once its reader lags too far behind [`LEAST_BYTES_PER_S`], see [`Pace`].
+/// A stream whose writes fail once its reader lags too far behind [`LEAST_BYTES_PER_S`], see [`PeerTimeBudget`].
 #[derive(Debug)]
 pub(super) struct WriteTimeout<T> {
     inner: T,
-    pace: Pace,
+    pace: PeerTimeBudget,
     /// A write that waits.
-    waiting: Option<Waiting>,
+    waiting: Option<WriteWait>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WriteWait {
     since: Instant,
     deadline: Pin<Box<Sleep>>,
 }
@@ -35,7 +35,7 @@ struct Waiting {
 impl<T> WriteTimeout<T> {
     /// Lets the reader lag at most `timeout` behind the least rate.
     pub(super) fn new(inner: T, timeout: Duration) -> Self {
-        Self { inner, pace: Pace::new(timeout, LEAST_BYTES_PER_S), waiting: None }
+        Self { inner, pace: PeerTimeBudget::new(timeout, LEAST_BYTES_PER_S), waiting: None }
     }
 
     /// Gives up on a write whose reader is too slow; `bytes` says how many it took.
@@ -49,7 +49,7 @@ impl<T> WriteTimeout<T> {
             let waited = self.waiting.take().map(|waiting| waiting.since.elapsed());
             self.pace.moved(waited.unwrap_or_default(), written.as_ref().map_or(0, bytes) as u64);
         } else {
-            let begin = || Waiting { since: Instant::now(), deadline: Box::pin(sleep(self.pace.left())) };
+            let begin = || WriteWait { since: Instant::now(), deadline: Box::pin(sleep(self.pace.left())) };
             ready!(self.waiting.get_or_insert_with(begin).deadline.as_mut().poll(cx));
             let message = format!(
                 "the reader lags too far (--client-write-timeout-ms) behind {LEAST_BYTES_PER_S} bytes a second"

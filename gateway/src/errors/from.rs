@@ -6,8 +6,8 @@ use text::{chat::ChatError, chat_template::TemplateError};
 
 use super::ApiError;
 use crate::{
-    executor::CallError, lifecycle::NotServing, limits::UsedUp, tenant_memory::MemoryFull, text::TextError,
-    turns::Refused,
+    executor::CallError, lifecycle::ServingUnavailable, limits::RateLimited, tenant_memory::MemoryFull,
+    text::TextError, turns::QueueRefusal,
 };
 
 impl From<WireError> for ApiError {
@@ -37,22 +37,22 @@ impl From<WireError> for ApiError {
     }
 }
 
-impl From<Refused> for ApiError {
-    fn from(refused: Refused) -> Self {
+impl From<QueueRefusal> for ApiError {
+    fn from(refused: QueueRefusal) -> Self {
         let message = refused.to_string();
         match refused {
-            Refused::Full { wait_s, .. } | Refused::Overload { wait_s, .. } => {
+            QueueRefusal::Full { wait_s, .. } | QueueRefusal::Overload { wait_s, .. } => {
                 Self::queue_full(wait_s, message)
             }
-            Refused::TooMany { .. } => Self::bad_request("too_many_sequences", message),
-            Refused::UsedUp { wait_s, .. } => Self::rate_limited(wait_s, message),
-            Refused::Promise { wait_s, .. } => {
+            QueueRefusal::TooMany { .. } => Self::bad_request("too_many_sequences", message),
+            QueueRefusal::UsedUp { wait_s, .. } => Self::rate_limited(wait_s, message),
+            QueueRefusal::Promise { wait_s, .. } => {
                 Self { code: "slo_out_of_reach", ..Self::queue_full(wait_s, message) }
             }
-            Refused::Late => {
+            QueueRefusal::Late => {
                 Self::new(StatusCode::GATEWAY_TIMEOUT, "server_error", "deadline_exceeded", message)
             }
-            Refused::Nobody => Self::executor_unavailable(message),
+            QueueRefusal::Nobody => Self::executor_unavailable(message),
         }
     }
 }
@@ -86,14 +86,14 @@ impl From<CallError> for ApiError {
     }
 }
 
-impl From<NotServing> for ApiError {
-    fn from(error: NotServing) -> Self {
+impl From<ServingUnavailable> for ApiError {
+    fn from(error: ServingUnavailable) -> Self {
         Self::executor_unavailable(error.to_string())
     }
 }
 
-impl From<UsedUp> for ApiError {
-    fn from(error: UsedUp) -> Self {
+impl From<RateLimited> for ApiError {
+    fn from(error: RateLimited) -> Self {
         Self::rate_limited(error.wait_s, error.to_string())
     }
 }

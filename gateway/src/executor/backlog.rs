@@ -13,10 +13,10 @@ const STEP_BYTES: usize = 16 << 10;
 
 /// See the module's description.
 #[derive(Debug)]
-pub struct Backlog(Mutex<Kept>);
+pub struct Backlog(Mutex<BacklogMemory>);
 
 #[derive(Debug)]
-struct Kept {
+struct BacklogMemory {
     bytes: usize,
     memory: Reservation,
 }
@@ -25,7 +25,7 @@ impl Backlog {
     /// Of a request that keeps as much as `memory` has for as long as it is computed.
     #[must_use]
     pub fn new(memory: Reservation) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Kept { bytes: memory.bytes(), memory })))
+        Arc::new(Self(Mutex::new(BacklogMemory { bytes: memory.bytes(), memory })))
     }
 
     /// Counts an output that nobody has read.

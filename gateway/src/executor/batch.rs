@@ -4,18 +4,18 @@ use std::sync::Arc;
 
 use shmproto::{
     codec::Wire as _,
-    message::{Generate, Provisional, RequestId, ToExecutor},
+    message::{Generate, ProvisionalMode, RequestId, ToExecutor},
 };
 use tokio::sync::{Semaphore, mpsc};
 
 use super::{
     backlog::Backlog,
     errors::CallError,
-    link::{Command, Delivery, Event, Route, Start},
-    queue::Queue,
-    slots::Slot,
+    link::{LinkCommand, OutputRoute, RoutedEvent, SequenceEvent, StartSequence},
+    queue::CommandQueue,
+    slots::SequenceSlot,
 };
-use crate::line::Standing;
+use crate::line::WaitingEntry;
 
 /// Outputs without a token that a sequence may have: its end, the scores of its prompt.
 const EMPTY_OUTPUTS: usize = 16;
@@ -24,34 +24,34 @@ const EMPTY_OUTPUTS: usize = 16;
 fn outputs_of(sequence: &Generate) -> usize {
     let outputs = sequence.max_tokens as usize + EMPTY_OUTPUTS;
     match sequence.provisional {
-        Provisional::Unwanted => outputs,
-        Provisional::Wanted => outputs.saturating_mul(2),
+        ProvisionalMode::Unwanted => outputs,
+        ProvisionalMode::Wanted => outputs.saturating_mul(2),
     }
 }
 
 /// Sequences that were started together, and what they produce. Dropping it cancels those still running: this
 /// is how a caller who went away frees what was being computed for them.
 #[derive(Debug)]
-pub struct Batch {
+pub struct SequenceBatch {
     /// Where each sequence runs.
-    queues: Vec<Queue>,
+    queues: Vec<CommandQueue>,
     /// Kept so that a lost sequence can be started again on the same channel.
-    sink: mpsc::Sender<Delivery>,
-    events: mpsc::Receiver<Delivery>,
+    sink: mpsc::Sender<RoutedEvent>,
+    events: mpsc::Receiver<RoutedEvent>,
     backlog: Arc<Backlog>,
     /// The running request of each sequence.
     live: Vec<Option<RequestId>>,
     /// The slot of each sequence that was lost: nobody else gets it before it is started again or given up.
-    kept: Vec<Option<Slot>>,
+    kept: Vec<Option<SequenceSlot>>,
 }
 
-impl Batch {
+impl SequenceBatch {
     /// Starts `sequences` over connection `epoch`, each in a slot of its own, for those who are `standing` in line.
     pub(super) fn start(
-        queue: &Queue,
+        queue: &CommandQueue,
         epoch: u64,
         sequences: Vec<Generate>,
-        standing: &mut Vec<Standing>,
+        standing: &mut Vec<WaitingEntry>,
         backlog: Arc<Backlog>,
     ) -> Result<Self, CallError> {
         let tokens: Vec<usize> = sequences.iter().map(|sequence| sequence.prompt.len()).collect();
@@ -69,7 +69,7 @@ impl Batch {
         Ok(batch)
     }
 
-    fn add(&mut self, queue: &Queue, epoch: u64, sequence: Generate, slot: Slot) {
+    fn add(&mut self, queue: &CommandQueue, epoch: u64, sequence: Generate, slot: SequenceSlot) {
         let index = self.live.len();
         self.queues.push(queue.clone());
         self.live.push(None);
@@ -82,7 +82,7 @@ impl Batch {
     pub(super) fn restart(
         &mut self,
         index: usize,
-        queue: &Queue,
+        queue: &CommandQueue,
         epoch: u64,
         sequence: Generate,
     ) -> Result<(), CallError> {
@@ -91,7 +91,7 @@ impl Batch {
             None => {
                 let taken = queue.take_slots(&[sequence.prompt.len()])?.pop();
                 let mut slot = taken.ok_or_else(|| CallError::Unavailable("it has no slot".to_owned()))?;
-                slot.stand(self.kept[index].as_mut().and_then(Slot::take_standing));
+                slot.stand(self.kept[index].as_mut().and_then(SequenceSlot::take_standing));
                 slot
             }
         };
@@ -101,7 +101,7 @@ impl Batch {
         Ok(())
     }
 
-    fn launch(&mut self, index: usize, epoch: u64, mut sequence: Generate, mut slot: Slot) {
+    fn launch(&mut self, index: usize, epoch: u64, mut sequence: Generate, mut slot: SequenceSlot) {
         slot.launched();
         let queue = &self.queues[index];
         let id = queue.request_id();
@@ -109,13 +109,13 @@ impl Batch {
         let budget = outputs_of(&sequence);
         let message = ToExecutor::Generate(sequence).to_bytes();
         let (sink, backlog) = (self.sink.clone(), Arc::clone(&self.backlog));
-        let route = Route { sink, index, budget, backlog, slot };
+        let route = OutputRoute { sink, index, budget, backlog, slot };
         self.live[index] = Some(id);
-        queue.send(Command::Start(Start { id, epoch, message, route }));
+        queue.send(LinkCommand::Start(StartSequence { id, epoch, message, route }));
     }
 
     /// The next event of any sequence that is still running, with its index; `None` when none is.
-    pub async fn next(&mut self) -> Option<(usize, Event)> {
+    pub async fn next(&mut self) -> Option<(usize, SequenceEvent)> {
         while self.live.iter().any(Option::is_some) {
             let delivery = self.events.recv().await?;
             if let Some(event) = self.accept(delivery) {
@@ -126,7 +126,7 @@ impl Batch {
     }
 
     /// An event that has already arrived, if there is one.
-    pub fn ready(&mut self) -> Option<(usize, Event)> {
+    pub fn ready(&mut self) -> Option<(usize, SequenceEvent)> {
         while let Ok(delivery) = self.events.try_recv() {
             if let Some(event) = self.accept(delivery) {
                 return Some(event);
@@ -139,22 +139,25 @@ impl Batch {
     pub fn cancel(&mut self, index: usize) {
         self.kept[index] = None;
         if let Some(id) = self.live[index].take() {
-            self.queues[index].send(Command::Cancel(id));
+            self.queues[index].send(LinkCommand::Cancel(id));
         }
     }
 
     /// `None` for what a cancelled sequence still had under way.
-    fn accept(&mut self, Delivery { index, event, slot, bytes }: Delivery) -> Option<(usize, Event)> {
+    fn accept(
+        &mut self,
+        RoutedEvent { index, event, slot, bytes }: RoutedEvent,
+    ) -> Option<(usize, SequenceEvent)> {
         self.backlog.remove(bytes);
         let is_current = match &event {
-            Event::Output(output) => {
+            SequenceEvent::Output(output) => {
                 let current = self.live[index] == Some(output.request);
                 if current && (output.finish.is_some() || output.error.is_some()) {
                     self.live[index] = None;
                 }
                 current
             }
-            Event::Lost { .. } | Event::Full(_) => self.live[index].take().is_some(),
+            SequenceEvent::Lost { .. } | SequenceEvent::Full(_) => self.live[index].take().is_some(),
         };
         if is_current {
             self.kept[index] = slot;
@@ -163,7 +166,7 @@ impl Batch {
     }
 }
 
-impl Drop for Batch {
+impl Drop for SequenceBatch {
     fn drop(&mut self) {
         for index in 0..self.live.len() {
             self.cancel(index);

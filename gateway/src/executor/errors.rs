@@ -2,7 +2,7 @@
 
 use shmproto::message::WireError;
 
-use super::slots::Full;
+use super::slots::TooManySequences;
 
 /// Why the executor did not do what it was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -32,8 +32,8 @@ pub enum CallError {
     },
 }
 
-impl From<Full> for CallError {
-    fn from(Full { limit }: Full) -> Self {
+impl From<TooManySequences> for CallError {
+    fn from(TooManySequences { limit }: TooManySequences) -> Self {
         Self::Busy { limit, what: "sequences", wait_s: 1 }
     }
 }

@@ -15,7 +15,7 @@ use std::{fmt, io, path::PathBuf, sync::Arc};
 use rustls::{ClientConfig, pki_types::ServerName};
 use shmproto::{
     codec::Wire as _,
-    far::{self, Answer, Ask},
+    far::{self, RemoteReply, RemoteRequest},
     private_socket::BindError,
 };
 use tls::{address::HostPort, socket};
@@ -25,11 +25,11 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-type Stream = TlsStream<TcpStream>;
+type TlsTunnel = TlsStream<TcpStream>;
 
 /// Why an executor on another host is not reached.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum FarError {
+pub(super) enum RemoteError {
     #[error("cannot reach {address}: {cause}")]
     Unreachable { address: HostPort, cause: io::Error },
     #[error(
@@ -55,9 +55,9 @@ pub(super) enum FarError {
 
 /// The way to an executor on another host; clones are the same.
 #[derive(Clone)]
-pub struct Far(Arc<Way>);
+pub struct RemoteEndpoint(Arc<RemoteAddress>);
 
-struct Way {
+struct RemoteAddress {
     to: HostPort,
     host: ServerName<'static>,
     tls: TlsConnector,
@@ -65,19 +65,19 @@ struct Way {
     socket: PathBuf,
 }
 
-impl fmt::Debug for Far {
+impl fmt::Debug for RemoteEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Far").field(&self.0.to).finish()
     }
 }
 
-impl Far {
+impl RemoteEndpoint {
     /// The way to the door at `to`, with a private socket of our own at `socket`. `None` if no certificate can be for that host.
     #[must_use]
     pub fn new(to: HostPort, mut tls: ClientConfig, socket: PathBuf) -> Option<Self> {
         tls.alpn_protocols = vec![far::ALPN.to_vec()];
         let host = ServerName::try_from(to.host.clone()).ok()?;
-        Some(Self(Arc::new(Way { to, host, tls: TlsConnector::from(Arc::new(tls)), socket })))
+        Some(Self(Arc::new(RemoteAddress { to, host, tls: TlsConnector::from(Arc::new(tls)), socket })))
     }
 
     /// Where it is.
@@ -93,43 +93,43 @@ impl Far {
     }
 
     /// A connection that is let in for what it asks.
-    async fn open(&self, ask: &Ask) -> Result<Stream, FarError> {
-        let unreachable = |cause| FarError::Unreachable { address: self.0.to.clone(), cause };
+    async fn open(&self, ask: &RemoteRequest) -> Result<TlsTunnel, RemoteError> {
+        let unreachable = |cause| RemoteError::Unreachable { address: self.0.to.clone(), cause };
         let tcp = TcpStream::connect((self.0.to.host.as_str(), self.0.to.port)).await.map_err(unreachable)?;
         socket::prepare(&tcp).map_err(unreachable)?;
         let connected = self.0.tls.connect(self.0.host.clone(), tcp).await;
         let mut stream = connected.map_err(|cause| self.failed(cause))?;
         if stream.get_ref().1.alpn_protocol() != Some(far::ALPN) {
-            return Err(FarError::NoGateways(self.0.to.clone()));
+            return Err(RemoteError::NoGateways(self.0.to.clone()));
         }
         self.say(&mut stream, &far::frame(ask)).await?;
         match self.answer(&mut stream).await? {
-            Answer::Admitted => Ok(stream),
-            Answer::Lent(_) => Err(FarError::Protocol(self.0.to.clone())),
-            Answer::Refused(why) => Err(FarError::Refused { address: self.0.to.clone(), why }),
+            RemoteReply::Admitted => Ok(stream),
+            RemoteReply::Lent(_) => Err(RemoteError::Protocol(self.0.to.clone())),
+            RemoteReply::Refused(why) => Err(RemoteError::Refused { address: self.0.to.clone(), why }),
         }
     }
 
-    async fn say(&self, stream: &mut Stream, bytes: &[u8]) -> Result<(), FarError> {
+    async fn say(&self, stream: &mut TlsTunnel, bytes: &[u8]) -> Result<(), RemoteError> {
         stream.write_all(bytes).await.map_err(|cause| self.failed(cause))?;
         stream.flush().await.map_err(|cause| self.failed(cause))
     }
 
-    async fn answer(&self, stream: &mut Stream) -> Result<Answer, FarError> {
-        let protocol = || FarError::Protocol(self.0.to.clone());
+    async fn answer(&self, stream: &mut TlsTunnel) -> Result<RemoteReply, RemoteError> {
+        let protocol = || RemoteError::Protocol(self.0.to.clone());
         let mut first = [0; 4];
         stream.read_exact(&mut first).await.map_err(|cause| self.failed(cause))?;
         let mut body = vec![0; far::body_bytes(first).ok_or_else(protocol)?];
         stream.read_exact(&mut body).await.map_err(|cause| self.failed(cause))?;
-        Answer::from_bytes(&body).map_err(|_| protocol())
+        RemoteReply::from_bytes(&body).map_err(|_| protocol())
     }
 
     /// A connection that ended is one thing, what TLS has against going on another.
-    fn failed(&self, cause: io::Error) -> FarError {
+    fn failed(&self, cause: io::Error) -> RemoteError {
         let address = self.0.to.clone();
         match cause.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()) {
-            true => FarError::Tls { address, cause },
-            false => FarError::Unreachable { address, cause },
+            true => RemoteError::Tls { address, cause },
+            false => RemoteError::Unreachable { address, cause },
         }
     }
 }

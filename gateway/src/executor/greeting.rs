@@ -9,12 +9,15 @@ use tokio::{sync::watch, time::timeout};
 use zeromq::{SocketEvent, SocketRecv as _, SocketSend as _, ZmqMessage};
 
 use super::{
-    link::Link,
-    wire::{Peer, Wire, read},
+    link::LinkState,
+    wire::{ConnectTarget, ExecutorSocket, read},
 };
 
 /// Connects, says hello, and waits for the welcome. Says meanwhile how far the executor is.
-pub(super) async fn open(peer: Peer, link: watch::Sender<Link>) -> Result<(Wire, Welcome), String> {
+pub(super) async fn open(
+    peer: ConnectTarget,
+    link: watch::Sender<LinkState>,
+) -> Result<(ExecutorSocket, Welcome), String> {
     let silence = peer.silence;
     // A stopped process has a socket that can be connected to, and then says nothing.
     let connected = timeout(silence, connect(peer)).await;
@@ -24,16 +27,16 @@ pub(super) async fn open(peer: Peer, link: watch::Sender<Link>) -> Result<(Wire,
         let message = message
             .map_err(|_| format!("it said nothing for {} ms before its welcome", silence.as_millis()))??;
         match accept(message)? {
-            Greeting::Welcome(welcome) => return Ok((wire, *welcome)),
-            Greeting::Loading(Loading { stage, percent }) => {
-                link.send_replace(Link::Loading { stage, percent: percent.min(100) });
+            HelloReply::Welcome(welcome) => return Ok((wire, *welcome)),
+            HelloReply::Loading(Loading { stage, percent }) => {
+                link.send_replace(LinkState::Loading { stage, percent: percent.min(100) });
             }
         }
     }
 }
 
-async fn connect(peer: Peer) -> Result<Wire, String> {
-    let mut wire = Wire::open(&peer).await?;
+async fn connect(peer: ConnectTarget) -> Result<ExecutorSocket, String> {
+    let mut wire = ExecutorSocket::open(&peer).await?;
     let hello = ToExecutor::Hello(Hello { version: PROTOCOL_VERSION, instance: peer.instance });
     let sent = wire.send.send(ZmqMessage::from(hello.to_bytes())).await;
     sent.map_err(|error| format!("saying hello failed: {error}"))?;
@@ -41,7 +44,7 @@ async fn connect(peer: Peer) -> Result<Wire, String> {
 }
 
 /// The next message of an executor that has not sent its welcome.
-async fn answer_of(wire: &mut Wire) -> Result<ToGateway, String> {
+async fn answer_of(wire: &mut ExecutorSocket) -> Result<ToGateway, String> {
     loop {
         tokio::select! {
             message = wire.receive.recv() => {
@@ -58,21 +61,21 @@ async fn answer_of(wire: &mut Wire) -> Result<ToGateway, String> {
 }
 
 /// What a hello is answered with.
-enum Greeting {
+enum HelloReply {
     Loading(Loading),
     Welcome(Box<Welcome>),
 }
 
-fn accept(message: ToGateway) -> Result<Greeting, String> {
+fn accept(message: ToGateway) -> Result<HelloReply, String> {
     match message {
         ToGateway::Welcome(welcome) if welcome.version == PROTOCOL_VERSION => {
-            Ok(Greeting::Welcome(Box::new(welcome)))
+            Ok(HelloReply::Welcome(Box::new(welcome)))
         }
         ToGateway::Welcome(welcome) => Err(format!(
             "it speaks protocol {}, this gateway speaks {PROTOCOL_VERSION}; install both from one release",
             welcome.version
         )),
-        ToGateway::Loading(loading) => Ok(Greeting::Loading(loading)),
+        ToGateway::Loading(loading) => Ok(HelloReply::Loading(loading)),
         ToGateway::Refused(why) => Err(format!("it refused the hello: {why}")),
         _ => Err("it sent something else than a welcome".to_owned()),
     }

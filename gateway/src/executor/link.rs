@@ -6,12 +6,12 @@ use std::sync::Arc;
 use shmproto::message::{AdapterLoaded, AdapterUnloaded, Output, RequestId, Stats, TokenOutput, Welcome};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{backlog::Backlog, errors::CallError, slots::Slot};
+use super::{backlog::Backlog, errors::CallError, slots::SequenceSlot};
 use crate::tenant_memory::MemoryFull;
 
 /// The state of the connection.
 #[derive(Debug, Clone)]
-pub enum Link {
+pub enum LinkState {
     /// Not connected.
     Down {
         /// Why, for a person.
@@ -35,7 +35,7 @@ pub enum Link {
 
 /// What a sequence hears.
 #[derive(Debug)]
-pub enum Event {
+pub enum SequenceEvent {
     /// From the executor.
     Output(Output),
     /// The connection numbered `epoch` is gone, and the sequence with it.
@@ -49,51 +49,51 @@ pub enum Event {
 
 /// An event on its way to a batch.
 #[derive(Debug)]
-pub(super) struct Delivery {
+pub(super) struct RoutedEvent {
     /// Position of the sequence in its batch.
     pub(super) index: usize,
-    pub(super) event: Event,
+    pub(super) event: SequenceEvent,
     /// Its slot, if this is an end after which it may be started again.
-    pub(super) slot: Option<Slot>,
+    pub(super) slot: Option<SequenceSlot>,
     /// Bytes of the backlog that it takes until it is read.
     pub(super) bytes: usize,
 }
 
 /// Where a sequence's outputs go.
 #[derive(Debug)]
-pub(super) struct Route {
-    pub(super) sink: mpsc::Sender<Delivery>,
+pub(super) struct OutputRoute {
+    pub(super) sink: mpsc::Sender<RoutedEvent>,
     /// Position of the sequence in its batch.
     pub(super) index: usize,
-    /// Outputs that may still come; `sink` has room for them and for one [`Event::Lost`].
+    /// Outputs that may still come; `sink` has room for them and for one [`SequenceEvent::Lost`].
     pub(super) budget: usize,
     /// Where outputs are counted that nobody has read.
     pub(super) backlog: Arc<Backlog>,
     /// Given back when the link forgets the sequence.
-    pub(super) slot: Slot,
+    pub(super) slot: SequenceSlot,
 }
 
 /// A sequence to start.
 #[derive(Debug)]
-pub(super) struct Start {
+pub(super) struct StartSequence {
     pub(super) id: RequestId,
     /// Number of the connection whose executor it was prepared for; another one might take it for something else.
     pub(super) epoch: u64,
     pub(super) message: Vec<u8>,
-    pub(super) route: Route,
+    pub(super) route: OutputRoute,
 }
 
 /// A call that is answered once.
 #[derive(Debug)]
-pub(super) struct Call {
+pub(super) struct ExecutorCall {
     pub(super) id: RequestId,
     pub(super) message: Vec<u8>,
-    pub(super) answer: oneshot::Sender<Result<Answer, CallError>>,
+    pub(super) answer: oneshot::Sender<Result<CallReply, CallError>>,
 }
 
-/// The answer to a [`Call`].
+/// The answer to a [`ExecutorCall`].
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(super) enum CallReply {
     Loaded(AdapterLoaded),
     Unloaded(AdapterUnloaded),
     Stats(Box<Stats>),
@@ -101,35 +101,40 @@ pub(super) enum Answer {
 
 /// What handles ask of the link.
 #[derive(Debug)]
-pub(super) enum Command {
-    Start(Start),
+pub(super) enum LinkCommand {
+    Start(StartSequence),
     Cancel(RequestId),
-    Call(Call),
+    Call(ExecutorCall),
     /// Answered by the link itself, as long as it moves.
     Ping(oneshot::Sender<()>),
     Close,
 }
 
 /// Answers a command as if the connection had broken right after it.
-pub(super) fn refuse(command: Command, epoch: u64) {
+pub(super) fn refuse(command: LinkCommand, epoch: u64) {
     match command {
-        Command::Start(start) => lose(start.route, epoch),
-        Command::Call(call) => {
+        LinkCommand::Start(start) => lose(start.route, epoch),
+        LinkCommand::Call(call) => {
             let _ = call.answer.send(Err(CallError::Unavailable("not connected".to_owned())));
         }
-        Command::Ping(pong) => {
+        LinkCommand::Ping(pong) => {
             // Fails only when whoever asked is gone.
             let _ = pong.send(());
         }
-        Command::Cancel(_) | Command::Close => {}
+        LinkCommand::Cancel(_) | LinkCommand::Close => {}
     }
 }
 
 /// Tells a sequence that its connection is gone.
-pub(super) fn lose(route: Route, epoch: u64) {
-    let Route { sink, index, slot, .. } = route;
+pub(super) fn lose(route: OutputRoute, epoch: u64) {
+    let OutputRoute { sink, index, slot, .. } = route;
     // Fails only when the reader is gone.
-    let _ = sink.try_send(Delivery { index, event: Event::Lost { epoch }, slot: Some(slot), bytes: 0 });
+    let _ = sink.try_send(RoutedEvent {
+        index,
+        event: SequenceEvent::Lost { epoch },
+        slot: Some(slot),
+        bytes: 0,
+    });
 }
 
 /// What an output takes until it is read.
@@ -139,5 +144,5 @@ pub(super) fn bytes_of(output: &Output) -> usize {
         tokens.iter().map(top).sum::<usize>()
     };
     let numbers = size_of_val(&*output.provisional) + size_of_val(&*output.embedding);
-    size_of::<Delivery>() + tokens(&output.tokens) + tokens(&output.prompt) + numbers
+    size_of::<RoutedEvent>() + tokens(&output.tokens) + tokens(&output.prompt) + numbers
 }

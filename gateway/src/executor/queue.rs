@@ -10,13 +10,13 @@ use tokio::sync::{Notify, mpsc};
 
 use super::{
     errors::CallError,
-    link::{Command, refuse},
-    slots::{Load, Slot, Slots},
+    link::{LinkCommand, refuse},
+    slots::{SequenceSlot, SequenceSlots, SlotUsage},
 };
 
 /// What the executors of a gateway have in common; clones are the same.
 #[derive(Debug, Clone, Default)]
-pub struct Common {
+pub struct SharedConnections {
     /// Requests so far: a sequence may move from one executor to another.
     requests: Arc<AtomicU64>,
     /// Told whenever one of them may have room again.
@@ -25,19 +25,23 @@ pub struct Common {
 
 /// Where commands are put; clones share it, its numbers and its slots.
 #[derive(Debug, Clone)]
-pub(super) struct Queue {
-    commands: mpsc::UnboundedSender<Command>,
-    slots: Slots,
-    common: Common,
+pub(super) struct CommandQueue {
+    commands: mpsc::UnboundedSender<LinkCommand>,
+    slots: SequenceSlots,
+    common: SharedConnections,
 }
 
-impl Queue {
-    pub(super) fn new(commands: mpsc::UnboundedSender<Command>, slots: Slots, common: Common) -> Self {
+impl CommandQueue {
+    pub(super) fn new(
+        commands: mpsc::UnboundedSender<LinkCommand>,
+        slots: SequenceSlots,
+        common: SharedConnections,
+    ) -> Self {
         Self { commands, slots, common }
     }
 
     /// Queues a command. Once the task has ended, it is answered as if the connection had broken.
-    pub(super) fn send(&self, command: Command) {
+    pub(super) fn send(&self, command: LinkCommand) {
         if let Err(mpsc::error::SendError(command)) = self.commands.send(command) {
             refuse(command, u64::MAX);
         }
@@ -54,7 +58,7 @@ impl Queue {
     }
 
     /// How many sequences are under way, and how many there may be.
-    pub(super) fn load(&self) -> Load {
+    pub(super) fn load(&self) -> SlotUsage {
         self.slots.load()
     }
 
@@ -64,7 +68,7 @@ impl Queue {
     }
 
     /// Room for sequences together whose prompts have so many `tokens`.
-    pub(super) fn take_slots(&self, tokens: &[usize]) -> Result<Vec<Slot>, CallError> {
+    pub(super) fn take_slots(&self, tokens: &[usize]) -> Result<Vec<SequenceSlot>, CallError> {
         self.slots.take(tokens).map_err(CallError::from)
     }
 }

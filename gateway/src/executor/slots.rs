@@ -4,7 +4,7 @@
 //! here refuses at once.
 //!
 //! It takes more than it computes together, but in the order in which they come, whosever they are. So that tenants have
-//! their turns ([`crate::turns`]), no more are sent to it than keep it busy: [`Load::room`].
+//! their turns ([`crate::turns`]), no more are sent to it than keep it busy: [`SlotUsage::room`].
 
 use std::{
     fmt,
@@ -14,7 +14,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use crate::line::Standing;
+use crate::line::WaitingEntry;
 
 /// Of those that run together, one of so many may end without a new one being there at once. More would keep it no busier,
 /// and whoever comes waits behind all of them, however little they have had.
@@ -24,7 +24,7 @@ const STEPS_AHEAD: usize = 2;
 
 /// What an executor takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Capacity {
+pub(super) struct ExecutorCapacity {
     /// Sequences that are computed together.
     pub(super) places: usize,
     /// Those that may wait beside them.
@@ -35,7 +35,7 @@ pub(super) struct Capacity {
 
 /// How much of an executor is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Load {
+pub struct SlotUsage {
     /// Sequences under way.
     pub held: usize,
     /// Of them those without a first token.
@@ -50,7 +50,7 @@ pub struct Load {
     pub limit: usize,
 }
 
-impl Load {
+impl SlotUsage {
     /// How many more requests keep it busy: until places are taken and some wait to take those that come free, and until
     /// prompts are enough for the next steps.
     #[must_use]
@@ -64,50 +64,50 @@ impl Load {
 
 /// More sequences would be under way than there may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Full {
+pub(super) struct TooManySequences {
     /// Sequences there may be in all.
     pub(super) limit: usize,
 }
 
 #[derive(Debug)]
-struct Counts {
+struct SlotCounts {
     /// Never more than this, whatever the executor takes.
     max: usize,
-    load: Load,
+    load: SlotUsage,
 }
 
 /// The slots of one executor; clones share them.
 #[derive(Clone)]
-pub(super) struct Slots {
-    counts: Arc<Mutex<Counts>>,
+pub(super) struct SequenceSlots {
+    counts: Arc<Mutex<SlotCounts>>,
     /// Told whenever there may be room again.
     room: Arc<Notify>,
 }
 
 /// The right to have one sequence under way, given back when dropped.
-pub(super) struct Slot {
-    slots: Slots,
+pub(super) struct SequenceSlot {
+    slots: SequenceSlots,
     /// Of the sequence, to be computed before its first token; `None` once it has that.
     tokens: Option<usize>,
-    standing: Option<Standing>,
+    standing: Option<WaitingEntry>,
 }
 
-impl fmt::Debug for Slots {
+impl fmt::Debug for SequenceSlots {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Slots").field("counts", &*self.counts()).finish_non_exhaustive()
     }
 }
 
-impl fmt::Debug for Slot {
+impl fmt::Debug for SequenceSlot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Slot").field("tokens", &self.tokens).finish_non_exhaustive()
     }
 }
 
-impl Slots {
+impl SequenceSlots {
     /// `max` slots, until the executor says that it takes fewer.
     pub(super) fn new(max: usize, room: Arc<Notify>) -> Self {
-        let load = Load {
+        let load = SlotUsage {
             held: 0,
             waiting: 0,
             waiting_tokens: 0,
@@ -115,11 +115,11 @@ impl Slots {
             chunk_tokens: usize::MAX,
             limit: max,
         };
-        Self { counts: Arc::new(Mutex::new(Counts { max, load })), room }
+        Self { counts: Arc::new(Mutex::new(SlotCounts { max, load })), room }
     }
 
     /// An executor is there that takes so much. Those under way go on even if they are more.
-    pub(super) fn set_capacity(&self, capacity: Capacity) {
+    pub(super) fn set_capacity(&self, capacity: ExecutorCapacity) {
         let mut counts = self.counts();
         let max = counts.max;
         counts.load.limit = capacity.places.saturating_add(capacity.waiting).clamp(1, max);
@@ -130,11 +130,11 @@ impl Slots {
     }
 
     /// Takes one for each of `tokens`, which are those of prompts, or none.
-    pub(super) fn take(&self, tokens: &[usize]) -> Result<Vec<Slot>, Full> {
+    pub(super) fn take(&self, tokens: &[usize]) -> Result<Vec<SequenceSlot>, TooManySequences> {
         let mut counts = self.counts();
         let load = &mut counts.load;
         if load.held.checked_add(tokens.len()).is_none_or(|held| held > load.limit) {
-            return Err(Full { limit: load.limit });
+            return Err(TooManySequences { limit: load.limit });
         }
         load.held += tokens.len();
         load.waiting += tokens.len();
@@ -142,29 +142,29 @@ impl Slots {
         let slots = tokens.iter().map(|&tokens| {
             let tokens = tokens.min(chunk_tokens);
             load.waiting_tokens += tokens;
-            Slot { slots: self.clone(), tokens: Some(tokens), standing: None }
+            SequenceSlot { slots: self.clone(), tokens: Some(tokens), standing: None }
         });
         Ok(slots.collect())
     }
 
     /// How much of it is taken.
-    pub(super) fn load(&self) -> Load {
+    pub(super) fn load(&self) -> SlotUsage {
         self.counts().load
     }
 
-    fn counts(&self) -> MutexGuard<'_, Counts> {
+    fn counts(&self) -> MutexGuard<'_, SlotCounts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Slot {
+impl SequenceSlot {
     /// Whose turn it was.
-    pub(super) fn stand(&mut self, standing: Option<Standing>) {
+    pub(super) fn stand(&mut self, standing: Option<WaitingEntry>) {
         self.standing = standing;
     }
 
     /// Its sequence goes on in another slot.
-    pub(super) fn take_standing(&mut self) -> Option<Standing> {
+    pub(super) fn take_standing(&mut self) -> Option<WaitingEntry> {
         self.standing.take()
     }
 
@@ -187,14 +187,14 @@ impl Slot {
     }
 }
 
-impl Load {
+impl SlotUsage {
     fn leave_queue(&mut self, tokens: usize) {
         self.waiting -= 1;
         self.waiting_tokens -= tokens;
     }
 }
 
-impl Drop for Slot {
+impl Drop for SequenceSlot {
     fn drop(&mut self) {
         let mut counts = self.slots.counts();
         counts.load.held -= 1;
@@ -210,19 +210,19 @@ impl Drop for Slot {
 mod tests {
     use super::*;
 
-    fn slots(max: usize) -> Slots {
-        Slots::new(max, Arc::default())
+    fn slots(max: usize) -> SequenceSlots {
+        SequenceSlots::new(max, Arc::default())
     }
 
-    fn capacity(places: usize, waiting: usize) -> Capacity {
-        Capacity { places, waiting, chunk_tokens: 100 }
+    fn capacity(places: usize, waiting: usize) -> ExecutorCapacity {
+        ExecutorCapacity { places, waiting, chunk_tokens: 100 }
     }
 
     #[test]
     fn all_slots_asked_for_are_given_or_none() {
         let slots = slots(4);
         let three = slots.take(&[1; 3]).unwrap();
-        assert_eq!(slots.take(&[1; 2]).unwrap_err(), Full { limit: 4 });
+        assert_eq!(slots.take(&[1; 2]).unwrap_err(), TooManySequences { limit: 4 });
         let one = slots.take(&[1]).unwrap();
         drop((three, one));
         assert_eq!(slots.take(&[1; 4]).unwrap().len(), 4);

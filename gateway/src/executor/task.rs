@@ -22,9 +22,11 @@ use zeromq::{DealerSendHalf, SocketEvent, SocketRecv as _, SocketSend as _, ZmqM
 use super::{
     errors::CallError,
     greeting::open,
-    link::{Answer, Command, Delivery, Event, Link, Route, bytes_of, lose, refuse},
-    slots::{Capacity, Slots},
-    wire::{Peer, Wire, read},
+    link::{
+        CallReply, LinkCommand, LinkState, OutputRoute, RoutedEvent, SequenceEvent, bytes_of, lose, refuse,
+    },
+    slots::{ExecutorCapacity, SequenceSlots},
+    wire::{ConnectTarget, ExecutorSocket, read},
 };
 use crate::tenant_memory::MemoryFull;
 
@@ -39,30 +41,30 @@ const SILENT_PARTS: u32 = 4;
 const PROBE: RequestId = 0;
 
 /// Why [`LinkTask::serve`] returned.
-enum End {
+enum ServeEnd {
     Closed,
     Lost(String),
 }
 
 /// The task; see the module's description.
 pub(super) struct LinkTask {
-    peer: Peer,
-    commands: mpsc::UnboundedReceiver<Command>,
-    link: watch::Sender<Link>,
-    slots: Slots,
+    peer: ConnectTarget,
+    commands: mpsc::UnboundedReceiver<LinkCommand>,
+    link: watch::Sender<LinkState>,
+    slots: SequenceSlots,
     epoch: u64,
-    routes: HashMap<RequestId, Route>,
-    calls: HashMap<RequestId, oneshot::Sender<Result<Answer, CallError>>>,
+    routes: HashMap<RequestId, OutputRoute>,
+    calls: HashMap<RequestId, oneshot::Sender<Result<CallReply, CallError>>>,
     /// Sequences that the executor is still to be told of: nobody waits for them.
     given_up: Vec<RequestId>,
 }
 
 impl LinkTask {
     pub(super) fn new(
-        peer: Peer,
-        commands: mpsc::UnboundedReceiver<Command>,
-        link: watch::Sender<Link>,
-        slots: Slots,
+        peer: ConnectTarget,
+        commands: mpsc::UnboundedReceiver<LinkCommand>,
+        link: watch::Sender<LinkState>,
+        slots: SequenceSlots,
     ) -> Self {
         let (routes, calls) = (HashMap::new(), HashMap::new());
         Self { peer, commands, link, slots, epoch: 0, routes, calls, given_up: Vec::new() }
@@ -88,8 +90,8 @@ impl LinkTask {
                     backoff = MIN_BACKOFF;
                     self.bring_up(welcome);
                     match self.serve(wire).await {
-                        End::Closed => return,
-                        End::Lost(reason) => reason,
+                        ServeEnd::Closed => return,
+                        ServeEnd::Lost(reason) => reason,
                     }
                 }
             };
@@ -102,7 +104,7 @@ impl LinkTask {
     }
 
     /// Connects and waits for the welcome, refusing commands meanwhile; `None` when the gateway closes.
-    async fn connect(&mut self) -> Option<Result<(Wire, Welcome), String>> {
+    async fn connect(&mut self) -> Option<Result<(ExecutorSocket, Welcome), String>> {
         let attempt = open(self.peer.clone(), self.link.clone());
         self.refuse_until(attempt).await
     }
@@ -110,12 +112,12 @@ impl LinkTask {
     fn bring_up(&mut self, welcome: Welcome) {
         self.epoch += 1;
         tracing::info!(epoch = self.epoch, model = %welcome.model_path, "connected to the base-executor");
-        self.slots.set_capacity(Capacity {
+        self.slots.set_capacity(ExecutorCapacity {
             places: welcome.max_running as usize,
             waiting: welcome.max_waiting as usize,
             chunk_tokens: welcome.chunk_tokens as usize,
         });
-        self.link.send_replace(Link::Up { epoch: self.epoch, welcome: Arc::new(welcome) });
+        self.link.send_replace(LinkState::Up { epoch: self.epoch, welcome: Arc::new(welcome) });
     }
 
     async fn pause(&mut self, time: Duration) -> Option<()> {
@@ -128,7 +130,7 @@ impl LinkTask {
             tokio::select! {
                 value = &mut future => return Some(value),
                 command = self.commands.recv() => match command {
-                    None | Some(Command::Close) => return None,
+                    None | Some(LinkCommand::Close) => return None,
                     Some(command) => refuse(command, self.epoch),
                 },
             }
@@ -136,7 +138,7 @@ impl LinkTask {
     }
 
     /// Moves messages until the connection or the gateway ends.
-    async fn serve(&mut self, mut wire: Wire) -> End {
+    async fn serve(&mut self, mut wire: ExecutorSocket) -> ServeEnd {
         let mut silent_parts = 0;
         let part = (self.peer.silence / SILENT_PARTS).max(Duration::from_millis(1));
         let mut clock = interval_at(Instant::now() + part, part);
@@ -152,11 +154,11 @@ impl LinkTask {
                             Ok(()) => self.cancel_given_up(&mut wire.send).await,
                             ended => ended,
                         },
-                        Err(error) => Err(End::Lost(format!("reading from it failed: {error}"))),
+                        Err(error) => Err(ServeEnd::Lost(format!("reading from it failed: {error}"))),
                     }
                 }
                 event = wire.monitor.next() => match event {
-                    Some(SocketEvent::Disconnected(_)) | None => Err(End::Lost("it closed the connection".to_owned())),
+                    Some(SocketEvent::Disconnected(_)) | None => Err(ServeEnd::Lost("it closed the connection".to_owned())),
                     Some(_) => Ok(()),
                 },
                 command = self.commands.recv() => self.forward(command, &mut wire.send).await,
@@ -172,36 +174,40 @@ impl LinkTask {
     }
 
     /// Nothing has been heard for `silent_parts` of the time allowed: asks for a sign of life, once, then gives up.
-    async fn probe(&self, silent_parts: u32, send: &mut DealerSendHalf) -> Result<(), End> {
+    async fn probe(&self, silent_parts: u32, send: &mut DealerSendHalf) -> Result<(), ServeEnd> {
         match silent_parts {
             1 => self.transmit(ToExecutor::GetStats(PROBE).to_bytes(), send).await,
             ..=SILENT_PARTS => Ok(()),
-            _ => Err(End::Lost(format!("it was silent for {} ms", self.peer.silence.as_millis()))),
+            _ => Err(ServeEnd::Lost(format!("it was silent for {} ms", self.peer.silence.as_millis()))),
         }
     }
 
-    async fn forward(&mut self, command: Option<Command>, send: &mut DealerSendHalf) -> Result<(), End> {
+    async fn forward(
+        &mut self,
+        command: Option<LinkCommand>,
+        send: &mut DealerSendHalf,
+    ) -> Result<(), ServeEnd> {
         let message = match command {
-            None | Some(Command::Close) => return Err(End::Closed),
+            None | Some(LinkCommand::Close) => return Err(ServeEnd::Closed),
             // Prepared for an executor that is gone: whoever waits for it looks what this one serves, and starts it again.
-            Some(Command::Start(start)) if start.epoch != self.epoch => {
+            Some(LinkCommand::Start(start)) if start.epoch != self.epoch => {
                 lose(start.route, start.epoch);
                 return Ok(());
             }
-            Some(Command::Start(start)) => {
+            Some(LinkCommand::Start(start)) => {
                 self.routes.insert(start.id, start.route);
                 start.message
             }
-            Some(Command::Cancel(id)) => match self.routes.remove(&id) {
+            Some(LinkCommand::Cancel(id)) => match self.routes.remove(&id) {
                 Some(_) => ToExecutor::Cancel(id).to_bytes(),
                 // It ended before its owner knew.
                 None => return Ok(()),
             },
-            Some(Command::Ping(pong)) => {
+            Some(LinkCommand::Ping(pong)) => {
                 let _ = pong.send(());
                 return Ok(());
             }
-            Some(Command::Call(call)) => {
+            Some(LinkCommand::Call(call)) => {
                 self.calls.insert(call.id, call.answer);
                 call.message
             }
@@ -210,32 +216,34 @@ impl LinkTask {
     }
 
     /// Waits no longer for a peer that does not read than for one that does not speak.
-    async fn transmit(&self, message: Vec<u8>, send: &mut DealerSendHalf) -> Result<(), End> {
+    async fn transmit(&self, message: Vec<u8>, send: &mut DealerSendHalf) -> Result<(), ServeEnd> {
         match timeout(self.peer.silence, send.send(ZmqMessage::from(message))).await {
-            Ok(sent) => sent.map_err(|error| End::Lost(format!("sending to it failed: {error}"))),
-            Err(_) => Err(End::Lost(format!("it took nothing for {} ms", self.peer.silence.as_millis()))),
+            Ok(sent) => sent.map_err(|error| ServeEnd::Lost(format!("sending to it failed: {error}"))),
+            Err(_) => {
+                Err(ServeEnd::Lost(format!("it took nothing for {} ms", self.peer.silence.as_millis())))
+            }
         }
     }
 
-    fn dispatch(&mut self, message: &ZmqMessage) -> Result<(), End> {
-        match read(message).map_err(End::Lost)? {
+    fn dispatch(&mut self, message: &ZmqMessage) -> Result<(), ServeEnd> {
+        match read(message).map_err(ServeEnd::Lost)? {
             ToGateway::Outputs(outputs) => {
                 return outputs.into_iter().try_for_each(|output| self.deliver(output));
             }
-            ToGateway::AdapterLoaded(loaded) => self.answer(loaded.request, Ok(Answer::Loaded(loaded))),
+            ToGateway::AdapterLoaded(loaded) => self.answer(loaded.request, Ok(CallReply::Loaded(loaded))),
             ToGateway::AdapterUnloaded(unloaded) => {
-                self.answer(unloaded.request, Ok(Answer::Unloaded(unloaded)))
+                self.answer(unloaded.request, Ok(CallReply::Unloaded(unloaded)))
             }
-            ToGateway::Stats(stats) => self.answer(stats.request, Ok(Answer::Stats(Box::new(stats)))),
+            ToGateway::Stats(stats) => self.answer(stats.request, Ok(CallReply::Stats(Box::new(stats)))),
             ToGateway::Failed(failed) => self.answer(failed.request, Err(CallError::Refused(failed.error))),
-            ToGateway::Loading(_) => return Err(End::Lost("it began to load again".to_owned())),
-            ToGateway::Welcome(_) => return Err(End::Lost("it sent a second welcome".to_owned())),
-            ToGateway::Refused(why) => return Err(End::Lost(why)),
+            ToGateway::Loading(_) => return Err(ServeEnd::Lost("it began to load again".to_owned())),
+            ToGateway::Welcome(_) => return Err(ServeEnd::Lost("it sent a second welcome".to_owned())),
+            ToGateway::Refused(why) => return Err(ServeEnd::Lost(why)),
         }
         Ok(())
     }
 
-    fn deliver(&mut self, output: Output) -> Result<(), End> {
+    fn deliver(&mut self, output: Output) -> Result<(), ServeEnd> {
         let id = output.request;
         let last = output.finish.is_some() || output.error.is_some();
         // Outputs of a cancelled sequence may still be on their way.
@@ -243,7 +251,7 @@ impl LinkTask {
             return Ok(());
         };
         let Some(left) = route.budget.checked_sub(1) else {
-            return Err(End::Lost(
+            return Err(ServeEnd::Lost(
                 "it sent more outputs for a request than tokens were asked for".to_owned(),
             ));
         };
@@ -261,9 +269,9 @@ impl LinkTask {
             self.end(id, output, bytes);
         } else {
             // Fails only when the reader is gone; its cancellation is on its way.
-            let _ = route.sink.try_send(Delivery {
+            let _ = route.sink.try_send(RoutedEvent {
                 index: route.index,
-                event: Event::Output(output),
+                event: SequenceEvent::Output(output),
                 slot: None,
                 bytes,
             });
@@ -274,30 +282,30 @@ impl LinkTask {
     /// Delivers the last output of a sequence. One that an executor gave up because it is shutting down may be started
     /// again by the next, so it keeps its slot.
     fn end(&mut self, id: RequestId, output: Output, bytes: usize) {
-        let Some(Route { sink, index, slot, .. }) = self.routes.remove(&id) else { return };
+        let Some(OutputRoute { sink, index, slot, .. }) = self.routes.remove(&id) else { return };
         let returns = output.error.as_ref().is_some_and(|error| error.code == ErrorCode::ShuttingDown);
         let slot = returns.then_some(slot);
-        let _ = sink.try_send(Delivery { index, event: Event::Output(output), slot, bytes });
+        let _ = sink.try_send(RoutedEvent { index, event: SequenceEvent::Output(output), slot, bytes });
     }
 
     /// Ends a sequence whose outputs find no room, here and, unless it has ended there, in the executor.
     fn give_up(&mut self, id: RequestId, full: MemoryFull, has_ended: bool) {
-        let Some(Route { sink, index, .. }) = self.routes.remove(&id) else { return };
-        let _ = sink.try_send(Delivery { index, event: Event::Full(full), slot: None, bytes: 0 });
+        let Some(OutputRoute { sink, index, .. }) = self.routes.remove(&id) else { return };
+        let _ = sink.try_send(RoutedEvent { index, event: SequenceEvent::Full(full), slot: None, bytes: 0 });
         if !has_ended {
             self.given_up.push(id);
         }
     }
 
     /// Tells the executor of sequences that were given up.
-    async fn cancel_given_up(&mut self, send: &mut DealerSendHalf) -> Result<(), End> {
+    async fn cancel_given_up(&mut self, send: &mut DealerSendHalf) -> Result<(), ServeEnd> {
         while let Some(id) = self.given_up.pop() {
             self.transmit(ToExecutor::Cancel(id).to_bytes(), send).await?;
         }
         Ok(())
     }
 
-    fn answer(&mut self, id: RequestId, result: Result<Answer, CallError>) {
+    fn answer(&mut self, id: RequestId, result: Result<CallReply, CallError>) {
         if let Some(answer) = self.calls.remove(&id) {
             // The caller may have stopped waiting.
             let _ = answer.send(result);
@@ -305,13 +313,13 @@ impl LinkTask {
     }
 
     fn take_down(&mut self, reason: &str) {
-        let was_up = !matches!(&*self.link.borrow(), Link::Down { .. });
+        let was_up = !matches!(&*self.link.borrow(), LinkState::Down { .. });
         if was_up {
             tracing::warn!(reason, "lost the base-executor");
         } else {
             tracing::debug!(reason, "the base-executor is not there yet");
         }
-        self.link.send_replace(Link::Down { reason: reason.to_owned() });
+        self.link.send_replace(LinkState::Down { reason: reason.to_owned() });
         self.fail_all(reason);
     }
 

@@ -8,13 +8,13 @@ use std::sync::{
 
 use patience::WATCHDOG;
 use shmproto::message::{
-    ColdStart, DeviceFacts, Finish, Hello, Loading, Output, PROTOCOL_VERSION, Precision, Provisional,
+    ColdStart, DeviceFacts, Finish, Hello, Loading, Output, PROTOCOL_VERSION, Precision, ProvisionalMode,
     Sampling, ToGateway, Welcome,
 };
 use tokio::{task::JoinHandle, time::timeout};
 use zeromq::{RouterSendHalf, RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMessage};
 
-use super::{link::Event, *};
+use super::{link::SequenceEvent, *};
 use crate::tenant_memory::{MemoryLimits, TenantMemory};
 
 /// Long enough for a busy machine to answer in, short enough for a test to wait for.
@@ -28,13 +28,13 @@ fn backlog() -> Arc<Backlog> {
 
 /// An executor that takes three sequences and generates nothing until it is told to.
 struct Router {
-    state: Arc<State>,
+    state: Arc<FakeRouterState>,
     task: JoinHandle<()>,
     _directory: tempfile::TempDir,
 }
 
 #[derive(Default)]
-struct State {
+struct FakeRouterState {
     /// Reads, but does not answer: as a stopped process looks from outside.
     is_mute: AtomicBool,
     /// What hellos are answered with before the welcome.
@@ -46,7 +46,7 @@ struct State {
 }
 
 impl Router {
-    async fn start(state: State) -> (Self, Executor) {
+    async fn start(state: FakeRouterState) -> (Self, Executor) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("executor.sock");
         let mut socket = RouterSocket::new();
@@ -56,7 +56,7 @@ impl Router {
         let limits = ExecutorLimits { max_sequences: 64, silence: SILENCE };
         (
             Self { state, task, _directory: directory },
-            Executor::connect(Door::Socket(path), limits, Common::default()),
+            Executor::connect(Endpoint::Socket(path), limits, SharedConnections::default()),
         )
     }
 
@@ -90,7 +90,7 @@ impl Drop for Router {
     }
 }
 
-impl State {
+impl FakeRouterState {
     async fn serve(self: Arc<Self>, socket: RouterSocket) {
         let (send, mut receive) = socket.split();
         while let Ok(message) = receive.recv().await {
@@ -176,26 +176,26 @@ fn sequence() -> Generate {
         logprobs: None,
         prompt_logprobs: None,
         deadline_ms: 0,
-        provisional: Provisional::Unwanted,
+        provisional: ProvisionalMode::Unwanted,
         precision: Precision::Serving,
         grammar: None,
         pooling: None,
     }
 }
 
-async fn until(executor: &Executor, is_so: impl FnMut(&Link) -> bool) -> Link {
+async fn until(executor: &Executor, is_so: impl FnMut(&LinkState) -> bool) -> LinkState {
     let mut link = executor.link();
     timeout(WATCHDOG, link.wait_for(is_so)).await.expect("the link becomes so").unwrap().clone()
 }
 
 async fn up(executor: &Executor) -> u64 {
-    match until(executor, |link| matches!(link, Link::Up { .. })).await {
-        Link::Up { epoch, .. } => epoch,
+    match until(executor, |link| matches!(link, LinkState::Up { .. })).await {
+        LinkState::Up { epoch, .. } => epoch,
         other => panic!("{other:?}"),
     }
 }
 
-async fn next(batch: &mut Batch) -> Event {
+async fn next(batch: &mut SequenceBatch) -> SequenceEvent {
     timeout(WATCHDOG, batch.next()).await.expect("something happens").unwrap().1
 }
 
@@ -203,8 +203,9 @@ async fn next(batch: &mut Batch) -> Event {
 async fn an_executor_that_loads_for_longer_than_the_silence_is_waited_for_while_it_says_so() {
     let steps = [3, 43, 97].map(|percent| Loading { stage: "reading weights".to_owned(), percent });
     let loading = Mutex::new(steps.to_vec());
-    let (router, executor) = Router::start(State { loading, ..State::default() }).await;
-    let is = |link: &Link, wanted| matches!(link, Link::Loading { percent, .. } if *percent == wanted);
+    let (router, executor) = Router::start(FakeRouterState { loading, ..FakeRouterState::default() }).await;
+    let is =
+        |link: &LinkState, wanted| matches!(link, LinkState::Loading { percent, .. } if *percent == wanted);
     until(&executor, |link| is(link, 43)).await;
     assert_eq!(up(&executor).await, 1);
     assert_eq!(router.state.hellos.lock().unwrap().len(), 1, "one connection waited for it all");
@@ -212,7 +213,7 @@ async fn an_executor_that_loads_for_longer_than_the_silence_is_waited_for_while_
 
 #[tokio::test]
 async fn more_sequences_than_the_executor_takes_are_refused_without_asking_it() {
-    let (router, executor) = Router::start(State::default()).await;
+    let (router, executor) = Router::start(FakeRouterState::default()).await;
     up(&executor).await;
     assert_eq!(executor.load().limit, 3, "two run and one waits");
     let three = executor.generate(1, vec![sequence(); 3], &mut Vec::new(), backlog()).unwrap();
@@ -227,30 +228,30 @@ async fn more_sequences_than_the_executor_takes_are_refused_without_asking_it() 
 
 #[tokio::test]
 async fn a_sequence_that_ends_makes_room_for_another() {
-    let (router, executor) = Router::start(State::default()).await;
+    let (router, executor) = Router::start(FakeRouterState::default()).await;
     up(&executor).await;
     let mut three = executor.generate(1, vec![sequence(); 3], &mut Vec::new(), backlog()).unwrap();
     router.eventually_generates(3).await;
     router.end(router.generates()[0].request).await;
-    assert!(matches!(next(&mut three).await, Event::Output(_)));
+    assert!(matches!(next(&mut three).await, SequenceEvent::Output(_)));
     let _one = executor.generate(1, vec![sequence()], &mut Vec::new(), backlog()).unwrap();
     assert!(executor.generate(1, vec![sequence()], &mut Vec::new(), backlog()).is_err());
 }
 
 #[tokio::test]
 async fn an_idle_executor_that_stops_is_noticed_and_one_that_goes_on_is_welcome_again() {
-    let (router, executor) = Router::start(State::default()).await;
+    let (router, executor) = Router::start(FakeRouterState::default()).await;
     up(&executor).await;
     router.mute(true);
-    let down = until(&executor, |link| matches!(link, Link::Down { .. })).await;
-    assert!(matches!(down, Link::Down { reason } if reason.contains("silent")));
+    let down = until(&executor, |link| matches!(link, LinkState::Down { .. })).await;
+    assert!(matches!(down, LinkState::Down { reason } if reason.contains("silent")));
     router.mute(false);
     assert_eq!(up(&executor).await, 2);
 }
 
 #[tokio::test]
 async fn a_silence_shorter_than_the_limit_disturbs_nothing() {
-    let (router, executor) = Router::start(State::default()).await;
+    let (router, executor) = Router::start(FakeRouterState::default()).await;
     up(&executor).await;
     let mut batch = executor.generate(1, vec![sequence()], &mut Vec::new(), backlog()).unwrap();
     router.eventually_generates(1).await;
@@ -259,17 +260,17 @@ async fn a_silence_shorter_than_the_limit_disturbs_nothing() {
     router.mute(false);
     // A sign of life was asked for while nobody answered; what was owed comes now.
     router.end(router.generates()[0].request).await;
-    assert!(matches!(next(&mut batch).await, Event::Output(output) if output.finish.is_some()));
+    assert!(matches!(next(&mut batch).await, SequenceEvent::Output(output) if output.finish.is_some()));
     assert_eq!((up(&executor).await, router.generates().len()), (1, 1));
 }
 
 #[tokio::test]
 async fn what_was_prepared_for_another_connection_is_lost_and_never_sent() {
-    let (router, executor) = Router::start(State::default()).await;
+    let (router, executor) = Router::start(FakeRouterState::default()).await;
     let epoch = up(&executor).await;
     for other in [epoch - 1, epoch + 1] {
         let mut batch = executor.generate(other, vec![sequence()], &mut Vec::new(), backlog()).unwrap();
-        assert!(matches!(next(&mut batch).await, Event::Lost { epoch } if epoch == other));
+        assert!(matches!(next(&mut batch).await, SequenceEvent::Lost { epoch } if epoch == other));
         assert!(router.generates().is_empty());
         executor.restart(&mut batch, 0, epoch, sequence()).unwrap();
         router.eventually_generates(1).await;
@@ -279,14 +280,14 @@ async fn what_was_prepared_for_another_connection_is_lost_and_never_sent() {
 
 #[tokio::test]
 async fn a_lost_sequence_keeps_its_place_is_redone_once_and_hears_nothing_late() {
-    let (router, executor) = Router::start(State::default()).await;
+    let (router, executor) = Router::start(FakeRouterState::default()).await;
     up(&executor).await;
     let mut three = executor.generate(1, vec![sequence(); 3], &mut Vec::new(), backlog()).unwrap();
     router.eventually_generates(3).await;
     let former = router.generates();
     router.mute(true);
     for _ in 0..3 {
-        assert!(matches!(next(&mut three).await, Event::Lost { epoch: 1 }));
+        assert!(matches!(next(&mut three).await, SequenceEvent::Lost { epoch: 1 }));
     }
     router.mute(false);
     up(&executor).await;
@@ -299,7 +300,7 @@ async fn a_lost_sequence_keeps_its_place_is_redone_once_and_hears_nothing_late()
     // What the former connection still had to say.
     router.end(former[1].request).await;
     router.end(router.generates()[3].request).await;
-    let Event::Output(output) = next(&mut three).await else { panic!("it ends") };
+    let SequenceEvent::Output(output) = next(&mut three).await else { panic!("it ends") };
     assert_eq!(output.request, router.generates()[3].request);
     assert!(timeout(WATCHDOG, three.next()).await.unwrap().is_none(), "and only once");
     assert_eq!(router.generates().len(), 4, "nothing else was sent again");

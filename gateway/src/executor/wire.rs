@@ -7,13 +7,13 @@ use zeromq::{
     DealerRecvHalf, DealerSendHalf, DealerSocket, Socket as _, SocketEvent, SocketOptions, ZmqMessage,
 };
 
-use super::{Door, far::tunnel::Tunnel};
+use super::{Endpoint, far::tunnel::Tunnel};
 
 /// How long one try to reach a socket of this host may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// An open connection.
-pub(super) struct Wire {
+pub(super) struct ExecutorSocket {
     pub(super) send: DealerSendHalf,
     pub(super) receive: DealerRecvHalf,
     pub(super) monitor: futures::channel::mpsc::Receiver<SocketEvent>,
@@ -23,21 +23,21 @@ pub(super) struct Wire {
 
 /// Whom the task connects to, and as whom.
 #[derive(Debug, Clone)]
-pub(super) struct Peer {
-    pub(super) door: Door,
+pub(super) struct ConnectTarget {
+    pub(super) door: Endpoint,
     /// Of this gateway.
     pub(super) instance: u64,
     /// Who says nothing for so long is lost.
     pub(super) silence: Duration,
 }
 
-impl Wire {
+impl ExecutorSocket {
     /// Connects to the executor's ROUTER, and says nothing yet.
-    pub(super) async fn open(peer: &Peer) -> Result<Self, String> {
+    pub(super) async fn open(peer: &ConnectTarget) -> Result<Self, String> {
         // Who is far away is given as long as silence is borne: greetings travel there and back.
         let (socket, limit, tunnel) = match &peer.door {
-            Door::Socket(socket) => (socket.as_path(), CONNECT_TIMEOUT, None),
-            Door::Far(far) => {
+            Endpoint::Socket(socket) => (socket.as_path(), CONNECT_TIMEOUT, None),
+            Endpoint::Far(far) => {
                 let tunnel = far.tunnel().await.map_err(|error| error.to_string())?;
                 (far.socket(), peer.silence, Some(tunnel))
             }

@@ -9,8 +9,8 @@ use std::{
 };
 
 use policy::{
-    perf::serving::{ColdStart, Load, LoraForm, ServingFit},
-    routing::{ledger::Ledger, seen::Seen},
+    perf::serving::{ColdStart, LoraForm, RequestLoad, ServingFit},
+    routing::{ledger::InFlightLoad, seen::CostEstimate},
 };
 
 use crate::lock::lock;
@@ -23,50 +23,50 @@ const FRESH: Duration = Duration::from_secs(10);
 
 /// The books of one executor; clones share them.
 #[derive(Debug, Clone)]
-pub struct Books(Arc<Mutex<Pages>>);
+pub struct LoadTracker(Arc<Mutex<LoadState>>);
 
 /// What an executor has to do.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Loads {
     /// What has no token yet.
-    pub waiting: Load,
+    pub waiting: RequestLoad,
     /// What has.
-    pub running: Load,
+    pub running: RequestLoad,
     /// The shortest time for a token that was promised to one of all.
     pub promised_tpot_us: Option<u64>,
 }
 
 #[derive(Debug)]
-struct Pages {
+struct LoadState {
     fit: ServingFit,
-    waiting: Ledger,
-    running: Ledger,
+    waiting: InFlightLoad,
+    running: InFlightLoad,
     outputs: u64,
     timed_at: Instant,
 }
 
-impl Default for Books {
+impl Default for LoadTracker {
     fn default() -> Self {
         let fit = ServingFit::new(LoraForm::TrueRank, ColdStart::Assisted);
         let (waiting, running) = Default::default();
-        Self(Arc::new(Mutex::new(Pages { fit, waiting, running, outputs: 0, timed_at: Instant::now() })))
+        Self(Arc::new(Mutex::new(LoadState { fit, waiting, running, outputs: 0, timed_at: Instant::now() })))
     }
 }
 
-impl Books {
+impl LoadTracker {
     /// A sequence is sent there that has `prompt_tokens` to compute, with an adapter of `rank`; each token of its answer may
     /// have been promised within a time.
     #[must_use]
-    pub fn enter(&self, rank: u64, promised_tpot_us: Option<u64>, prompt_tokens: u64) -> Entry {
+    pub fn enter(&self, rank: u64, promised_tpot_us: Option<u64>, prompt_tokens: u64) -> TrackedSequence {
         lock(&self.0).waiting.enter(rank, promised_tpot_us, prompt_tokens);
-        let stage = Stage::Waiting(Instant::now());
-        Entry { books: self.clone(), rank, promised_tpot_us, tokens: prompt_tokens, stage }
+        let stage = SequenceStage::Waiting(Instant::now());
+        TrackedSequence { books: self.clone(), rank, promised_tpot_us, tokens: prompt_tokens, stage }
     }
 
     /// What it has to do.
     #[must_use]
     pub fn loads(&self) -> Loads {
-        let Pages { waiting, running, .. } = &*lock(&self.0);
+        let LoadState { waiting, running, .. } = &*lock(&self.0);
         let promised = [waiting.promised_tpot_us(), running.promised_tpot_us()];
         Loads {
             waiting: waiting.load(),
@@ -77,15 +77,15 @@ impl Books {
 
     /// What it takes; `None` as long as too little was seen.
     #[must_use]
-    pub fn seen(&self) -> Option<Seen> {
+    pub fn seen(&self) -> Option<CostEstimate> {
         self.seen_at(Instant::now())
     }
 
-    fn seen_at(&self, now: Instant) -> Option<Seen> {
-        let Pages { fit, waiting, running, timed_at, .. } = &*lock(&self.0);
+    fn seen_at(&self, now: Instant) -> Option<CostEstimate> {
+        let LoadState { fit, waiting, running, timed_at, .. } = &*lock(&self.0);
         let is_idle = waiting.load().plus(running.load()).requests == 0;
         let is_stale = is_idle && now.saturating_duration_since(*timed_at) >= FRESH;
-        fit.model().map(|model| Seen { model, is_stale })
+        fit.model().map(|model| CostEstimate { model, is_stale })
     }
 
     /// An adapter's bytes were `took` on their way from the store.
@@ -95,7 +95,7 @@ impl Books {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Stage {
+enum SequenceStage {
     /// It was sent then, and has no token.
     Waiting(Instant),
     /// Its last output came then.
@@ -104,29 +104,29 @@ enum Stage {
 
 /// A sequence in the books, until it is dropped.
 #[derive(Debug)]
-pub struct Entry {
-    books: Books,
+pub struct TrackedSequence {
+    books: LoadTracker,
     rank: u64,
     promised_tpot_us: Option<u64>,
     tokens: u64,
-    stage: Stage,
+    stage: SequenceStage,
 }
 
-impl Entry {
+impl TrackedSequence {
     /// An output came with so many tokens; `cached` of the prompt's needed not be computed, and it `queued` so long.
     pub fn output(&mut self, tokens: u64, cached: u64, queued: Duration) {
         let now = Instant::now();
         let mut pages = lock(&self.books.0);
         pages.timed_at = now;
         match self.stage {
-            Stage::Waiting(since) => {
+            SequenceStage::Waiting(since) => {
                 pages.waiting.leave(self.rank, self.promised_tpot_us, self.tokens);
-                let computed = Load::of(self.rank, self.tokens.saturating_sub(cached));
+                let computed = RequestLoad::of(self.rank, self.tokens.saturating_sub(cached));
                 pages.fit.observe_prefill(computed, (now - since).saturating_sub(queued));
                 self.tokens += tokens;
                 pages.running.enter(self.rank, self.promised_tpot_us, self.tokens);
             }
-            Stage::Running(last) => {
+            SequenceStage::Running(last) => {
                 pages.outputs += 1;
                 if pages.outputs.is_multiple_of(TIMED_EVERY)
                     && let Ok(count) = u32::try_from(tokens.max(1))
@@ -138,16 +138,16 @@ impl Entry {
                 pages.running.grow(self.rank, tokens);
             }
         }
-        self.stage = Stage::Running(now);
+        self.stage = SequenceStage::Running(now);
     }
 }
 
-impl Drop for Entry {
+impl Drop for TrackedSequence {
     fn drop(&mut self) {
         let mut pages = lock(&self.books.0);
         match self.stage {
-            Stage::Waiting(_) => pages.waiting.leave(self.rank, self.promised_tpot_us, self.tokens),
-            Stage::Running(_) => pages.running.leave(self.rank, self.promised_tpot_us, self.tokens),
+            SequenceStage::Waiting(_) => pages.waiting.leave(self.rank, self.promised_tpot_us, self.tokens),
+            SequenceStage::Running(_) => pages.running.leave(self.rank, self.promised_tpot_us, self.tokens),
         }
     }
 }
@@ -158,24 +158,24 @@ mod tests {
 
     #[test]
     fn what_is_sent_waits_then_runs_and_is_gone_when_dropped() {
-        let books = Books::default();
-        let seen = |books: &Books| {
+        let books = LoadTracker::default();
+        let seen = |books: &LoadTracker| {
             let Loads { waiting, running, promised_tpot_us } = books.loads();
             (waiting, running, promised_tpot_us)
         };
         let mut entry = books.enter(8, Some(9), 100);
-        assert_eq!(seen(&books), (Load::of(8, 100), Load::default(), Some(9)));
+        assert_eq!(seen(&books), (RequestLoad::of(8, 100), RequestLoad::default(), Some(9)));
         entry.output(1, 64, Duration::ZERO);
         entry.output(2, 0, Duration::ZERO);
         let other = books.enter(0, Some(7), 5);
-        assert_eq!(seen(&books), (Load::of(0, 5), Load::of(8, 103), Some(7)));
+        assert_eq!(seen(&books), (RequestLoad::of(0, 5), RequestLoad::of(8, 103), Some(7)));
         drop((entry, other));
-        assert_eq!(seen(&books), (Load::default(), Load::default(), None));
+        assert_eq!(seen(&books), (RequestLoad::default(), RequestLoad::default(), None));
     }
 
     #[test]
     fn there_is_a_model_once_prompts_and_steps_were_seen() {
-        let books = Books::default();
+        let books = LoadTracker::default();
         assert!(books.seen().is_none());
         for tokens in 1..=64 {
             let mut entry = books.enter(0, None, tokens * 10);
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn what_an_executor_takes_is_old_once_it_had_nothing_to_do_for_a_while() {
-        let books = Books::default();
+        let books = LoadTracker::default();
         let mut entry = books.enter(0, None, 10);
         (0..=TIMED_EVERY).for_each(|_| entry.output(1, 0, Duration::ZERO));
         let is_stale_after = |seconds| {

@@ -7,12 +7,12 @@ use std::sync::{
 
 use shmproto::message::Welcome;
 
-use super::books::Books;
+use super::books::LoadTracker;
 use crate::{executor::Executor, lock::lock};
 
 /// Whether an executor can be used.
 #[derive(Debug, Clone)]
-pub enum State {
+pub enum ExecutorState {
     /// Not yet, or not again.
     Starting {
         /// What is being waited for.
@@ -31,12 +31,12 @@ pub enum State {
         detail: String,
     },
     /// It is used.
-    Ready(Ready),
+    Ready(ReadyExecutor),
 }
 
 /// An executor that can be used, over one connection.
 #[derive(Debug, Clone)]
-pub struct Ready {
+pub struct ReadyExecutor {
     /// Its place among the executors.
     pub index: usize,
     /// Number of the connection.
@@ -47,12 +47,12 @@ pub struct Ready {
 
 /// See the module's description.
 #[derive(Debug)]
-pub struct Member {
+pub struct ExecutorHandle {
     index: usize,
     name: String,
     executor: Executor,
-    state: Mutex<State>,
-    books: Books,
+    state: Mutex<ExecutorState>,
+    books: LoadTracker,
     /// True if it gets no new requests.
     drained: AtomicBool,
     /// Requests it was sent, and sequences others had lost.
@@ -60,15 +60,16 @@ pub struct Member {
     taken_over: AtomicU64,
 }
 
-impl Member {
+impl ExecutorHandle {
     pub(super) fn new(index: usize, name: String, executor: Executor) -> Self {
-        let state = State::Starting { stage: "waiting for the base-executor".to_owned(), percent: None };
+        let state =
+            ExecutorState::Starting { stage: "waiting for the base-executor".to_owned(), percent: None };
         Self {
             index,
             name,
             executor,
             state: Mutex::new(state),
-            books: Books::default(),
+            books: LoadTracker::default(),
             drained: AtomicBool::new(false),
             chosen: AtomicU64::new(0),
             taken_over: AtomicU64::new(0),
@@ -95,17 +96,17 @@ impl Member {
 
     /// What it has to do, and what it takes for it.
     #[must_use]
-    pub fn books(&self) -> &Books {
+    pub fn books(&self) -> &LoadTracker {
         &self.books
     }
 
     /// Whether it can be used, as the lifecycle saw it last.
     #[must_use]
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> ExecutorState {
         lock(&self.state).clone()
     }
 
-    pub(crate) fn set_state(&self, state: State) {
+    pub(crate) fn set_state(&self, state: ExecutorState) {
         *lock(&self.state) = state;
         self.executor.room_changed();
     }
@@ -113,7 +114,7 @@ impl Member {
     /// Whether it can be used.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        matches!(&*lock(&self.state), State::Ready(_))
+        matches!(&*lock(&self.state), ExecutorState::Ready(_))
     }
 
     /// Whether it is kept from new requests.

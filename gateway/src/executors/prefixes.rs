@@ -3,7 +3,7 @@
 use std::{hash::RandomState, sync::Mutex};
 
 use policy::routing::prefixes::Prefixes as Table;
-pub use policy::routing::prefixes::{Blocks, Known};
+pub use policy::routing::prefixes::{Blocks, KnownPrefix};
 
 use crate::lock::lock;
 
@@ -35,7 +35,7 @@ impl Prefixes {
 
     /// How many of the first tokens each executor computed last.
     #[must_use]
-    pub fn known(&self, blocks: &Blocks) -> Known {
+    pub fn known(&self, blocks: &Blocks) -> KnownPrefix {
         lock(&self.table).known(blocks)
     }
 

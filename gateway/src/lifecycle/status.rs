@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use shmproto::message::Welcome;
 
-use crate::{adapters::Base, executors::member::Ready, text::Text};
+use crate::{adapters::Base, executors::member::ReadyExecutor, text::Text};
 
 /// What is served, as long as somebody serves it.
 #[derive(Debug, Clone)]
-pub(super) struct Face {
+pub(super) struct ServedIdentity {
     pub(super) text: Arc<dyn Text>,
     pub(super) base_name: String,
     pub(super) since: u64,
@@ -16,9 +16,9 @@ pub(super) struct Face {
 
 /// What is served, over connections to executors.
 #[derive(Debug)]
-pub struct Serving {
+pub struct ServingState {
     /// The executors that serve it; there is at least one.
-    pub ready: Vec<Ready>,
+    pub ready: Vec<ReadyExecutor>,
     /// What the first of them said of itself; about the base all say the same.
     pub welcome: Arc<Welcome>,
     /// Tokenizer and chat template.
@@ -31,8 +31,8 @@ pub struct Serving {
     pub since: u64,
 }
 
-impl Serving {
-    pub(super) fn of(face: &Face, ready: Vec<Ready>) -> Self {
+impl ServingState {
+    pub(super) fn of(face: &ServedIdentity, ready: Vec<ReadyExecutor>) -> Self {
         let context = ready.iter().map(|one| context_tokens(&one.welcome)).min().unwrap_or(0);
         Self {
             welcome: Arc::clone(&ready[0].welcome),
@@ -45,8 +45,8 @@ impl Serving {
     }
 }
 
-impl<'a> From<&'a Serving> for Base<'a> {
-    fn from(serving: &'a Serving) -> Self {
+impl<'a> From<&'a ServingState> for Base<'a> {
+    fn from(serving: &'a ServingState) -> Self {
         Self { name: &serving.base_name, text: Some(&serving.text) }
     }
 }
@@ -59,7 +59,7 @@ fn context_tokens(welcome: &Welcome) -> u64 {
 
 /// Whether requests can be served.
 #[derive(Debug, Clone)]
-pub enum Status {
+pub enum GatewayReadiness {
     /// Nothing has been served yet, or the executor has come back and is being prepared.
     Starting {
         /// What is being waited for.
@@ -73,29 +73,29 @@ pub enum Status {
         detail: String,
     },
     /// Requests are served, with what is said here.
-    Ready(Arc<Serving>),
+    Ready(Arc<ServingState>),
     /// The gateway ends.
     Closing,
 }
 
-impl Status {
+impl GatewayReadiness {
     /// What is served, or why nothing is.
-    pub fn serving(&self) -> Result<Arc<Serving>, NotServing> {
+    pub fn serving(&self) -> Result<Arc<ServingState>, ServingUnavailable> {
         match self {
             Self::Ready(serving) => Ok(Arc::clone(serving)),
-            Self::Starting { stage, percent: None } => Err(NotServing::Starting(stage.clone())),
+            Self::Starting { stage, percent: None } => Err(ServingUnavailable::Starting(stage.clone())),
             Self::Starting { stage, percent: Some(percent) } => {
-                Err(NotServing::Starting(format!("{stage}, {percent} %")))
+                Err(ServingUnavailable::Starting(format!("{stage}, {percent} %")))
             }
-            Self::Lost { detail } => Err(NotServing::Lost(detail.clone())),
-            Self::Closing => Err(NotServing::Closing),
+            Self::Lost { detail } => Err(ServingUnavailable::Lost(detail.clone())),
+            Self::Closing => Err(ServingUnavailable::Closing),
         }
     }
 }
 
 /// Why no request can be served now.
 #[derive(Debug, thiserror::Error)]
-pub enum NotServing {
+pub enum ServingUnavailable {
     /// Not yet: what is being waited for.
     #[error("still loading: {0}")]
     Starting(String),

@@ -6,24 +6,24 @@
 
 use super::{
     table::Id,
-    text::{Extra, Rows, write_family},
+    text::{ExtraLabel, SeriesRows, write_family},
 };
 
 /// Another name for one of our metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Alias {
+pub struct MetricAlias {
     /// vLLM's name.
     pub name: &'static str,
     /// Our metric, whose series are written under that name once more.
     pub of: Id,
 }
 
-const fn alias(name: &'static str, of: Id) -> Alias {
-    Alias { name, of }
+const fn alias(name: &'static str, of: Id) -> MetricAlias {
+    MetricAlias { name, of }
 }
 
 /// Every alias.
-pub const ALIASES: &[Alias] = &[
+pub const ALIASES: &[MetricAlias] = &[
     alias("vllm:num_requests_running", Id::Running),
     alias("vllm:num_requests_waiting", Id::Waiting),
     alias("vllm:kv_cache_usage_perc", Id::KvUsage),
@@ -41,9 +41,9 @@ pub const ALIASES: &[Alias] = &[
 ];
 
 /// Appends all aliases; `model_name` is the label that vLLM's dashboards choose by.
-pub fn write_aliases<'a>(out: &mut String, model_name: &str, series: impl Fn(Id) -> Vec<Rows<'a>>) {
+pub fn write_aliases<'a>(out: &mut String, model_name: &str, series: impl Fn(Id) -> Vec<SeriesRows<'a>>) {
     for alias in ALIASES {
-        let extra = Some(Extra { name: "model_name", value: model_name });
+        let extra = Some(ExtraLabel { name: "model_name", value: model_name });
         write_family(out, alias.name, alias.of.metric(), extra, &series(alias.of));
     }
 }

@@ -1,14 +1,14 @@
 //! What service classes have and had. Classes are the operator's: there are few, and callers cannot make any.
 
-use super::{Metrics, table::Id};
+use super::{GatewayMetrics, table::Id};
 use crate::{
-    classes::{Classes, Objective, Outcome},
-    turns::Turns,
+    classes::{Objective, ServiceClasses, SloOutcome},
+    turns::AdmissionQueue,
 };
 
-impl Metrics {
+impl GatewayMetrics {
     /// Takes over what classes counted, and who waits.
-    pub(super) fn refresh_classes(&self, classes: &Classes, turns: &Turns) {
+    pub(super) fn refresh_classes(&self, classes: &ServiceClasses, turns: &AdmissionQueue) {
         #[expect(clippy::cast_precision_loss, reason = "counts stay below 2^53")]
         let set = |id, labels: &[&str], count: u64| self.store.number(id, labels).set(count as f64);
         let tenants = turns.figures();
@@ -22,7 +22,7 @@ impl Metrics {
             set(Id::ClassThrottled, &[name], throttled);
             set(Id::ClassTokens, &[name], tokens);
             for objective in Objective::ALL {
-                for outcome in Outcome::ALL {
+                for outcome in SloOutcome::ALL {
                     let count = class.tally.promises(objective, outcome);
                     set(Id::Promises, &[name, objective.name(), outcome.name()], count);
                 }

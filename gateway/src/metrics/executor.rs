@@ -5,13 +5,13 @@ use std::{sync::Arc, time::Instant};
 use shmproto::message::{SpeculationStats, Stats, Welcome};
 
 use super::{
-    store::{Histogram, Number, Store},
+    store::{Histogram, MetricStore, MetricValue},
     table::Id,
 };
 
 /// What the executor said last.
 #[derive(Debug, Clone, Default)]
-pub struct Report {
+pub struct LastStats {
     /// The figures of its last answer.
     pub stats: Arc<Stats>,
     /// Prompt tokens computed, a second, since the report before.
@@ -21,7 +21,7 @@ pub struct Report {
     at: Option<Instant>,
 }
 
-impl Report {
+impl LastStats {
     /// What there was before, if this executor has reported before.
     pub(super) fn before(&self) -> Option<&Stats> {
         self.at.map(|_| &*self.stats)
@@ -55,31 +55,31 @@ impl Report {
 
 /// The figures, ready to be changed.
 #[derive(Debug)]
-pub(super) struct ExecutorFigures {
-    up: Arc<Number>,
-    restarts: Arc<Number>,
-    waiting: Arc<Number>,
-    running: Arc<Number>,
-    kv_total: Arc<Number>,
-    kv_used: Arc<Number>,
-    kv_cached: Arc<Number>,
-    kv_usage: Arc<Number>,
-    adapter_bytes: Arc<Number>,
-    adapter_budget: Arc<Number>,
-    prompt_tokens: Arc<Number>,
-    cached_tokens: Arc<Number>,
-    generated_tokens: Arc<Number>,
-    draft_verifications: Arc<Number>,
+pub(super) struct ExecutorMetrics {
+    up: Arc<MetricValue>,
+    restarts: Arc<MetricValue>,
+    waiting: Arc<MetricValue>,
+    running: Arc<MetricValue>,
+    kv_total: Arc<MetricValue>,
+    kv_used: Arc<MetricValue>,
+    kv_cached: Arc<MetricValue>,
+    kv_usage: Arc<MetricValue>,
+    adapter_bytes: Arc<MetricValue>,
+    adapter_budget: Arc<MetricValue>,
+    prompt_tokens: Arc<MetricValue>,
+    cached_tokens: Arc<MetricValue>,
+    generated_tokens: Arc<MetricValue>,
+    draft_verifications: Arc<MetricValue>,
     draft_accepted: Arc<Histogram>,
     /// By text, then by models: accepted and rejected.
-    drafted: [[Arc<Number>; 2]; 2],
-    ahead: [Arc<Number>; 2],
-    draft_hidden: Arc<Number>,
-    drafting: Arc<Number>,
-    least_confidence: Arc<Number>,
-    preemptions: Arc<Number>,
-    cancelled: Arc<Number>,
-    steps: Arc<Number>,
+    drafted: [[Arc<MetricValue>; 2]; 2],
+    ahead: [Arc<MetricValue>; 2],
+    draft_hidden: Arc<MetricValue>,
+    drafting: Arc<MetricValue>,
+    least_confidence: Arc<MetricValue>,
+    preemptions: Arc<MetricValue>,
+    cancelled: Arc<MetricValue>,
+    steps: Arc<MetricValue>,
 }
 
 /// Microseconds of a second.
@@ -91,8 +91,8 @@ fn of_text(stats: &SpeculationStats) -> [u64; 2] {
     [accepted, stats.drafted.saturating_sub(stats.model_drafted).saturating_sub(accepted)]
 }
 
-impl ExecutorFigures {
-    pub(super) fn new(store: &Store) -> Self {
+impl ExecutorMetrics {
+    pub(super) fn new(store: &MetricStore) -> Self {
         let number = |id| store.number(id, &[]);
         let kv = |state| store.number(Id::KvBlocks, &[state]);
         Self {
@@ -222,7 +222,7 @@ mod tests {
     fn rates_are_of_the_time_between_two_reports() {
         let (start, stats) =
             (Instant::now(), |generated_tokens| Stats { generated_tokens, ..Stats::default() });
-        let first = Report::default().next(stats(100), start);
+        let first = LastStats::default().next(stats(100), start);
         assert!(first.generated_tokens_per_s.abs() < f64::EPSILON, "one report has no rate");
         let second = first.next(stats(150), start + Duration::from_secs(2));
         assert!((second.generated_tokens_per_s - 25.0).abs() < 1e-9);

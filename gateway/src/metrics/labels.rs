@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    store::{Histogram, Number, Store},
+    store::{Histogram, MetricStore, MetricValue},
     table::Id,
 };
 
@@ -33,20 +33,20 @@ const BY_ADAPTER: [Id; 8] = [
 
 /// The series of one label.
 #[derive(Debug)]
-pub struct AdapterFigures {
+pub struct AdapterMetrics {
     /// The adapter's name, [`BASE`] or [`OTHER`].
     pub(super) label: String,
     pub(super) first_token: Arc<Histogram>,
     pub(super) per_token: Arc<Histogram>,
     pub(super) queue: Arc<Histogram>,
     pub(super) duration: Arc<Histogram>,
-    pub(super) prompt_tokens: Arc<Number>,
-    pub(super) generated_tokens: Arc<Number>,
-    pub(super) cached_tokens: Arc<Number>,
+    pub(super) prompt_tokens: Arc<MetricValue>,
+    pub(super) generated_tokens: Arc<MetricValue>,
+    pub(super) cached_tokens: Arc<MetricValue>,
 }
 
-impl AdapterFigures {
-    fn new(store: &Store, name: &str) -> Arc<Self> {
+impl AdapterMetrics {
+    fn new(store: &MetricStore, name: &str) -> Arc<Self> {
         let label = [name];
         Arc::new(Self {
             label: name.to_owned(),
@@ -66,18 +66,18 @@ impl AdapterFigures {
 pub(super) struct AdapterLabels {
     /// Most entries of `shown`.
     cap: usize,
-    base: Arc<AdapterFigures>,
+    base: Arc<AdapterMetrics>,
     /// Made when first needed, so that it is not shown before.
-    shown: Mutex<BTreeMap<String, Arc<AdapterFigures>>>,
+    shown: Mutex<BTreeMap<String, Arc<AdapterMetrics>>>,
 }
 
 impl AdapterLabels {
-    pub(super) fn new(store: &Store, cap: usize) -> Self {
-        Self { cap, base: AdapterFigures::new(store, BASE), shown: Mutex::default() }
+    pub(super) fn new(store: &MetricStore, cap: usize) -> Self {
+        Self { cap, base: AdapterMetrics::new(store, BASE), shown: Mutex::default() }
     }
 
     /// The figures of `adapter`; `None` is the base model.
-    pub(super) fn of(&self, store: &Store, adapter: Option<&str>) -> Arc<AdapterFigures> {
+    pub(super) fn of(&self, store: &MetricStore, adapter: Option<&str>) -> Arc<AdapterMetrics> {
         let Some(name) = adapter else {
             return Arc::clone(&self.base);
         };
@@ -86,9 +86,9 @@ impl AdapterLabels {
             return Arc::clone(figures);
         }
         if [BASE, OTHER].contains(&name) || shown.len() >= self.cap {
-            return AdapterFigures::new(store, OTHER);
+            return AdapterMetrics::new(store, OTHER);
         }
-        let figures = AdapterFigures::new(store, name);
+        let figures = AdapterMetrics::new(store, name);
         shown.insert(name.to_owned(), Arc::clone(&figures));
         figures
     }
@@ -99,7 +99,7 @@ impl AdapterLabels {
     }
 
     /// Takes away the labels of adapters that are not registered any more and that no request uses.
-    pub(super) fn retain(&self, store: &Store, registered: impl Fn(&str) -> bool) {
+    pub(super) fn retain(&self, store: &MetricStore, registered: impl Fn(&str) -> bool) {
         let mut shown = self.shown();
         let before = shown.len();
         shown.retain(|name, figures| registered(name) || Arc::strong_count(figures) > 1);
@@ -120,7 +120,7 @@ impl AdapterLabels {
         first
     }
 
-    fn shown(&self) -> MutexGuard<'_, BTreeMap<String, Arc<AdapterFigures>>> {
+    fn shown(&self) -> MutexGuard<'_, BTreeMap<String, Arc<AdapterMetrics>>> {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -129,13 +129,13 @@ impl AdapterLabels {
 mod tests {
     use super::*;
 
-    fn labels(store: &Store) -> Vec<String> {
+    fn labels(store: &MetricStore) -> Vec<String> {
         store.family(Id::AdapterPromptTokens).keys().map(|labels| labels[0].clone()).collect()
     }
 
     #[test]
     fn adapters_beyond_the_cap_share_one_label_until_one_is_unloaded() {
-        let store = Store::new();
+        let store = MetricStore::new();
         let adapters = AdapterLabels::new(&store, 2);
         for name in ["a", "b", "c", "d", "a"] {
             adapters.of(&store, Some(name)).prompt_tokens.add(1.0);
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn an_adapter_called_base_is_not_counted_as_the_base() {
-        let store = Store::new();
+        let store = MetricStore::new();
         let adapters = AdapterLabels::new(&store, 8);
         adapters.of(&store, Some("base")).prompt_tokens.add(1.0);
         adapters.of(&store, None).prompt_tokens.add(5.0);
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn figures_in_use_stay_when_their_adapter_is_unloaded() {
-        let store = Store::new();
+        let store = MetricStore::new();
         let adapters = AdapterLabels::new(&store, 8);
         let held = adapters.of(&store, Some("a"));
         adapters.retain(&store, |_| false);

@@ -7,24 +7,24 @@ use shmproto::{layer::control::SessionStats, message::LayerStats};
 
 use super::{
     executor::{float, grown},
-    store::{Number, Store},
+    store::{MetricStore, MetricValue},
     table::Id,
 };
 use crate::layers::CLASSES;
 
 /// The figures that have no labels.
 #[derive(Debug)]
-pub(super) struct LayerFigures {
-    open: Arc<Number>,
-    waiting_rows: Arc<Number>,
-    refused: Arc<Number>,
-    broken: Arc<Number>,
-    batches: Arc<Number>,
-    joined_rows: Arc<Number>,
+pub(super) struct LayerMetrics {
+    open: Arc<MetricValue>,
+    waiting_rows: Arc<MetricValue>,
+    refused: Arc<MetricValue>,
+    broken: Arc<MetricValue>,
+    batches: Arc<MetricValue>,
+    joined_rows: Arc<MetricValue>,
 }
 
-impl LayerFigures {
-    pub(super) fn new(store: &Store) -> Self {
+impl LayerMetrics {
+    pub(super) fn new(store: &MetricStore) -> Self {
         let number = |id| store.number(id, &[]);
         Self {
             open: number(Id::LayerSessions),
@@ -37,7 +37,7 @@ impl LayerFigures {
     }
 
     /// Takes over what was reported since `before`.
-    pub(super) fn report(&self, store: &Store, now: &LayerStats, before: Option<&LayerStats>) {
+    pub(super) fn report(&self, store: &MetricStore, now: &LayerStats, before: Option<&LayerStats>) {
         self.open.set(f64::from(now.open));
         self.waiting_rows.set(now.tenants.iter().map(|tenant| f64::from(tenant.waiting_rows)).sum());
         for (counter, figure) in [
@@ -58,7 +58,7 @@ impl LayerFigures {
     }
 }
 
-fn count(store: &Store, now: &SessionStats, before: Option<&SessionStats>) {
+fn count(store: &MetricStore, now: &SessionStats, before: Option<&SessionStats>) {
     let add = |id, labels: &[&str], figure: fn(&SessionStats) -> u64, unit: f64| {
         let grown = float(grown(figure(now), before.map(figure)));
         store.number(id, labels).add(grown * unit);

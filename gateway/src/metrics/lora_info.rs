@@ -12,8 +12,8 @@ use std::{
 use shmproto::message::{AdapterIdBytes, AdapterStats};
 
 use super::{
-    executor::Report,
-    table::Kind,
+    executor::LastStats,
+    table::MetricKind,
     text::{label_list, write_head},
 };
 use crate::clock::seconds_since_1970;
@@ -28,7 +28,7 @@ const MAX_NAMED: usize = 256;
 pub(super) fn write(
     out: &mut String,
     max_lora: u32,
-    reports: &[Report],
+    reports: &[LastStats],
     names: &HashMap<AdapterIdBytes, Vec<String>>,
 ) {
     let list = |is_in: fn(&AdapterStats) -> bool| {
@@ -44,7 +44,7 @@ pub(super) fn write(
     let values =
         [max_lora.to_string(), list(|adapter| adapter.running > 0), list(|adapter| adapter.waiting > 0)];
     let labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"];
-    write_head(out, NAME, Kind::Gauge, HELP);
+    write_head(out, NAME, MetricKind::Gauge, HELP);
     let labels = label_list(&labels, &values.into(), &[]);
     // Writing to a string cannot fail.
     let _ = writeln!(out, "{NAME}{{{labels}}} {}", seconds_since_1970());
@@ -87,7 +87,7 @@ mod tests {
         let names = (0..302).map(|number| (adapter(number), vec![format!("a{number}")])).collect();
         let mut out = String::new();
         let stats = Arc::new(Stats { adapters, ..Stats::default() });
-        write(&mut out, 4, &[Report::of(stats)], &names);
+        write(&mut out, 4, &[LastStats::of(stats)], &names);
         let line = out.lines().last().unwrap();
         let running = line.split("running_lora_adapters=\"").nth(1).unwrap().split('"').next().unwrap();
         assert_eq!(running.split(',').count(), MAX_NAMED);

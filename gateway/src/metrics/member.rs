@@ -8,37 +8,42 @@ use std::sync::{
 use shmproto::message::{Stats, Welcome};
 
 use super::{
-    executor::{ExecutorFigures, Report},
-    layers::LayerFigures,
-    memory::MemoryFigures,
-    placement::PlacementFigures,
-    store::Store,
+    executor::{ExecutorMetrics, LastStats},
+    layers::LayerMetrics,
+    memory::MemoryMetrics,
+    placement::PlacementMetrics,
+    store::MetricStore,
 };
-use crate::{config::Figures, lock::lock};
+use crate::{config::TelemetryConfig, lock::lock};
 
 /// The figures of one executor.
 #[derive(Debug)]
-pub(super) struct MemberFigures {
+pub(super) struct PerExecutorMetrics {
     label: Option<String>,
-    pub(super) store: Arc<Store>,
-    executor: ExecutorFigures,
-    memory: MemoryFigures,
-    placement: PlacementFigures,
-    layers: LayerFigures,
-    latest: Mutex<Report>,
+    pub(super) store: Arc<MetricStore>,
+    executor: ExecutorMetrics,
+    memory: MemoryMetrics,
+    placement: PlacementMetrics,
+    layers: LayerMetrics,
+    latest: Mutex<LastStats>,
     /// Sequences it computes together: as many adapters may be in use at once.
     max_running: AtomicU32,
 }
 
-impl MemberFigures {
+impl PerExecutorMetrics {
     /// All at zero, in `store`, of the executor at `index`; with a `label` none but its own may be there.
-    pub(super) fn new(store: Arc<Store>, label: Option<&str>, figures: &Figures, index: usize) -> Self {
+    pub(super) fn new(
+        store: Arc<MetricStore>,
+        label: Option<&str>,
+        figures: &TelemetryConfig,
+        index: usize,
+    ) -> Self {
         Self {
             label: label.map(str::to_owned),
-            executor: ExecutorFigures::new(&store),
-            memory: MemoryFigures::new(&store),
-            placement: PlacementFigures::new(&store, figures.expected_workers(index)),
-            layers: LayerFigures::new(&store),
+            executor: ExecutorMetrics::new(&store),
+            memory: MemoryMetrics::new(&store),
+            placement: PlacementMetrics::new(&store, figures.expected_workers(index)),
+            layers: LayerMetrics::new(&store),
             latest: Mutex::default(),
             max_running: AtomicU32::new(0),
             store,
@@ -58,7 +63,7 @@ impl MemberFigures {
         self.max_running.load(Relaxed)
     }
 
-    pub(super) fn latest(&self) -> MutexGuard<'_, Report> {
+    pub(super) fn latest(&self) -> MutexGuard<'_, LastStats> {
         lock(&self.latest)
     }
 

@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use shmproto::message::{HeldStats, MemoryStats, Stats};
+use shmproto::message::{MemoryAccountStats, MemoryStats, Stats};
 
 use super::{
     executor::{float, grown},
-    store::{Number, Store},
+    store::{MetricStore, MetricValue},
     table::Id,
 };
 
 /// A label, and the figure that it counts.
-type Figure<S> = (&'static str, fn(&S) -> u64);
+type LabelledStat<S> = (&'static str, fn(&S) -> u64);
 
 /// What the counters of copies count.
-const MOVES: [Figure<MemoryStats>; 7] = [
+const MOVES: [LabelledStat<MemoryStats>; 7] = [
     ("fetched_host", |memory| memory.fetched_host_blocks),
     ("fetched_disk", |memory| memory.fetched_disk_blocks),
     ("prefetched", |memory| memory.prefetched_blocks),
@@ -25,7 +25,7 @@ const MOVES: [Figure<MemoryStats>; 7] = [
 ];
 
 /// What the executor holds of its host's memory.
-const HELD: [Figure<HeldStats>; 7] = [
+const HELD: [LabelledStat<MemoryAccountStats>; 7] = [
     ("weights", |held| held.weights_bytes),
     ("blocks", |held| held.blocks_bytes),
     ("adapters", |held| held.adapters_bytes),
@@ -39,10 +39,10 @@ const HELD: [Figure<HeldStats>; 7] = [
 const MICROS: f64 = 1e6;
 
 /// A counter, the unit of its figure, and the figure.
-type Counted = (Id, f64, fn(&MemoryStats) -> u64);
+type MemoryCounter = (Id, f64, fn(&MemoryStats) -> u64);
 
 /// What the counters of weights count, in the reported unit's parts of their own.
-const WEIGHTS: [Counted; 3] = [
+const WEIGHTS: [MemoryCounter; 3] = [
     (Id::WeightReadBytes, 1.0, |memory| memory.weights.read_bytes),
     (Id::WeightRead, MICROS, |memory| memory.weights.read_us),
     (Id::WeightWait, MICROS, |memory| memory.weights.waited_us),
@@ -50,27 +50,27 @@ const WEIGHTS: [Counted; 3] = [
 
 /// Slots of a tier.
 #[derive(Debug)]
-struct Slots {
-    total: Arc<Number>,
-    used: Arc<Number>,
+struct TierSlotGauges {
+    total: Arc<MetricValue>,
+    used: Arc<MetricValue>,
 }
 
 /// The figures, ready to be changed.
 #[derive(Debug)]
-pub(super) struct MemoryFigures {
-    host: Slots,
-    disk: Slots,
-    adapters: Arc<Number>,
-    required: Arc<Number>,
-    moves: Vec<Arc<Number>>,
-    held: Vec<Arc<Number>>,
-    limit: Arc<Number>,
-    weights: Vec<Arc<Number>>,
+pub(super) struct MemoryMetrics {
+    host: TierSlotGauges,
+    disk: TierSlotGauges,
+    adapters: Arc<MetricValue>,
+    required: Arc<MetricValue>,
+    moves: Vec<Arc<MetricValue>>,
+    held: Vec<Arc<MetricValue>>,
+    limit: Arc<MetricValue>,
+    weights: Vec<Arc<MetricValue>>,
 }
 
-impl MemoryFigures {
-    pub(super) fn new(store: &Store) -> Self {
-        let slots = |tier| Slots {
+impl MemoryMetrics {
+    pub(super) fn new(store: &MetricStore) -> Self {
+        let slots = |tier| TierSlotGauges {
             total: store.number(Id::TierBlocks, &[tier, "total"]),
             used: store.number(Id::TierBlocks, &[tier, "used"]),
         };

@@ -7,9 +7,9 @@ use std::{
 
 use shmproto::message::Output;
 
-use super::{Metrics, labels::AdapterFigures, store::Histogram, table::Id};
+use super::{GatewayMetrics, labels::AdapterMetrics, store::Histogram, table::Id};
 use crate::{
-    classes::{ClassId, Classes, Objective},
+    classes::{ClassId, Objective, ServiceClasses},
     usage::{FinishReason, Usage},
 };
 
@@ -24,7 +24,7 @@ struct Clock {
 
 /// What a sequence waited for before it was admitted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Waits {
+pub struct AdmissionWaits {
     /// All of it.
     pub queued: Duration,
     /// Until its adapter was on the device.
@@ -33,7 +33,7 @@ pub struct Waits {
     pub kv: Duration,
 }
 
-impl Waits {
+impl AdmissionWaits {
     /// As the first output of a sequence says.
     #[must_use]
     pub fn of(output: &Output) -> Self {
@@ -51,7 +51,7 @@ impl Waits {
 
 /// What is counted so far.
 #[derive(Debug, Clone, Copy, Default)]
-struct Counted {
+struct CountedTokens {
     prompt: usize,
     generated: usize,
     cached: usize,
@@ -60,18 +60,18 @@ struct Counted {
 /// See the module's description.
 #[derive(Debug)]
 pub struct Meter {
-    metrics: Arc<Metrics>,
-    adapter: Arc<AdapterFigures>,
-    classes: Arc<Classes>,
+    metrics: Arc<GatewayMetrics>,
+    adapter: Arc<AdapterMetrics>,
+    classes: Arc<ServiceClasses>,
     class: ClassId,
     /// For requests that name an adapter: the base never has to be waited for.
     load_wait: Option<Arc<Histogram>>,
     started: Instant,
     first_token: Option<Duration>,
     /// Of the sequence that was admitted first.
-    waits: Option<Waits>,
+    waits: Option<AdmissionWaits>,
     clocks: Vec<Clock>,
-    counted: Counted,
+    counted: CountedTokens,
     failed: bool,
 }
 
@@ -79,9 +79,9 @@ impl Meter {
     /// A request of a class for `choices` choices of `adapter` (`None` is the base) that started at `started`.
     #[must_use]
     pub fn start(
-        metrics: &Arc<Metrics>,
+        metrics: &Arc<GatewayMetrics>,
         adapter: Option<&str>,
-        (classes, class): (Arc<Classes>, ClassId),
+        (classes, class): (Arc<ServiceClasses>, ClassId),
         started: Instant,
         choices: usize,
     ) -> Self {
@@ -96,13 +96,13 @@ impl Meter {
             first_token: None,
             waits: None,
             clocks: vec![Clock::default(); choices],
-            counted: Counted::default(),
+            counted: CountedTokens::default(),
             failed: false,
         }
     }
 
     /// A sequence was admitted after it had waited.
-    pub fn admitted(&mut self, waits: Waits) {
+    pub fn admitted(&mut self, waits: AdmissionWaits) {
         self.waits.get_or_insert(waits);
         self.metrics.queue.record(waits.queued);
         self.adapter.queue.record(waits.queued);
@@ -136,7 +136,7 @@ impl Meter {
 
     /// Counts what `usage` reports beyond what was counted before: what is counted is what callers are told.
     pub fn usage(&mut self, usage: &Usage) {
-        let now = Counted {
+        let now = CountedTokens {
             prompt: usage.prompt_tokens,
             generated: usage.completion_tokens,
             cached: usage.prompt_tokens_details.cached_tokens,
@@ -180,7 +180,7 @@ impl Meter {
 
     /// What the sequence waited for that was admitted first.
     #[must_use]
-    pub fn waits(&self) -> Option<Waits> {
+    pub fn waits(&self) -> Option<AdmissionWaits> {
         self.waits
     }
 
@@ -207,7 +207,7 @@ impl Drop for Meter {
     }
 }
 
-impl Metrics {
+impl GatewayMetrics {
     fn ended(&self, reason: &str) {
         self.store.number(Id::Finished, &[reason]).add(1.0);
     }

@@ -7,7 +7,7 @@ use shmproto::message::{AdapterIdBytes, AdapterStats, Stats, Welcome};
 use super::{
     executor::{float, grown},
     labels::{AdapterLabels, OTHER},
-    store::{Number, Store},
+    store::{MetricStore, MetricValue},
     table::Id,
 };
 use crate::{
@@ -17,22 +17,22 @@ use crate::{
 
 /// The figures that have no labels, ready to be changed.
 #[derive(Debug)]
-pub(super) struct PlacementFigures {
+pub(super) struct PlacementMetrics {
     expected_workers: u32,
-    memory: Arc<Number>,
-    memory_free: Arc<Number>,
-    device_bytes: Arc<Number>,
-    device_budget: Arc<Number>,
-    cold_starts: Arc<Number>,
-    copied_bytes: Arc<Number>,
-    copy_time: Arc<Number>,
-    workers: Arc<Number>,
-    workers_lost: Arc<Number>,
-    worker_wait: Arc<Number>,
+    memory: Arc<MetricValue>,
+    memory_free: Arc<MetricValue>,
+    device_bytes: Arc<MetricValue>,
+    device_budget: Arc<MetricValue>,
+    cold_starts: Arc<MetricValue>,
+    copied_bytes: Arc<MetricValue>,
+    copy_time: Arc<MetricValue>,
+    workers: Arc<MetricValue>,
+    workers_lost: Arc<MetricValue>,
+    worker_wait: Arc<MetricValue>,
 }
 
-impl PlacementFigures {
-    pub(super) fn new(store: &Store, expected_workers: u32) -> Self {
+impl PlacementMetrics {
+    pub(super) fn new(store: &MetricStore, expected_workers: u32) -> Self {
         let number = |id| store.number(id, &[]);
         number(Id::WorkersExpected).set(f64::from(expected_workers));
         Self {
@@ -56,7 +56,7 @@ impl PlacementFigures {
     }
 
     /// Takes over what an executor says of itself once, and whether its link was emulated when it reported last.
-    pub(super) fn greeted(&self, store: &Store, welcome: &Welcome, latest: &Stats) {
+    pub(super) fn greeted(&self, store: &MetricStore, welcome: &Welcome, latest: &Stats) {
         self.device_budget.set(float(welcome.device_budget_bytes));
         self.memory.set(float(welcome.device.memory_bytes));
         let labels = [kind(welcome.device.kind), &welcome.device.name];
@@ -69,7 +69,7 @@ impl PlacementFigures {
     }
 
     /// Takes over what was reported since `before`.
-    pub(super) fn report(&self, store: &Store, now: &Stats, before: Option<&Stats>) {
+    pub(super) fn report(&self, store: &MetricStore, now: &Stats, before: Option<&Stats>) {
         self.memory_free.set(float(now.device_free_bytes));
         self.device_bytes.set(float(now.device_bytes));
         self.workers.set(f64::from(u32::try_from(now.workers.len()).unwrap_or(u32::MAX)));
@@ -94,7 +94,7 @@ impl PlacementFigures {
 }
 
 /// By core, because a worker that is started again goes on where the one before it was.
-fn count_workers(store: &Store, now: &Stats, before: Option<&Stats>) {
+fn count_workers(store: &MetricStore, now: &Stats, before: Option<&Stats>) {
     for worker in &now.workers {
         let old = before.and_then(|before| {
             before.workers.iter().find(|old| (old.core, old.pid) == (worker.core, worker.pid))
@@ -110,10 +110,10 @@ fn count_workers(store: &Store, now: &Stats, before: Option<&Stats>) {
 }
 
 /// A figure of an adapter that only grows, and the label it has beside the adapter's.
-type Counted = (Id, &'static str, fn(&AdapterStats) -> u64);
+type AdapterCounter = (Id, &'static str, fn(&AdapterStats) -> u64);
 
 /// What is counted of each adapter.
-const BY_ADAPTER: [Counted; 5] = [
+const BY_ADAPTER: [AdapterCounter; 5] = [
     (Id::AdapterRankRows, "device", |stats| stats.rank_rows_device),
     (Id::AdapterRankRows, "workers", |stats| stats.rank_rows_workers),
     (Id::AdapterRankRows, "executor", |stats| stats.rank_rows_executor),
@@ -123,7 +123,7 @@ const BY_ADAPTER: [Counted; 5] = [
 
 /// Counts what was done for adapters, by name, within the limit on labels. Only an adapter that was computed takes one.
 pub(super) fn count_by_adapter(
-    store: &Store,
+    store: &MetricStore,
     adapters: &AdapterLabels,
     now: &Stats,
     before: Option<&Stats>,

@@ -8,17 +8,17 @@ use std::{
 use shmproto::message::Stats;
 use tokio::{sync::watch, time::MissedTickBehavior};
 
-use super::{Metrics, placement};
+use super::{GatewayMetrics, placement};
 use crate::{
     adapters::Registry,
-    executor::{Executor, link::Link},
-    lifecycle::Status,
+    executor::{Executor, link::LinkState},
+    lifecycle::GatewayReadiness,
 };
 
 /// How often the executor is asked.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-impl Metrics {
+impl GatewayMetrics {
     /// Takes over what the executor at `index` reported about itself and about adapters of `registry`.
     fn report(&self, index: usize, stats: Stats, registry: &Registry) {
         let executor = &self.executors[index];
@@ -31,8 +31,8 @@ impl Metrics {
     }
 
     /// Takes over what the connected executor says of itself; `instance` is the one that was seen last.
-    fn see(&self, index: usize, link: &Link, instance: &mut Option<u64>) {
-        let Link::Up { welcome, .. } = link else { return };
+    fn see(&self, index: usize, link: &LinkState, instance: &mut Option<u64>) {
+        let LinkState::Up { welcome, .. } = link else { return };
         let executor = &self.executors[index];
         executor.greeted(welcome);
         if instance.replace(welcome.instance).is_some_and(|before| before != welcome.instance) {
@@ -43,11 +43,11 @@ impl Metrics {
 
 /// Asks the executor at `index` for its figures, as long as there is one, and watches which process it is.
 pub async fn poll(
-    metrics: Arc<Metrics>,
+    metrics: Arc<GatewayMetrics>,
     index: usize,
     executor: Executor,
     registry: Arc<Registry>,
-    mut status: watch::Receiver<Status>,
+    mut status: watch::Receiver<GatewayReadiness>,
 ) {
     let mut link = executor.link();
     let mut instance = None;
@@ -55,7 +55,7 @@ pub async fn poll(
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         metrics.see(index, &link.borrow_and_update(), &mut instance);
-        if let Status::Ready(serving) = &*status.borrow_and_update() {
+        if let GatewayReadiness::Ready(serving) = &*status.borrow_and_update() {
             metrics.serves(&serving.base_name);
         }
         tokio::select! {

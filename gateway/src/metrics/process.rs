@@ -3,22 +3,22 @@
 use std::{fs, sync::Arc};
 
 use super::{
-    store::{Number, Store},
+    store::{MetricStore, MetricValue},
     table::Id,
 };
 
 /// The figures, ready to be refreshed.
 #[derive(Debug)]
-pub(super) struct ProcessFigures {
-    memory: Arc<Number>,
-    fds: Arc<Number>,
-    max_fds: Arc<Number>,
-    cpu: Arc<Number>,
-    start: Arc<Number>,
+pub(super) struct ProcessMetrics {
+    memory: Arc<MetricValue>,
+    fds: Arc<MetricValue>,
+    max_fds: Arc<MetricValue>,
+    cpu: Arc<MetricValue>,
+    start: Arc<MetricValue>,
 }
 
-impl ProcessFigures {
-    pub(super) fn new(store: &Store) -> Self {
+impl ProcessMetrics {
+    pub(super) fn new(store: &MetricStore) -> Self {
         let number = |id| store.number(id, &[]);
         Self {
             memory: number(Id::ResidentMemory),
@@ -31,7 +31,7 @@ impl ProcessFigures {
 
     /// Reads them anew; what cannot be read keeps its value.
     pub(super) fn refresh(&self) {
-        let set = |number: &Number, value: Option<f64>| {
+        let set = |number: &MetricValue, value: Option<f64>| {
             if let Some(value) = value {
                 number.set(value);
             }

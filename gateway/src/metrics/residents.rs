@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use shmproto::message::AdapterIdBytes;
 
-use super::{Metrics, table::Id};
+use super::{GatewayMetrics, table::Id};
 use crate::{
     adapters::{Registry, Tier},
     training::Training,
@@ -14,7 +14,7 @@ use crate::{
 const GENERATION_CHARS: usize = 12;
 
 /// An adapter as its metrics show it.
-struct Resident {
+struct MetricAdapter {
     generation: String,
     id: AdapterIdBytes,
     tier: &'static str,
@@ -23,10 +23,10 @@ struct Resident {
 }
 
 /// Everything registered, by name.
-fn residents(registry: &Registry) -> BTreeMap<String, Resident> {
+fn residents(registry: &Registry) -> BTreeMap<String, MetricAdapter> {
     let entries = registry.entries();
     let named = entries.iter().map(|(name, entry)| {
-        let resident = Resident {
+        let resident = MetricAdapter {
             generation: entry.record.generation.to_string(),
             id: entry.id().0,
             tier: match registry.tier(entry) {
@@ -41,11 +41,11 @@ fn residents(registry: &Registry) -> BTreeMap<String, Resident> {
     named.collect()
 }
 
-impl Metrics {
+impl GatewayMetrics {
     /// Brings what is shown of the registry up to date; returns the names of each adapter.
     pub(super) fn refresh_residents(&self, registry: &Registry) -> HashMap<AdapterIdBytes, Vec<String>> {
         let residents = residents(registry);
-        let count = |is: &dyn Fn(&Resident) -> bool| {
+        let count = |is: &dyn Fn(&MetricAdapter) -> bool| {
             let count = residents.values().filter(|resident| is(resident)).count();
             f64::from(u32::try_from(count).unwrap_or(u32::MAX))
         };
@@ -110,7 +110,7 @@ impl Metrics {
     }
 
     /// One series for each adapter that may have one, and none that is out of date.
-    fn show(&self, residents: &BTreeMap<String, Resident>) {
+    fn show(&self, residents: &BTreeMap<String, MetricAdapter>) {
         let shown: Vec<[String; 5]> = self
             .adapters
             .choose(residents.keys().map(String::as_str))

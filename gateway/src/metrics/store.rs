@@ -8,7 +8,7 @@
 //! when. Each library falls short of something that is promised (looked at: `prometheus-client` 0.24, `metrics` 0.24 with
 //! `metrics-exporter-prometheus` 0.18):
 //!
-//! - An adapter that is gone leaves no figures behind: [`Store::retain`]. The families of the one cannot be listed, only
+//! - An adapter that is gone leaves no figures behind: [`MetricStore::retain`]. The families of the one cannot be listed, only
 //!   asked for labels that are known; the other forgets by idle time alone, of everything or nothing of a kind.
 //! - A family is bounded ([`MAX_SERIES`]). Neither bounds one.
 //! - Between two readings nothing grows. The exporter of the other keeps every sample of a histogram until somebody reads
@@ -28,16 +28,16 @@ use std::{
     time::Duration,
 };
 
-use super::table::{Id, Kind, TABLE};
+use super::table::{Id, MetricKind, TABLE};
 
 /// Most series of a family. Closed sets and the cap on adapters keep below it; beyond it a series is not shown.
 const MAX_SERIES: usize = 4096;
 
 /// A number that is set or added to.
 #[derive(Debug, Default)]
-pub struct Number(AtomicU64);
+pub struct MetricValue(AtomicU64);
 
-impl Number {
+impl MetricValue {
     /// Adds `amount`, which may be negative for a gauge.
     pub fn add(&self, amount: f64) {
         let add = |bits| Some((f64::from_bits(bits) + amount).to_bits());
@@ -63,7 +63,7 @@ pub struct Histogram {
     bounds_s: &'static [f64],
     /// One for each bound, and one for what is above all of them.
     counts: Box<[AtomicU64]>,
-    sum_s: Number,
+    sum_s: MetricValue,
 }
 
 /// A histogram at one moment.
@@ -82,7 +82,7 @@ impl Histogram {
         Self {
             bounds_s,
             counts: (0..=bounds_s.len()).map(|_| AtomicU64::new(0)).collect(),
-            sum_s: Number::default(),
+            sum_s: MetricValue::default(),
         }
     }
 
@@ -132,7 +132,7 @@ impl Histogram {
 #[derive(Debug, Clone)]
 pub enum Series {
     /// Of a counter or gauge.
-    Number(Arc<Number>),
+    Number(Arc<MetricValue>),
     /// Of a histogram.
     Histogram(Arc<Histogram>),
 }
@@ -144,11 +144,11 @@ pub type Family = BTreeMap<Labels, Series>;
 
 /// See the module's description.
 #[derive(Debug)]
-pub struct Store {
+pub struct MetricStore {
     families: Vec<Mutex<Family>>,
 }
 
-impl Store {
+impl MetricStore {
     /// One empty family for each row of the table.
     #[must_use]
     pub fn new() -> Self {
@@ -157,7 +157,7 @@ impl Store {
 
     /// The number of a counter or gauge.
     #[must_use]
-    pub fn number(&self, id: Id, labels: &[&str]) -> Arc<Number> {
+    pub fn number(&self, id: Id, labels: &[&str]) -> Arc<MetricValue> {
         match self.series(id, labels) {
             Series::Number(number) => number,
             Series::Histogram(_) => unreachable!("{} is a histogram", id.metric().name),
@@ -181,8 +181,8 @@ impl Store {
             return series.clone();
         }
         let series = match id.metric().kind {
-            Kind::Counter | Kind::Gauge => Series::Number(Arc::default()),
-            Kind::Histogram(bounds_s) => Series::Histogram(Arc::new(Histogram::new(bounds_s))),
+            MetricKind::Counter | MetricKind::Gauge => Series::Number(Arc::default()),
+            MetricKind::Histogram(bounds_s) => Series::Histogram(Arc::new(Histogram::new(bounds_s))),
         };
         if family.len() < MAX_SERIES {
             family.insert(key, series.clone());
@@ -201,7 +201,7 @@ impl Store {
     }
 }
 
-impl Default for Store {
+impl Default for MetricStore {
     fn default() -> Self {
         Self::new()
     }
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn equal_labels_are_one_series() {
-        let store = Store::new();
+        let store = MetricStore::new();
         store.number(Id::Errors, &["a"]).add(1.0);
         store.number(Id::Errors, &["a"]).add(2.0);
         store.number(Id::Errors, &["b"]).add(5.0);
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_family_never_holds_more_than_its_limit() {
-        let store = Store::new();
+        let store = MetricStore::new();
         for index in 0..MAX_SERIES + 10 {
             store.number(Id::Errors, &[&index.to_string()]).add(1.0);
         }

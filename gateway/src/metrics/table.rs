@@ -9,7 +9,7 @@ use crate::adapters::figures::LOAD_BOUNDS_S;
 
 /// What a metric is.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Kind {
+pub enum MetricKind {
     /// Only grows.
     Counter,
     /// Goes up and down.
@@ -39,7 +39,7 @@ pub struct Metric {
     /// As Prometheus sees it.
     pub name: &'static str,
     /// How its value may change, which Prometheus is told as its type.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// What it is measured in.
     pub unit: Unit,
     /// Names of its labels.
@@ -76,7 +76,7 @@ const TOKEN_S: &[f64] =
 /// Bounds for how many drafted tokens a verification accepts, as executors count them.
 pub(super) const ACCEPTED: &[f64] = &[0.0, 1.0, 2.0, 4.0, 8.0, 16.0];
 
-use Kind::{Counter, Gauge, Histogram};
+use MetricKind::{Counter, Gauge, Histogram};
 
 metrics! {
     // Traffic.

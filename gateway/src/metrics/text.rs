@@ -4,7 +4,7 @@ use std::{fmt::Write as _, sync::MutexGuard};
 
 use super::{
     store::{Family, Labels, Series, Snapshot},
-    table::{Kind, Metric},
+    table::{Metric, MetricKind},
 };
 
 /// The content type of what is written here.
@@ -12,7 +12,7 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// A label that all lines of a family carry beside the row's own.
 #[derive(Debug, Clone, Copy)]
-pub struct Extra<'a> {
+pub struct ExtraLabel<'a> {
     /// The label's name.
     pub name: &'static str,
     /// Its value, not yet escaped.
@@ -24,8 +24,8 @@ pub fn write_family(
     out: &mut String,
     name: &str,
     metric: &Metric,
-    extra: Option<Extra<'_>>,
-    rows: &[Rows<'_>],
+    extra: Option<ExtraLabel<'_>>,
+    rows: &[SeriesRows<'_>],
 ) {
     if rows.iter().all(|rows| rows.family.is_empty()) {
         return;
@@ -35,7 +35,7 @@ pub fn write_family(
         .iter()
         .flat_map(|rows| rows.family.iter().map(|(labels, series)| (rows.executor, labels, series)));
     for (executor, labels, series) in each {
-        let executor = executor.map(|value| Extra { name: "executor", value });
+        let executor = executor.map(|value| ExtraLabel { name: "executor", value });
         let extra: Vec<_> = extra.into_iter().chain(executor).collect();
         let labels = label_list(metric.labels, labels, &extra);
         match series {
@@ -47,7 +47,7 @@ pub fn write_family(
 
 /// Series of a row, and whose they are.
 #[derive(Debug)]
-pub struct Rows<'a> {
+pub struct SeriesRows<'a> {
     /// The executor that reported them, where there are several.
     pub executor: Option<&'a str>,
     /// Held while they are written.
@@ -55,11 +55,11 @@ pub struct Rows<'a> {
 }
 
 /// Appends what stands in front of a family.
-pub fn write_head(out: &mut String, name: &str, kind: Kind, help: &str) {
+pub fn write_head(out: &mut String, name: &str, kind: MetricKind, help: &str) {
     let kind = match kind {
-        Kind::Counter => "counter",
-        Kind::Gauge => "gauge",
-        Kind::Histogram(_) => "histogram",
+        MetricKind::Counter => "counter",
+        MetricKind::Gauge => "gauge",
+        MetricKind::Histogram(_) => "histogram",
     };
     let help = help.replace('\\', "\\\\").replace('\n', "\\n");
     // Writing to a string cannot fail, here and below.
@@ -68,7 +68,7 @@ pub fn write_head(out: &mut String, name: &str, kind: Kind, help: &str) {
 
 /// `a="x",b="y"`.
 #[must_use]
-pub fn label_list(names: &[&str], values: &Labels, extra: &[Extra<'_>]) -> String {
+pub fn label_list(names: &[&str], values: &Labels, extra: &[ExtraLabel<'_>]) -> String {
     let extra = extra.iter().map(|extra| (extra.name, extra.value));
     let own = names.iter().copied().zip(values.iter().map(String::as_str));
     let pairs: Vec<String> =

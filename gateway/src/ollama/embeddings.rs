@@ -12,18 +12,19 @@ use crate::{
     app::App,
     errors::ApiError,
     openai::{
-        ask::Ask,
-        completions::Place,
-        embeddings::{Embedded, Length, MAX_INPUTS, Overlong, Texts, embed},
-        fields::{Fields, wrong},
+        ask::RequestContext,
+        completions::PromptField,
+        embeddings::{EmbeddingInput, EmbeddingVectors, Length, MAX_INPUTS, OverlongPolicy, embed},
+        fields::{StrictFields, wrong},
     },
 };
 
 /// `POST /api/embed`.
-pub async fn many(State(app): State<Arc<App>>, ask: Ask) -> Result<Json<Value>, ApiError> {
+pub async fn many(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Json<Value>, ApiError> {
     let begun = Instant::now();
-    let read = |body: &[u8]| texts(body, Place { field: "input", most: MAX_INPUTS }).map(|texts| (texts, ()));
-    let (Embedded { model, vectors, tokens, .. }, ()) = embed(&app, ask, read).await?;
+    let read =
+        |body: &[u8]| texts(body, PromptField { field: "input", most: MAX_INPUTS }).map(|texts| (texts, ()));
+    let (EmbeddingVectors { model, vectors, tokens, .. }, ()) = embed(&app, ask, read).await?;
     let total = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
     Ok(Json(json!({
         "model": model,
@@ -35,8 +36,8 @@ pub async fn many(State(app): State<Arc<App>>, ask: Ask) -> Result<Json<Value>, 
 }
 
 /// `POST /api/embeddings`.
-pub async fn one(State(app): State<Arc<App>>, ask: Ask) -> Result<Json<Value>, ApiError> {
-    let read = |body: &[u8]| texts(body, Place { field: "prompt", most: 1 }).map(|texts| (texts, ()));
+pub async fn one(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Json<Value>, ApiError> {
+    let read = |body: &[u8]| texts(body, PromptField { field: "prompt", most: 1 }).map(|texts| (texts, ()));
     let (embedded, ()) = embed(&app, ask, read).await?;
     Ok(Json(json!({ "embedding": embedded.vectors.first() })))
 }
@@ -45,8 +46,8 @@ pub async fn one(State(app): State<Arc<App>>, ask: Ask) -> Result<Json<Value>, A
 ///
 /// # Errors
 /// Whatever is not honoured, by its name.
-pub fn texts(body: &[u8], place: Place) -> Result<Texts, ApiError> {
-    let mut fields = Fields::parse(body)?;
+pub fn texts(body: &[u8], place: PromptField) -> Result<EmbeddingInput, ApiError> {
+    let mut fields = StrictFields::parse(body)?;
     let wanted = request::wanted(&mut fields)?;
     request::keep_alive(&mut fields)?;
     let input = fields.take(place.field);
@@ -61,15 +62,23 @@ pub fn texts(body: &[u8], place: Place) -> Result<Texts, ApiError> {
         return Err(wrong(place.field, expected, value));
     }
     let overlong = match place.most {
-        1 => Overlong::Cut,
-        _ if fields.flag("truncate", true)? => Overlong::Cut,
-        _ => Overlong::Refused,
+        1 => OverlongPolicy::Cut,
+        _ if fields.flag("truncate", true)? => OverlongPolicy::Cut,
+        _ => OverlongPolicy::Refused,
     };
     let length = if place.most > 1 { Length::One } else { Length::AsItIs };
     // Options of sampling: nothing is drawn here, so none changes anything.
     if let Some(options) = fields.take("options") {
-        Fields::of(options, "options")?;
+        StrictFields::of(options, "options")?;
     }
     fields.finish()?;
-    Ok(Texts { wanted, place, input, add: AddSpecial::Yes, pooling: Pooling::Last, length, overlong })
+    Ok(EmbeddingInput {
+        wanted,
+        place,
+        input,
+        add: AddSpecial::Yes,
+        pooling: Pooling::Last,
+        length,
+        overlong,
+    })
 }

@@ -9,14 +9,14 @@ use axum::{
 };
 use serde_json::json;
 
-use crate::{body::is_of_ollama, errors::Said};
+use crate::{body::is_of_ollama, errors::ErrorMessage};
 
 /// Says errors about Ollama's paths as Ollama says them, whoever made them.
 pub(crate) async fn reshape(request: Request, next: Next) -> Response {
     let is_ours = is_of_ollama(request.uri().path());
     let mut response = next.run(request).await;
-    match response.extensions_mut().remove::<Said>() {
-        Some(Said(text)) if is_ours => {
+    match response.extensions_mut().remove::<ErrorMessage>() {
+        Some(ErrorMessage(text)) if is_ours => {
             let body = json!({ "error": &*text }).to_string();
             response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
             response.map(|_| Body::from(body))

@@ -8,11 +8,11 @@ use crate::{
     clock::now_rfc3339,
     errors::ApiError,
     openai::{
-        answer::{Answer, Step},
-        choice::Part,
-        frames::Shape,
+        answer::{ChoiceUpdate, GenerationResponse},
+        choice::DeltaPart,
+        frames::StreamFormat,
         logprobs,
-        tools::CallPart,
+        tools::ToolCallDelta,
     },
     telemetry,
     usage::FinishReason,
@@ -20,14 +20,14 @@ use crate::{
 
 /// Which route answers: they put their text in different places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Route {
+pub(super) enum OllamaRoute {
     Chat,
     Generate,
 }
 
 /// A call that is being made.
 #[derive(Debug)]
-struct Call {
+struct OllamaCall {
     id: String,
     name: String,
     arguments: String,
@@ -37,8 +37,8 @@ struct Call {
 
 /// See the module's description.
 #[derive(Debug)]
-pub(super) struct Lines {
-    route: Route,
+pub(super) struct NdjsonBody {
+    route: OllamaRoute,
     started: Instant,
     /// Not told yet.
     thought: String,
@@ -46,12 +46,12 @@ pub(super) struct Lines {
     scores: Vec<Value>,
     /// Calls are told whole: those that are.
     calls: Vec<Value>,
-    open: Option<Call>,
+    open: Option<OllamaCall>,
     finish: FinishReason,
 }
 
-impl Lines {
-    pub(super) fn new(route: Route) -> Self {
+impl NdjsonBody {
+    pub(super) fn new(route: OllamaRoute) -> Self {
         let (started, finish) = (telemetry::started(), FinishReason::Length);
         Self {
             route,
@@ -66,7 +66,7 @@ impl Lines {
     }
 
     /// Takes a step, without telling of it.
-    pub(super) fn take(&mut self, answer: &Answer, step: Step) {
+    pub(super) fn take(&mut self, answer: &GenerationResponse, step: ChoiceUpdate) {
         let piece = step.piece;
         if answer.job.logprobs.is_some() {
             let told = logprobs::chat(answer.job.text(), answer.job.params.token_names, &piece.scored);
@@ -75,11 +75,11 @@ impl Lines {
         self.thought.push_str(&piece.thought);
         for part in piece.parts() {
             match part {
-                Part::Text(text) => {
+                DeltaPart::Text(text) => {
                     self.close();
                     self.text.push_str(text);
                 }
-                Part::Call(call) => self.call(call),
+                DeltaPart::Call(call) => self.call(call),
             }
         }
         if let Some(finish) = piece.finish {
@@ -88,10 +88,10 @@ impl Lines {
         }
     }
 
-    fn call(&mut self, part: &CallPart) {
+    fn call(&mut self, part: &ToolCallDelta) {
         if let Some((id, name)) = part.begun.clone() {
             self.close();
-            self.open = Some(Call { id, name, arguments: String::new(), written: String::new() });
+            self.open = Some(OllamaCall { id, name, arguments: String::new(), written: String::new() });
         }
         if let Some(call) = &mut self.open {
             call.arguments.push_str(&part.arguments);
@@ -101,7 +101,7 @@ impl Lines {
 
     /// Ends a call. One that was cut off, or has no JSON for arguments, is told as the text that it is, tags and all.
     fn close(&mut self) {
-        let Some(Call { id, name, arguments, written }) = self.open.take() else { return };
+        let Some(OllamaCall { id, name, arguments, written }) = self.open.take() else { return };
         match serde_json::from_str::<Value>(&arguments) {
             Ok(arguments @ Value::Object(_)) => {
                 let function = json!({ "index": self.calls.len(), "name": name, "arguments": arguments });
@@ -117,15 +117,15 @@ impl Lines {
     }
 
     /// What is new.
-    fn line(&mut self, answer: &Answer) -> Value {
+    fn line(&mut self, answer: &GenerationResponse) -> Value {
         let mut line = json!({ "model": answer.job.target.name, "created_at": now_rfc3339(), "done": false });
         let (text, thought) = (std::mem::take(&mut self.text), std::mem::take(&mut self.thought));
         let told = match self.route {
-            Route::Chat => {
+            OllamaRoute::Chat => {
                 line["message"] = json!({ "role": "assistant", "content": text });
                 &mut line["message"]
             }
-            Route::Generate => {
+            OllamaRoute::Generate => {
                 line["response"] = text.into();
                 &mut line
             }
@@ -143,7 +143,7 @@ impl Lines {
     }
 
     /// What is new, and what it all came to.
-    pub(super) fn last(&mut self, answer: &Answer) -> Value {
+    pub(super) fn last(&mut self, answer: &GenerationResponse) -> Value {
         let mut line = self.line(answer);
         let (usage, total) = (answer.usage(), self.started.elapsed());
         let (first, load) = answer.first_token();
@@ -176,22 +176,22 @@ fn nanoseconds(time: Duration) -> u64 {
 }
 
 /// The answer to a request that only wants the model to be there.
-pub(super) fn loaded(model: &str, route: Route) -> Value {
+pub(super) fn loaded(model: &str, route: OllamaRoute) -> Value {
     let mut line =
         json!({ "model": model, "created_at": now_rfc3339(), "done": true, "done_reason": "load" });
     match route {
-        Route::Chat => line["message"] = json!({ "role": "assistant", "content": "" }),
-        Route::Generate => line["response"] = "".into(),
+        OllamaRoute::Chat => line["message"] = json!({ "role": "assistant", "content": "" }),
+        OllamaRoute::Generate => line["response"] = "".into(),
     }
     line
 }
 
-impl Shape for Lines {
+impl StreamFormat for NdjsonBody {
     const CONTENT_TYPE: &'static str = "application/x-ndjson";
     /// A line that says nothing is no JSON.
     const KEEP_ALIVE: &'static [u8] = b"";
 
-    fn step(&mut self, answer: &Answer, step: Step, out: &mut Vec<u8>) {
+    fn step(&mut self, answer: &GenerationResponse, step: ChoiceUpdate, out: &mut Vec<u8>) {
         self.take(answer, step);
         if self.has_news() {
             let line = self.line(answer);
@@ -199,12 +199,12 @@ impl Shape for Lines {
         }
     }
 
-    fn finish(&mut self, answer: &Answer, out: &mut Vec<u8>) {
+    fn finish(&mut self, answer: &GenerationResponse, out: &mut Vec<u8>) {
         let line = self.last(answer);
         write(&line, out);
     }
 
-    fn fail(&mut self, _answer: &mut Answer, error: &ApiError, out: &mut Vec<u8>) {
+    fn fail(&mut self, _answer: &mut GenerationResponse, error: &ApiError, out: &mut Vec<u8>) {
         write(&json!({ "error": error.last_words() }), out);
     }
 }

@@ -3,22 +3,22 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use axum::{Extension, Json, extract::State};
-use files::description::Description;
+use files::description::ModelSummary;
 use serde_json::{Value, json};
 
 use crate::{
-    adapters::Entry,
+    adapters::AdapterEntry,
     app::App,
     body::JsonBody,
     caller::Caller,
     clock::rfc3339,
     errors::ApiError,
-    lifecycle::Serving,
+    lifecycle::ServingState,
     openai::{
         adapters::placed,
-        fields::Fields,
+        fields::StrictFields,
         models::{answers, is_listed},
-        reasoning::Tags,
+        reasoning::ReasoningTags,
         tools,
     },
 };
@@ -75,7 +75,7 @@ pub async fn show(
     body: JsonBody,
 ) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
-    let mut fields = Fields::parse(&body)?;
+    let mut fields = StrictFields::parse(&body)?;
     // `name` is what older clients call it.
     let (new, old) = (fields.text("model")?, fields.text("name")?);
     let named = new.or(old).filter(|name| !name.is_empty());
@@ -97,7 +97,7 @@ pub async fn show(
     if tools::are_called(app.parsers.calls, &*text) {
         capabilities.push("tools");
     }
-    if Tags::of(app.parsers.reasoning, template).is_some() {
+    if ReasoningTags::of(app.parsers.reasoning, template).is_some() {
         capabilities.push("thinking");
     }
     Ok(Json(json!({
@@ -112,8 +112,8 @@ pub async fn show(
 }
 
 /// What is known of the base. Clients read the context's length below the name of the architecture.
-fn model_info(serving: &Serving) -> Value {
-    let Description { architecture, parameters, .. } = &serving.text.facts().description;
+fn model_info(serving: &ServingState) -> Value {
+    let ModelSummary { architecture, parameters, .. } = &serving.text.facts().description;
     let architecture = if architecture.is_empty() { "base" } else { architecture };
     let mut info = json!({
         "general.architecture": architecture,
@@ -126,14 +126,14 @@ fn model_info(serving: &Serving) -> Value {
     info
 }
 
-fn base(serving: &Serving) -> Value {
+fn base(serving: &ServingState) -> Value {
     let path = Path::new(&serving.welcome.model_path);
     let digest = ids::Generation(serving.welcome.base_hash).to_string();
     let format = if path.is_file() { "gguf" } else { "safetensors" };
     model(&serving.base_name, serving.since, bytes_of(path), &digest, ("", format), serving)
 }
 
-fn adapter(entry: &Entry, serving: &Serving) -> Value {
+fn adapter(entry: &AdapterEntry, serving: &ServingState) -> Value {
     let record = &entry.record;
     let digest = record.generation.to_string();
     model(&record.name, record.loaded_at, record.bytes, &digest, (&serving.base_name, "safetensors"), serving)
@@ -145,9 +145,9 @@ fn model(
     bytes: u64,
     digest: &str,
     (parent, format): (&str, &str),
-    serving: &Serving,
+    serving: &ServingState,
 ) -> Value {
-    let Description { architecture, weights, parameters } = &serving.text.facts().description;
+    let ModelSummary { architecture, weights, parameters } = &serving.text.facts().description;
     let families: Vec<&str> =
         Some(architecture.as_str()).filter(|name| !name.is_empty()).into_iter().collect();
     json!({

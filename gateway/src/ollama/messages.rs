@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 use crate::{
     errors::ApiError,
     openai::{
-        fields::{Fields, wrong},
+        fields::{StrictFields, wrong},
         messages::{INERT, MAX_MESSAGES, arguments_of, function_call},
     },
-    text::{Answered, ChatMessage},
+    text::{AnsweredCall, ChatMessage},
 };
 
 /// Reads `messages`; none are no conversation.
@@ -17,10 +17,10 @@ pub(super) fn read(items: Vec<Value>) -> Result<Vec<ChatMessage>, ApiError> {
         let message = format!("'messages' may hold at most {MAX_MESSAGES} messages");
         return Err(ApiError::invalid("messages", message));
     }
-    let mut calls = Calls::default();
+    let mut calls = CallNumbering::default();
     let message = |(index, item)| {
         let place = format!("messages[{index}]");
-        let fields = Fields::of(item, &place)?;
+        let fields = StrictFields::of(item, &place)?;
         message(fields, &mut calls).map_err(|error| error.within(&place))
     };
     items.into_iter().enumerate().map(message).collect()
@@ -28,34 +28,34 @@ pub(super) fn read(items: Vec<Value>) -> Result<Vec<ChatMessage>, ApiError> {
 
 /// Numbers calls, and finds those that are answered: by their number, else by their function's name, else in their order.
 #[derive(Default)]
-struct Calls {
+struct CallNumbering {
     made: usize,
-    unanswered: Vec<Answered>,
+    unanswered: Vec<AnsweredCall>,
 }
 
-impl Calls {
+impl CallNumbering {
     fn make(&mut self, id: Option<String>, name: &str) -> String {
         self.made += 1;
         // Nine letters or digits: templates of Mistral's take nothing else.
         let id = id.unwrap_or_else(|| format!("call{:05}", self.made));
-        self.unanswered.push(Answered { id: id.clone(), name: Some(name.to_owned()) });
+        self.unanswered.push(AnsweredCall { id: id.clone(), name: Some(name.to_owned()) });
         id
     }
 
-    fn answer(&mut self, id: Option<String>, name: Option<String>) -> Answered {
-        let is_meant = |call: &Answered| match (&id, &name) {
+    fn answer(&mut self, id: Option<String>, name: Option<String>) -> AnsweredCall {
+        let is_meant = |call: &AnsweredCall| match (&id, &name) {
             (Some(id), _) => call.id == *id,
             (None, Some(_)) => call.name == name,
             (None, None) => true,
         };
         match self.unanswered.iter().position(is_meant) {
             Some(at) => self.unanswered.remove(at),
-            None => Answered { id: id.unwrap_or_else(|| format!("call{:05}", 0)), name },
+            None => AnsweredCall { id: id.unwrap_or_else(|| format!("call{:05}", 0)), name },
         }
     }
 }
 
-fn message(mut fields: Fields, calls: &mut Calls) -> Result<ChatMessage, ApiError> {
+fn message(mut fields: StrictFields, calls: &mut CallNumbering) -> Result<ChatMessage, ApiError> {
     let role = match fields.required_text("role")?.as_str() {
         "system" => "system",
         "user" => "user",
@@ -85,15 +85,15 @@ fn message(mut fields: Fields, calls: &mut Calls) -> Result<ChatMessage, ApiErro
     Ok(message)
 }
 
-fn call(item: Value, calls: &mut Calls) -> Result<Value, ApiError> {
-    let mut fields = Fields::of(item, "a call")?;
+fn call(item: Value, calls: &mut CallNumbering) -> Result<Value, ApiError> {
+    let mut fields = StrictFields::of(item, "a call")?;
     let id = fields.text("id")?;
     // Other clients' word for what there is alone.
     fields.text("type")?;
     let function = fields.take("function");
     fields.finish()?;
     let function = function.ok_or_else(|| ApiError::missing("function", "a call needs 'function'"))?;
-    let mut fields = Fields::of(function, "function")?;
+    let mut fields = StrictFields::of(function, "function")?;
     fields.integer("index", 0..=i64::MAX)?;
     let name = fields.required_text("name")?;
     let arguments = match fields.take("arguments") {

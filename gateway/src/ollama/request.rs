@@ -9,17 +9,17 @@ use crate::{
     openai::{
         chat::logprobs,
         completions,
-        conversation::Conversation,
-        delivery::{Delivery, StreamOptions},
-        fields::{Fields, wrong},
+        conversation::ChatRequest,
+        delivery::{ResponseMode, StreamOptions},
+        fields::{StrictFields, wrong},
         job::Echo,
-        params::{self, Asked, Limits, Params},
+        params::{self, ParamLimits, Params, RouteOptions},
         reasoning::effort,
         structured,
-        target::Wanted,
+        target::ModelRef,
         tools::asked::{self, Dialect},
     },
-    text::{ChatMessage, Showing},
+    text::{ChatMessage, TemplateOptions},
 };
 
 /// What Ollama's clients put behind a model's name that has no tag.
@@ -44,18 +44,18 @@ const OF_THE_MACHINE: [&str; 10] = [
 
 /// The order of a request, checked as far as it can be without looking anything up.
 #[derive(Debug)]
-pub enum What {
+pub enum OllamaRequestKind {
     /// To go on with a conversation.
-    Chat(Box<Conversation>),
+    Chat(Box<ChatRequest>),
     /// To go on with a text, as it is.
-    Raw(Box<completions::Body>),
+    Raw(Box<completions::CompletionBody>),
     /// To have the model ready.
-    Load(Wanted),
+    Load(ModelRef),
 }
 
 /// What both routes have.
-struct Common {
-    wanted: Wanted,
+struct CommonFields {
+    wanted: ModelRef,
     params: Params,
     logprobs: Option<u32>,
 }
@@ -69,25 +69,25 @@ impl ChatBody {
     ///
     /// # Errors
     /// Whatever is not honoured, by its name.
-    pub fn read(body: &[u8], limits: &Limits<'_>) -> Result<What, ApiError> {
-        let mut fields = Fields::parse(body)?;
+    pub fn read(body: &[u8], limits: &ParamLimits<'_>) -> Result<OllamaRequestKind, ApiError> {
+        let mut fields = StrictFields::parse(body)?;
         let common = common(&mut fields, limits)?;
         let messages = messages::read(fields.array("messages")?.unwrap_or_default())?;
         let tools = asked::read_as(Dialect::Functions, &mut fields)?;
         let effort = effort::read_switch(&mut fields, THINK)?;
         fields.finish()?;
-        let Common { wanted, params, logprobs } = common;
+        let CommonFields { wanted, params, logprobs } = common;
         if messages.is_empty() {
-            return Ok(What::Load(wanted));
+            return Ok(OllamaRequestKind::Load(wanted));
         }
         // Ollama's templates leave a last message of the assistant's open.
         let is_begun = messages.last().is_some_and(|last| {
             last.role == "assistant" && last.calls.is_empty() && !last.content.is_empty()
         });
         let prompt = if is_begun { GenerationPrompt::Continue } else { GenerationPrompt::Add };
-        let (showing, field) = (Showing { prompt, ..Showing::default() }, "messages");
-        let conversation = Conversation { wanted, params, logprobs, messages, tools, showing, effort, field };
-        Ok(What::Chat(Box::new(conversation)))
+        let (showing, field) = (TemplateOptions { prompt, ..TemplateOptions::default() }, "messages");
+        let conversation = ChatRequest { wanted, params, logprobs, messages, tools, showing, effort, field };
+        Ok(OllamaRequestKind::Chat(Box::new(conversation)))
     }
 }
 
@@ -100,31 +100,38 @@ impl GenerateBody {
     ///
     /// # Errors
     /// Whatever is not honoured, by its name.
-    pub fn read(body: &[u8], limits: &Limits<'_>) -> Result<What, ApiError> {
-        let mut fields = Fields::parse(body)?;
+    pub fn read(body: &[u8], limits: &ParamLimits<'_>) -> Result<OllamaRequestKind, ApiError> {
+        let mut fields = StrictFields::parse(body)?;
         let common = common(&mut fields, limits)?;
         let (prompt, system) = (fields.text("prompt")?.unwrap_or_default(), fields.text("system")?);
         let raw = fields.flag("raw", false)?;
         // Of a prompt that is shown as it is no template says how it is thought about.
         let effort = if raw { None } else { effort::read_switch(&mut fields, THINK)? };
         fields.finish()?;
-        let Common { wanted, params, logprobs } = common;
+        let CommonFields { wanted, params, logprobs } = common;
         let system = system.filter(|system| !system.is_empty());
         if raw && system.is_some() {
             let message = "a prompt that is 'raw' is shown to the model as it is; put 'system' into it";
             return Err(ApiError::invalid("system", message));
         }
         Ok(if prompt.is_empty() {
-            What::Load(wanted)
+            OllamaRequestKind::Load(wanted)
         } else if raw {
             let (echo, add, prompt) = (Echo::Nothing, AddSpecial::Yes, Some(Value::String(prompt)));
-            What::Raw(Box::new(completions::Body { wanted, params, logprobs, echo, add, prompt }))
+            OllamaRequestKind::Raw(Box::new(completions::CompletionBody {
+                wanted,
+                params,
+                logprobs,
+                echo,
+                add,
+                prompt,
+            }))
         } else {
             let message = |role, content| ChatMessage { role, content, ..ChatMessage::default() };
             let system = system.map(|system| message("system", system));
             let messages = system.into_iter().chain([message("user", prompt)]).collect();
-            let (tools, showing, field) = (None, Showing::default(), "prompt");
-            What::Chat(Box::new(Conversation {
+            let (tools, showing, field) = (None, TemplateOptions::default(), "prompt");
+            OllamaRequestKind::Chat(Box::new(ChatRequest {
                 wanted,
                 params,
                 logprobs,
@@ -139,37 +146,37 @@ impl GenerateBody {
 }
 
 /// The model that a body names.
-pub(super) fn wanted(fields: &mut Fields) -> Result<Wanted, ApiError> {
-    let mut wanted = Wanted::read(fields)?;
+pub(super) fn wanted(fields: &mut StrictFields) -> Result<ModelRef, ApiError> {
+    let mut wanted = ModelRef::read(fields)?;
     if let Some(name) = wanted.model.strip_suffix(TAG).filter(|name| !name.is_empty()) {
         wanted.model = name.to_owned();
     }
     Ok(wanted)
 }
 
-fn common(fields: &mut Fields, limits: &Limits<'_>) -> Result<Common, ApiError> {
+fn common(fields: &mut StrictFields, limits: &ParamLimits<'_>) -> Result<CommonFields, ApiError> {
     let wanted = wanted(fields)?;
     keep_alive(fields)?;
     let stream = fields.flag("stream", true)?;
     let structure = fields.take("format").map(structured::ollama_format).transpose()?.flatten();
     let logprobs = logprobs(fields)?;
     let options = fields.take("options").unwrap_or_else(|| json!({}));
-    let mut options = Fields::of(options, "options")?;
+    let mut options = StrictFields::of(options, "options")?;
     let within = |error: ApiError| error.within("options");
     let max_tokens = most(&mut options).map_err(within)?;
-    let delivery = if stream { Delivery::Stream(StreamOptions::PLAIN) } else { Delivery::Whole };
-    let asked = Asked { max_tokens, delivery, structure };
+    let delivery = if stream { ResponseMode::Stream(StreamOptions::PLAIN) } else { ResponseMode::Whole };
+    let asked = RouteOptions { max_tokens, delivery, structure };
     let mut params = params::read_beside(asked, &mut options, limits).map_err(within)?;
     repetition(&mut options, &mut params).map_err(within)?;
     // The context is as long as the model's: a prompt that does not fit is refused, whatever was asked for here.
     options.count("num_ctx", 1..=u32::MAX).map_err(within)?;
     OF_THE_MACHINE.iter().for_each(|option| drop(options.take(option)));
     options.finish().map_err(within)?;
-    Ok(Common { wanted, params, logprobs })
+    Ok(CommonFields { wanted, params, logprobs })
 }
 
 /// `num_predict`: -1 and -2 ask for as much as the context holds.
-fn most(options: &mut Fields) -> Result<Option<u32>, ApiError> {
+fn most(options: &mut StrictFields) -> Result<Option<u32>, ApiError> {
     let most = options.integer("num_predict", -2..=i64::from(u32::MAX))?;
     match most {
         Some(0) => Err(ApiError::invalid(
@@ -181,7 +188,7 @@ fn most(options: &mut Fields) -> Result<Option<u32>, ApiError> {
 }
 
 /// Ollama's name for the repetition penalty, which looks at the whole text here.
-fn repetition(options: &mut Fields, params: &mut Params) -> Result<(), ApiError> {
+fn repetition(options: &mut StrictFields, params: &mut Params) -> Result<(), ApiError> {
     if let Some(penalty) = options.number("repeat_penalty", 0.0..=10.0)? {
         if penalty == 0.0 {
             return Err(ApiError::invalid("repeat_penalty", "'repeat_penalty' must be above 0; 1 is off"));
@@ -204,7 +211,7 @@ fn repetition(options: &mut Fields, params: &mut Params) -> Result<(), ApiError>
 }
 
 /// Models stay where they are: what asks for that is true, and what asks for them to go is refused.
-pub(super) fn keep_alive(fields: &mut Fields) -> Result<(), ApiError> {
+pub(super) fn keep_alive(fields: &mut StrictFields) -> Result<(), ApiError> {
     let Some(value) = fields.take("keep_alive") else { return Ok(()) };
     let is_nothing = match &value {
         Value::Number(number) => number.as_f64() == Some(0.0),

@@ -12,31 +12,31 @@ use serde_json::{Value, json};
 
 use crate::{
     adapters::{
-        Entry,
+        AdapterEntry,
         download::{Download, DownloadError},
     },
     app::App,
     body,
-    caller::{Caller, Role},
+    caller::{Caller, KeyRole},
     errors::ApiError,
 };
 
 /// Whose files are asked for.
 #[derive(Debug, Deserialize)]
-pub struct Asked {
+pub struct AdapterFilesQuery {
     /// What requests call the adapter.
     lora_name: String,
     /// Only this generation.
     expected_generation: Option<String>,
 }
 
-impl Asked {
+impl AdapterFilesQuery {
     /// The adapter, if the caller may take its files away.
-    fn entry(&self, app: &App, caller: &Caller) -> Result<Arc<Entry>, ApiError> {
+    fn entry(&self, app: &App, caller: &Caller) -> Result<Arc<AdapterEntry>, ApiError> {
         let name = &self.lora_name;
         let entry = app.registry.entries().find(name, caller).cloned();
         let entry = entry.ok_or_else(|| ApiError::model_not_found(name).of("lora_name"))?;
-        if entry.record.tenant.as_deref() != Some(&*caller.tenant) && caller.role != Role::Admin {
+        if entry.record.tenant.as_deref() != Some(&*caller.tenant) && caller.role != KeyRole::Admin {
             let message = format!("'{name}' is everybody's to use: an administrator may take its files away");
             return Err(ApiError::forbidden(message));
         }
@@ -55,7 +55,7 @@ impl Asked {
 pub async fn list(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Query(asked): Query<Asked>,
+    Query(asked): Query<AdapterFilesQuery>,
 ) -> Result<Json<Value>, ApiError> {
     let entry = asked.entry(&app, &caller)?;
     let download = app.registry.download(&entry).await?;
@@ -73,7 +73,7 @@ pub async fn one(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(file): Path<String>,
-    Query(asked): Query<Asked>,
+    Query(asked): Query<AdapterFilesQuery>,
 ) -> Result<Response, ApiError> {
     let entry = asked.entry(&app, &caller)?;
     send(app.registry.download(&entry).await?, &file).await

@@ -9,38 +9,41 @@ use axum::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::fields::Fields;
+use super::fields::StrictFields;
 use crate::{
     adapters::{
-        AdapterError, Entry, LeaseError, LoadRequest, Pin, Replace, ResidencyError, SumError, Tier, Unusable,
-        database::DatabaseError, jail::JailError, store::StoreError,
+        AdapterEntry, AdapterError, LeaseError, LoadRequest, Pin, Replace, ResidencyError, Tier,
+        UnusableAdapter, WeightedMergeError, database::DatabaseError, jail::JailError, store::StoreError,
     },
     app::App,
     body::JsonBody,
     errors::ApiError,
-    executors::Member,
-    placement::Placed,
+    executors::ExecutorHandle,
+    placement::PlacementReport,
     runs::saved,
 };
 
 /// Which adapters are listed.
 #[derive(Debug, Deserialize)]
-pub struct Which {
+pub struct AdapterListQuery {
     /// Those that Tinker's runs keep, instead of those that people have named.
     #[serde(default)]
     runs: bool,
 }
 
 /// Every adapter with what it is, where it is, and who uses it.
-pub async fn list(State(app): State<Arc<App>>, Query(Which { runs }): Query<Which>) -> Json<Value> {
+pub async fn list(
+    State(app): State<Arc<App>>,
+    Query(AdapterListQuery { runs }): Query<AdapterListQuery>,
+) -> Json<Value> {
     let registry = &app.registry;
-    let is_asked = |entry: &&Arc<Entry>| saved::is_of_run(&entry.record.name) == runs;
+    let is_asked = |entry: &&Arc<AdapterEntry>| saved::is_of_run(&entry.record.name) == runs;
     let named = registry.entries();
     let placed = placed(&app);
-    let data = named.values().filter(is_asked).map(|entry| describe(&app, &placed, entry, Named::Yes));
+    let data = named.values().filter(is_asked).map(|entry| describe(&app, &placed, entry, NameState::Yes));
     let draining = registry.draining();
     let draining =
-        draining.iter().filter(is_asked).map(|entry| describe(&app, &placed, entry, Named::NoMore));
+        draining.iter().filter(is_asked).map(|entry| describe(&app, &placed, entry, NameState::NoMore));
     let data: Vec<Value> = data.chain(draining).collect();
     Json(json!({
         "object": "list",
@@ -60,7 +63,7 @@ pub async fn load(State(app): State<Arc<App>>, body: JsonBody) -> Result<Json<Va
 }
 
 /// What is answered when an adapter has been loaded.
-pub(super) fn loaded(app: &App, entry: &Entry) -> Value {
+pub(super) fn loaded(app: &App, entry: &AdapterEntry) -> Value {
     let mut answer = describe_one(app, entry);
     answer["status"] = "loaded".into();
     answer["warnings"] = entry.warnings().into();
@@ -72,7 +75,7 @@ pub(super) fn loaded(app: &App, entry: &Entry) -> Value {
 /// # Errors
 /// Whatever is not a load, by the name of the field.
 pub fn load_request(body: &[u8], base_name: &str) -> Result<LoadRequest, ApiError> {
-    let mut fields = Fields::parse(body)?;
+    let mut fields = StrictFields::parse(body)?;
     let name = fields.required_text("lora_name")?;
     let path = PathBuf::from(fields.required_text("lora_path")?);
     let in_place = fields.flag("load_inplace", false)?;
@@ -89,7 +92,7 @@ pub fn load_request(body: &[u8], base_name: &str) -> Result<LoadRequest, ApiErro
 }
 
 /// Fields of vLLM that ask for nothing else than what happens anyway.
-fn take_harmless(fields: &mut Fields, base_name: &str) -> Result<(), ApiError> {
+fn take_harmless(fields: &mut StrictFields, base_name: &str) -> Result<(), ApiError> {
     // vLLM's number for the same adapter; names are enough here.
     fields.integer("lora_int_id", 0..=i64::MAX)?;
     if fields.flag("is_3d_lora_weight", false)? {
@@ -118,7 +121,7 @@ impl UnloadRequest {
     /// # Errors
     /// Whatever is not an unload, by the name of the field.
     pub fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
+        let mut fields = StrictFields::parse(body)?;
         let name = fields.required_text("lora_name")?;
         let expected = fields.text("expected_generation")?;
         fields.integer("lora_int_id", 0..=i64::MAX)?;
@@ -149,7 +152,7 @@ impl PinRequest {
     /// # Errors
     /// Whatever is not a pin, by the name of the field.
     pub fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
+        let mut fields = StrictFields::parse(body)?;
         let name = fields.required_text("lora_name")?;
         let pin = if fields.flag("pinned", true)? { Pin::Keep } else { Pin::Release };
         fields.finish()?;
@@ -177,28 +180,28 @@ pub(super) fn check_is_adapter(name: &str, base_name: &str) -> Result<(), ApiErr
 
 /// Whether requests can still ask for an adapter.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Named {
+enum NameState {
     Yes,
     NoMore,
 }
 
-pub(crate) fn placed(app: &App) -> Placed {
-    Placed::of(app.metrics.reported().iter().map(|report| &*report.stats))
+pub(crate) fn placed(app: &App) -> PlacementReport {
+    PlacementReport::of(app.metrics.reported().iter().map(|report| &*report.stats))
 }
 
-fn describe_one(app: &App, entry: &Entry) -> Value {
-    describe(app, &placed(app), entry, Named::Yes)
+fn describe_one(app: &App, entry: &AdapterEntry) -> Value {
+    describe(app, &placed(app), entry, NameState::Yes)
 }
 
-fn describe(app: &App, placed: &Placed, entry: &Entry, named: Named) -> Value {
+fn describe(app: &App, placed: &PlacementReport, entry: &AdapterEntry, named: NameState) -> Value {
     let (registry, record, fault) = (&app.registry, &entry.record, entry.fault());
     let placement = placed.find(entry.id());
     let [on_device, by_workers, by_executor] = placement.rank_rows;
     let state = match named {
-        Named::NoMore => "draining",
-        Named::Yes if fault.is_some() => "failed",
-        Named::Yes if registry.is_loading(entry) => "loading",
-        Named::Yes => "ready",
+        NameState::NoMore => "draining",
+        NameState::Yes if fault.is_some() => "failed",
+        NameState::Yes if registry.is_loading(entry) => "loading",
+        NameState::Yes => "ready",
     };
     let tier = match registry.tier(entry) {
         Tier::Host => "host",
@@ -231,8 +234,8 @@ fn describe(app: &App, placed: &Placed, entry: &Entry, named: Named) -> Value {
         "last_used_at": entry.last_used_us() / 1_000_000,
     });
     if app.executors.are_several() {
-        let has = |member: &&Member| registry.is_at(entry.id(), member.index());
-        told["executors"] = app.executors.all().iter().filter(has).map(Member::name).collect();
+        let has = |member: &&ExecutorHandle| registry.is_at(entry.id(), member.index());
+        told["executors"] = app.executors.all().iter().filter(has).map(ExecutorHandle::name).collect();
     }
     told
 }
@@ -316,18 +319,18 @@ impl From<LeaseError> for ApiError {
     }
 }
 
-impl From<SumError> for ApiError {
-    fn from(error: SumError) -> Self {
+impl From<WeightedMergeError> for ApiError {
+    fn from(error: WeightedMergeError) -> Self {
         match error {
-            SumError::Unknown(name) => Self::model_not_found(&name),
-            SumError::Busy(_) => Self::busy("lora_load_busy", error.to_string()),
+            WeightedMergeError::Unknown(name) => Self::model_not_found(&name),
+            WeightedMergeError::Busy(_) => Self::busy("lora_load_busy", error.to_string()),
             _ => Self::invalid("model", format!("'model' names no sum of adapters: {error}")),
         }
     }
 }
 
-impl From<Unusable> for ApiError {
-    fn from(error: Unusable) -> Self {
+impl From<UnusableAdapter> for ApiError {
+    fn from(error: UnusableAdapter) -> Self {
         Self::adapter_unusable(error.to_string())
     }
 }

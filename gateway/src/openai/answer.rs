@@ -6,21 +6,21 @@ use shmproto::message::{Output, TokenOutput};
 use text::{detokenize::TextStart, stop::StopScanner};
 
 use super::{
-    choice::{Choice, Piece, Scores},
-    echo::{Echoed, echo},
-    job::{Echo, Job, Kind},
+    choice::{Choice, ChoiceDelta, Scores},
+    echo::{EchoedPrompt, echo},
+    job::{Echo, GenerationKind, GenerationRequest},
     reasoning::{Reasoning, scan::Scanner as ThoughtScanner},
-    session::Session,
+    session::SequenceGroup,
     structured,
-    tools::{self, Answering, scan::Scanner},
-    types::Envelope,
+    tools::{self, ToolCallReader, scan::Scanner},
+    types::GenerationEnvelope,
 };
 use crate::{
     adapters::Lease,
     app::App,
     clock::seconds_since_1970,
     errors::ApiError,
-    metrics::meter::{Meter, Waits},
+    metrics::meter::{AdmissionWaits, Meter},
     random::random_u64,
     telemetry::{self, Generated},
     usage::{CompletionTokensDetails, FinishReason, PromptTokensDetails, Usage},
@@ -28,13 +28,13 @@ use crate::{
 
 /// What one output adds to one choice.
 #[derive(Debug)]
-pub struct Step {
+pub struct ChoiceUpdate {
     /// Which choice.
     pub index: usize,
     /// What is new.
-    pub piece: Piece,
+    pub piece: ChoiceDelta,
     /// The prompt, in the first step of a choice that repeats it.
-    pub echoed: Option<Echoed>,
+    pub echoed: Option<EchoedPrompt>,
     /// What tokens of the prompt scored, from the second on, in the first step of a choice, if that was asked for
     /// ([`Params::prompt_logprobs`](super::params::Params::prompt_logprobs)).
     pub prompt: Vec<TokenOutput>,
@@ -42,7 +42,7 @@ pub struct Step {
     pub embedding: Vec<f32>,
 }
 
-struct Slot {
+struct ChoiceParser {
     choice: Choice,
     /// Tells thoughts from text, if there may be any.
     thoughts: Option<ThoughtScanner>,
@@ -56,29 +56,29 @@ struct Slot {
 }
 
 /// See the module's description. Dropping it cancels what is still running.
-pub struct Answer {
+pub struct GenerationResponse {
     /// What was asked.
-    pub job: Job,
+    pub job: GenerationRequest,
     id: String,
     created: u64,
     generation: Option<String>,
-    session: Session,
-    slots: Vec<Slot>,
+    session: SequenceGroup,
+    slots: Vec<ChoiceParser>,
     /// Choices that have not ended.
     open: usize,
     meter: Meter,
     failed: bool,
 }
 
-impl std::fmt::Debug for Answer {
+impl std::fmt::Debug for GenerationResponse {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Answer").field("id", &self.id).field("open", &self.open).finish_non_exhaustive()
     }
 }
 
-impl Answer {
+impl GenerationResponse {
     /// Starts `job` and waits for its first step: what fails before has a status of its own.
-    pub async fn begin(app: &App, job: Job) -> Result<(Self, Step), ApiError> {
+    pub async fn begin(app: &App, job: GenerationRequest) -> Result<(Self, ChoiceUpdate), ApiError> {
         if let Some(lease) = &job.target.lease {
             app.adapter_limits.check(&lease.id.0, &job.target.name)?;
         }
@@ -91,15 +91,15 @@ impl Answer {
     }
 
     /// Starts `job`, on the executor that is chosen for it, once its grammar is known to be good and its adapter is there.
-    pub async fn start(app: &App, job: Job) -> Result<Self, ApiError> {
+    pub async fn start(app: &App, job: GenerationRequest) -> Result<Self, ApiError> {
         app.turns.check_size(job.choices())?;
         check_grammar(app, &job).await?;
-        let slots: Vec<Slot> = (0..job.choices()).map(|_| Slot::new(&job)).collect();
-        let session = Session::start(app, &job).await?;
+        let slots: Vec<ChoiceParser> = (0..job.choices()).map(|_| ChoiceParser::new(&job)).collect();
+        let session = SequenceGroup::start(app, &job).await?;
         let prefix = match job.kind {
-            Kind::Chat(_) => "chatcmpl",
-            Kind::Text | Kind::Tokens => "cmpl",
-            Kind::Embedding(_) => "embd",
+            GenerationKind::Chat(_) => "chatcmpl",
+            GenerationKind::Text | GenerationKind::Tokens => "cmpl",
+            GenerationKind::Embedding(_) => "embd",
         };
         Ok(Self {
             id: format!("{prefix}-{:016x}{:016x}", random_u64(), random_u64()),
@@ -121,7 +121,7 @@ impl Answer {
     }
 
     /// The next step; `None` when every choice has ended.
-    pub async fn next(&mut self) -> Option<Result<Step, ApiError>> {
+    pub async fn next(&mut self) -> Option<Result<ChoiceUpdate, ApiError>> {
         let output = self.session.next().await?;
         Some(self.take(output))
     }
@@ -132,8 +132,8 @@ impl Answer {
     /// The answer fails, or ends before its choices do.
     pub async fn each(
         &mut self,
-        first: Step,
-        mut take: impl FnMut(&Self, Step) + Send,
+        first: ChoiceUpdate,
+        mut take: impl FnMut(&Self, ChoiceUpdate) + Send,
     ) -> Result<(), ApiError> {
         take(self, first);
         while !self.is_over() {
@@ -145,7 +145,7 @@ impl Answer {
     }
 
     /// A step that can be had without waiting.
-    pub fn ready(&mut self) -> Option<Result<Step, ApiError>> {
+    pub fn ready(&mut self) -> Option<Result<ChoiceUpdate, ApiError>> {
         let output = self.session.ready()?;
         Some(self.take(output))
     }
@@ -158,8 +158,8 @@ impl Answer {
 
     /// What the answer's body begins with.
     #[must_use]
-    pub fn envelope(&self, object: &'static str) -> Envelope<'_> {
-        Envelope {
+    pub fn envelope(&self, object: &'static str) -> GenerationEnvelope<'_> {
+        GenerationEnvelope {
             id: &self.id,
             object,
             created: self.created,
@@ -212,7 +212,7 @@ impl Answer {
         retracted.filter(|(_, characters)| *characters > 0).collect()
     }
 
-    fn take(&mut self, output: Result<(usize, Output), ApiError>) -> Result<Step, ApiError> {
+    fn take(&mut self, output: Result<(usize, Output), ApiError>) -> Result<ChoiceUpdate, ApiError> {
         let (index, mut output) = output.inspect_err(|_| self.fail())?;
         telemetry::began();
         self.meter.tokens(index, output.tokens.len());
@@ -221,7 +221,7 @@ impl Answer {
         if !slot.begun {
             slot.begun = true;
             slot.cached_tokens = output.cached_tokens as usize;
-            self.meter.admitted(Waits::of(&output));
+            self.meter.admitted(AdmissionWaits::of(&output));
             let scores = std::mem::take(&mut output.prompt);
             if self.job.echo == Echo::Prompt {
                 let scores = self.job.echoed_logprobs().map(|most| likeliest(&scores, most));
@@ -253,7 +253,7 @@ impl Answer {
         // What is counted is what usage says, at every moment.
         let usage = self.usage();
         self.meter.usage(&usage);
-        Ok(Step { index, piece, echoed, prompt, embedding })
+        Ok(ChoiceUpdate { index, piece, echoed, prompt, embedding })
     }
 
     fn fail(&mut self) {
@@ -280,7 +280,7 @@ impl Answer {
     }
 }
 
-impl Drop for Answer {
+impl Drop for GenerationResponse {
     fn drop(&mut self) {
         telemetry::generated(Generated {
             model: self.job.target.name.clone(),
@@ -294,32 +294,34 @@ impl Drop for Answer {
     }
 }
 
-impl Slot {
-    fn new(job: &Job) -> Self {
+impl ChoiceParser {
+    fn new(job: &GenerationRequest) -> Self {
         let scores = match job.kind {
-            Kind::Tokens => Scores::KeepAll,
+            GenerationKind::Tokens => Scores::KeepAll,
             _ if job.params.returns_token_ids => Scores::KeepAll,
             _ if job.logprobs.is_some() => Scores::Keep,
             _ => Scores::Drop,
         };
         let thoughts = job.reasoning.map(Reasoning::scanner);
         let start = match job.kind {
-            Kind::Chat(start) => start,
-            Kind::Text | Kind::Tokens | Kind::Embedding(_) => TextStart::Continuation,
+            GenerationKind::Chat(start) => start,
+            GenerationKind::Text | GenerationKind::Tokens | GenerationKind::Embedding(_) => {
+                TextStart::Continuation
+            }
         };
         let stop = job.params.stop.clone().map(StopScanner::new);
         let words = job.answering.as_ref().map_or(&[][..], |answering| answering.format.words());
         let tags = job.reasoning.map(Reasoning::words);
         let shown: Vec<&str> = words.iter().copied().chain(tags.into_iter().flatten()).collect();
         let choice = Choice::new(job.text().decoder(start, &shown), stop, job.params.min_tokens, scores);
-        let scanner = job.answering.as_ref().map(Answering::scanner);
+        let scanner = job.answering.as_ref().map(ToolCallReader::scanner);
         let (begun, finish) = (false, None);
         Self { choice, thoughts, thought_tokens: 0, scanner, begun, finish, cached_tokens: 0 }
     }
 
     /// Takes what a step produced.
-    fn push(&mut self, mut output: Output) -> Piece {
-        let mut all = Piece::default();
+    fn push(&mut self, mut output: Output) -> ChoiceDelta {
+        let mut all = ChoiceDelta::default();
         if self.thoughts.as_ref().is_some_and(ThoughtScanner::thinks) {
             // One by one, so that a thought has as many tokens however many come together.
             let last = output.tokens.len().saturating_sub(1);
@@ -335,7 +337,7 @@ impl Slot {
     }
 
     /// Tells thoughts from the text of a piece.
-    fn think(&mut self, output: Output) -> Piece {
+    fn think(&mut self, output: Output) -> ChoiceDelta {
         let mut piece = self.choice.push(output);
         let Some(scanner) = self.thoughts.as_mut().filter(|scanner| scanner.thinks()) else { return piece };
         let was_within = scanner.is_within();
@@ -356,7 +358,7 @@ impl Slot {
 }
 
 /// Tells calls of tools from the text of a piece.
-fn scan(piece: &mut Piece, scanner: &mut Scanner, answering: &Answering) {
+fn scan(piece: &mut ChoiceDelta, scanner: &mut Scanner, answering: &ToolCallReader) {
     let text = std::mem::take(&mut piece.text);
     tools::append(scanner.push(&text), answering, &mut piece.text, &mut piece.calls);
     if let Some(finish) = &mut piece.finish {
@@ -377,7 +379,7 @@ fn likeliest(scores: &[TokenOutput], most: u32) -> Vec<TokenOutput> {
 }
 
 /// Checks that the grammar of `job` can be honoured, if it has one.
-async fn check_grammar(app: &App, job: &Job) -> Result<(), ApiError> {
+async fn check_grammar(app: &App, job: &GenerationRequest) -> Result<(), ApiError> {
     let Some(grammar) = &job.grammar else { return Ok(()) };
     for grammar in grammar.parts.iter().chain([grammar]) {
         let whose = (job.namespace.owner, &job.tenant);

@@ -10,23 +10,23 @@ use axum::{
 
 use super::idempotency;
 use crate::{
-    app::App, body::JsonBody, caller::Caller, errors::ApiError, lifecycle::Serving, random::random_u64,
+    app::App, body::JsonBody, caller::Caller, errors::ApiError, lifecycle::ServingState, random::random_u64,
 };
 
 /// A request whose body has come.
 #[derive(Debug)]
-pub struct Ask {
+pub struct RequestContext {
     /// Whose it is.
     pub caller: Caller,
     /// What is served.
-    pub serving: Arc<Serving>,
+    pub serving: Arc<ServingState>,
     /// The seed if the body names none.
     pub default_seed: u64,
     /// As it came.
     pub body: JsonBody,
 }
 
-impl FromRequest<Arc<App>> for Ask {
+impl FromRequest<Arc<App>> for RequestContext {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
@@ -55,10 +55,10 @@ fn default_seed(headers: &HeaderMap, caller: &Caller) -> Result<u64, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{caller::Role, limits::KeyLimit};
+    use crate::{caller::KeyRole, limits::KeyLimit};
 
     fn seed(tenant: &str, key: &str) -> Result<u64, ApiError> {
-        let caller = Caller { tenant: tenant.into(), role: Role::User, limit: KeyLimit::new(None) };
+        let caller = Caller { tenant: tenant.into(), role: KeyRole::User, limit: KeyLimit::new(None) };
         let header = ("idempotency-key".parse().unwrap(), key.parse().unwrap());
         default_seed(&HeaderMap::from_iter([header]), &caller)
     }

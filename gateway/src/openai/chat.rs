@@ -1,28 +1,28 @@
 //! `POST /v1/chat/completions`.
 
 use super::{
-    ask::Ask,
-    conversation::Conversation,
-    fields::Fields,
-    job::Job,
+    ask::RequestContext,
+    conversation::ChatRequest,
+    fields::StrictFields,
+    job::GenerationRequest,
     messages::messages,
-    params::{self, Limits, MAX_LOGPROBS},
+    params::{self, MAX_LOGPROBS, ParamLimits},
     reasoning::effort,
     showing,
-    target::Wanted,
+    target::ModelRef,
     tools,
 };
 use crate::{app::App, errors::ApiError};
 
 /// A body, checked as far as it can be without looking anything up.
 #[derive(Debug)]
-pub struct Body(Conversation);
+pub struct ChatCompletionBody(ChatRequest);
 
-impl Body {
+impl ChatCompletionBody {
     /// Reads `body`.
-    pub fn read(body: &[u8], limits: &Limits<'_>) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
-        let wanted = Wanted::read(&mut fields)?;
+    pub fn read(body: &[u8], limits: &ParamLimits<'_>) -> Result<Self, ApiError> {
+        let mut fields = StrictFields::parse(body)?;
+        let wanted = ModelRef::read(&mut fields)?;
         let params = params::read(&mut fields, limits)?;
         let logprobs = logprobs(&mut fields)?;
         let (messages, tools) = (messages(fields.array("messages")?)?, tools::asked::read(&mut fields)?);
@@ -32,19 +32,20 @@ impl Body {
             return Err(ApiError::invalid("max_tokens", "'max_tokens' must be at least 1 for a chat"));
         }
         let field = "messages";
-        Ok(Self(Conversation { wanted, params, logprobs, messages, tools, showing, effort, field }))
+        Ok(Self(ChatRequest { wanted, params, logprobs, messages, tools, showing, effort, field }))
     }
 }
 
 /// Turns a request into a job.
-pub fn job(app: &App, ask: Ask) -> Result<Job, ApiError> {
-    let Ask { caller, serving, default_seed, body } = ask;
-    let Body(conversation) = Body::read(&body, &Limits::of(&serving, default_seed))?;
+pub fn job(app: &App, ask: RequestContext) -> Result<GenerationRequest, ApiError> {
+    let RequestContext { caller, serving, default_seed, body } = ask;
+    let ChatCompletionBody(conversation) =
+        ChatCompletionBody::read(&body, &ParamLimits::of(&serving, default_seed))?;
     conversation.job(app, &caller, serving)
 }
 
 /// Reads `logprobs` and `top_logprobs`: alternatives to report for each token.
-pub fn logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
+pub fn logprobs(fields: &mut StrictFields) -> Result<Option<u32>, ApiError> {
     let wanted = fields.flag("logprobs", false)?;
     let top = fields.count("top_logprobs", 0..=MAX_LOGPROBS)?;
     match (wanted, top) {

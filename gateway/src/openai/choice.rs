@@ -9,12 +9,12 @@ use std::collections::VecDeque;
 use shmproto::message::{Finish, Output, TokenOutput};
 use text::stop::{Scan, StopScanner};
 
-use super::tools::CallPart;
+use super::tools::ToolCallDelta;
 use crate::{text::Decoder, usage::FinishReason};
 
 /// A token with its place in the choice's text.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Scored {
+pub struct ScoredToken {
     /// Characters before the token's text.
     pub offset: usize,
     /// The token and how likely it was.
@@ -23,7 +23,7 @@ pub struct Scored {
 
 /// What is new in a choice.
 #[derive(Debug, Default, PartialEq)]
-pub struct Piece {
+pub struct ChoiceDelta {
     /// New text; may be empty.
     pub text: String,
     /// More of what is thought before it; empty where thoughts are not told apart.
@@ -31,9 +31,9 @@ pub struct Piece {
     /// The text has not begun: all so far is a thought, or may be one.
     pub thinks: bool,
     /// New parts of calls of tools; none where there are no tools.
-    pub calls: Vec<CallPart>,
+    pub calls: Vec<ToolCallDelta>,
     /// New tokens, if log-probabilities were asked for.
-    pub scored: Vec<Scored>,
+    pub scored: Vec<ScoredToken>,
     /// Set in the last piece.
     pub finish: Option<FinishReason>,
     /// So many characters, from its end, of what was told of drafts before are not in the text.
@@ -42,15 +42,15 @@ pub struct Piece {
     pub provisional: String,
 }
 
-impl Piece {
+impl ChoiceDelta {
     /// Its text and the parts of its calls, in the order in which the model wrote them.
-    pub fn parts(&self) -> impl Iterator<Item = Part<'_>> {
+    pub fn parts(&self) -> impl Iterator<Item = DeltaPart<'_>> {
         let ends = self.calls.iter().map(|call| call.at).chain([self.text.len()]);
         let begins = std::iter::once(0).chain(self.calls.iter().map(|call| call.at));
-        let texts = begins.zip(ends).map(|(begin, end)| Part::Text(&self.text[begin..end]));
-        let calls = self.calls.iter().map(|call| Some(Part::Call(call))).chain([None]);
+        let texts = begins.zip(ends).map(|(begin, end)| DeltaPart::Text(&self.text[begin..end]));
+        let calls = self.calls.iter().map(|call| Some(DeltaPart::Call(call))).chain([None]);
         let parts = texts.zip(calls).flat_map(|(text, call)| [Some(text), call]).flatten();
-        parts.filter(|part| *part != Part::Text(""))
+        parts.filter(|part| *part != DeltaPart::Text(""))
     }
 
     /// Goes on with the piece behind it.
@@ -58,7 +58,7 @@ impl Piece {
         let before = self.text.len();
         self.text.push_str(&next.text);
         self.thought.push_str(&next.thought);
-        self.calls.extend(next.calls.into_iter().map(|part| CallPart { at: before + part.at, ..part }));
+        self.calls.extend(next.calls.into_iter().map(|part| ToolCallDelta { at: before + part.at, ..part }));
         self.scored.extend(next.scored);
         self.retracted += next.retracted;
         (self.thinks, self.finish, self.provisional) = (next.thinks, next.finish, next.provisional);
@@ -67,11 +67,11 @@ impl Piece {
 
 /// A part of a piece.
 #[derive(Debug, PartialEq)]
-pub enum Part<'a> {
+pub enum DeltaPart<'a> {
     /// Text.
     Text(&'a str),
     /// A part of a call.
-    Call(&'a CallPart),
+    Call(&'a ToolCallDelta),
 }
 
 /// Whether to keep what tokens scored.
@@ -86,8 +86,8 @@ pub enum Scores {
 }
 
 /// A token whose text is not all out yet.
-struct Held {
-    scored: Scored,
+struct HeldToken {
+    scored: ScoredToken,
     /// Byte range of its text in everything decoded.
     start: usize,
     end: usize,
@@ -106,7 +106,7 @@ pub struct Choice {
     decoded_chars: usize,
     /// Text handed out so far, in bytes.
     emitted_bytes: usize,
-    held: VecDeque<Held>,
+    held: VecDeque<HeldToken>,
     /// Told of drafts, behind the text, and not decided.
     provisional: String,
 }
@@ -147,9 +147,9 @@ impl Choice {
     }
 
     /// Takes what a step produced. When the piece has a finish reason, nothing more is to be pushed.
-    pub fn push(&mut self, mut output: Output) -> Piece {
+    pub fn push(&mut self, mut output: Output) -> ChoiceDelta {
         let drafted = std::mem::take(&mut output.provisional);
-        let mut piece = Piece::default();
+        let mut piece = ChoiceDelta::default();
         self.say(output, &mut piece);
         piece.retracted = self.retract(&piece.text);
         if !drafted.is_empty() && piece.finish.is_none() {
@@ -179,7 +179,7 @@ impl Choice {
         text
     }
 
-    fn say(&mut self, output: Output, piece: &mut Piece) {
+    fn say(&mut self, output: Output, piece: &mut ChoiceDelta) {
         let last = output.tokens.len().checked_sub(1);
         for (position, token) in output.tokens.into_iter().enumerate() {
             // The token that ended the generation is no part of the text.
@@ -202,7 +202,11 @@ impl Choice {
         self.decoded_bytes += fresh.len();
         self.decoded_chars += fresh.chars().count();
         if self.scores != Scores::Drop {
-            self.held.push_back(Held { scored: Scored { offset, token }, start, end: self.decoded_bytes });
+            self.held.push_back(HeldToken {
+                scored: ScoredToken { offset, token },
+                start,
+                end: self.decoded_bytes,
+            });
         }
         let before = out.len();
         // Before `min_tokens` nothing stops, so nothing is looked for.
@@ -212,7 +216,7 @@ impl Choice {
         stopped
     }
 
-    fn finish(&mut self, finish: Finish, piece: &mut Piece) {
+    fn finish(&mut self, finish: Finish, piece: &mut ChoiceDelta) {
         let rest = self.decoder.finish();
         self.decoded_bytes += rest.len();
         let before = piece.text.len();
@@ -232,7 +236,7 @@ impl Choice {
     }
 
     /// Ends the choice where a stop string began.
-    fn cut(&mut self, piece: &mut Piece) {
+    fn cut(&mut self, piece: &mut ChoiceDelta) {
         let end = if self.scores == Scores::KeepAll { usize::MAX } else { self.emitted_bytes };
         let kept = self.held.drain(..).filter(|held| held.start < end);
         piece.scored.extend(kept.map(|held| held.scored));
@@ -240,7 +244,7 @@ impl Choice {
     }
 
     /// Hands out the scores of tokens whose text is out.
-    fn release(&mut self, piece: &mut Piece) {
+    fn release(&mut self, piece: &mut ChoiceDelta) {
         while self.held.front().is_some_and(|held| held.end <= self.emitted_bytes) {
             piece.scored.extend(self.held.pop_front().map(|held| held.scored));
         }
@@ -273,9 +277,9 @@ mod tests {
     use super::*;
 
     /// Tokens are ASCII letters.
-    struct Letters(String);
+    struct LetterDecoder(String);
 
-    impl Decoder for Letters {
+    impl Decoder for LetterDecoder {
         fn push(&mut self, token: u32) -> &str {
             self.0 = char::from_u32(token).map(String::from).unwrap_or_default();
             &self.0
@@ -286,7 +290,7 @@ mod tests {
         }
 
         fn fork(&self) -> Box<dyn Decoder> {
-            Box::new(Letters(String::new()))
+            Box::new(LetterDecoder(String::new()))
         }
     }
 
@@ -306,7 +310,7 @@ mod tests {
             stop in "[ab]{1,3}",
         ) {
             let scanner = Some(StopScanner::new(StopStrings::new(&[&stop]).unwrap()));
-            let mut choice = Choice::new(Box::new(Letters(String::new())), scanner, 0, Scores::Drop);
+            let mut choice = Choice::new(Box::new(LetterDecoder(String::new())), scanner, 0, Scores::Drop);
             let mut text = String::new();
             for (guess, said) in &steps {
                 let told = choice.push(Output { provisional: guess.chars().map(u32::from).collect(), ..Output::default() });
@@ -334,7 +338,7 @@ mod tests {
         ) {
             let stops = StopStrings::new(&[&stop]).unwrap();
             let scanner = Some(StopScanner::new(stops));
-            let mut choice = Choice::new(Box::new(Letters(String::new())), scanner, 0, Scores::Keep);
+            let mut choice = Choice::new(Box::new(LetterDecoder(String::new())), scanner, 0, Scores::Keep);
             let (mut text, mut scored, mut finish) = (String::new(), Vec::new(), None);
             let last = steps.len().saturating_sub(1);
             for (index, step) in steps.iter().enumerate() {
@@ -361,7 +365,7 @@ mod tests {
 
     #[test]
     fn the_token_that_ended_it_is_counted_and_scored_but_is_no_text() {
-        let mut choice = Choice::new(Box::new(Letters(String::new())), None, 0, Scores::Keep);
+        let mut choice = Choice::new(Box::new(LetterDecoder(String::new())), None, 0, Scores::Keep);
         let piece = choice.push(output("ab", Some(Finish::Stop)));
         assert_eq!((piece.text.as_str(), piece.scored.len(), choice.tokens()), ("a", 2, 2));
     }

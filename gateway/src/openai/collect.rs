@@ -8,31 +8,31 @@ use serde::Serialize;
 use shmproto::message::TokenOutput;
 
 use super::{
-    answer::{Answer, Step},
-    choice::Scored,
-    echo::Echoed,
-    job::Kind,
+    answer::{ChoiceUpdate, GenerationResponse},
+    choice::ScoredToken,
+    echo::EchoedPrompt,
+    job::GenerationKind,
     logprobs,
     tools::found::CallKind,
-    types::{Body, ChatChoice, Message, PromptReport, TextChoice, TextLogprobs, ToolCall},
+    types::{AssistantMessage, ChatChoice, GenerationBody, PromptReport, TextChoice, TextLogprobs, ToolCall},
 };
 use crate::{errors::ApiError, usage::FinishReason};
 
 /// All of a choice.
 #[derive(Default)]
-struct Whole {
-    echoed: Option<Echoed>,
+struct CompleteChoice {
+    echoed: Option<EchoedPrompt>,
     /// What tokens of the prompt scored.
     prompt: Vec<TokenOutput>,
     thought: String,
     text: String,
-    scored: Vec<Scored>,
+    scored: Vec<ScoredToken>,
     finish: Option<FinishReason>,
-    calls: Vec<Call>,
+    calls: Vec<CompleteCall>,
 }
 
 /// All of a call.
-struct Call {
+struct CompleteCall {
     kind: CallKind,
     id: String,
     name: String,
@@ -40,7 +40,7 @@ struct Call {
     arguments: String,
 }
 
-impl Call {
+impl CompleteCall {
     /// As OpenAI tells it.
     fn told(&self) -> ToolCall<'_> {
         ToolCall::of(self.kind, Some((&self.id, &self.name)), &self.arguments)
@@ -48,16 +48,22 @@ impl Call {
 }
 
 /// Waits for the rest of `answer`, whose first step has come already.
-pub async fn respond(mut answer: Answer, first: Step) -> Result<Response<HttpBody>, ApiError> {
-    let mut wholes: Vec<Whole> = (0..answer.job.choices()).map(|_| Whole::default()).collect();
+pub async fn respond(
+    mut answer: GenerationResponse,
+    first: ChoiceUpdate,
+) -> Result<Response<HttpBody>, ApiError> {
+    let mut wholes: Vec<CompleteChoice> =
+        (0..answer.job.choices()).map(|_| CompleteChoice::default()).collect();
     answer.each(first, |_, step| add(&mut wholes, step)).await?;
     match answer.job.kind {
-        Kind::Chat(_) => chat(&answer, &wholes),
-        Kind::Text | Kind::Tokens | Kind::Embedding(_) => text(&answer, &mut wholes),
+        GenerationKind::Chat(_) => chat(&answer, &wholes),
+        GenerationKind::Text | GenerationKind::Tokens | GenerationKind::Embedding(_) => {
+            text(&answer, &mut wholes)
+        }
     }
 }
 
-fn add(wholes: &mut [Whole], step: Step) {
+fn add(wholes: &mut [CompleteChoice], step: ChoiceUpdate) {
     let whole = &mut wholes[step.index];
     if let Some(echoed) = step.echoed {
         whole.text.push_str(&echoed.text);
@@ -70,7 +76,7 @@ fn add(wholes: &mut [Whole], step: Step) {
     whole.finish = whole.finish.or(step.piece.finish);
     for part in step.piece.calls {
         if let Some((id, name)) = part.begun {
-            whole.calls.push(Call { kind: part.kind, id, name, arguments: String::new() });
+            whole.calls.push(CompleteCall { kind: part.kind, id, name, arguments: String::new() });
         }
         if let Some(call) = whole.calls.get_mut(part.index) {
             call.arguments.push_str(&part.arguments);
@@ -78,7 +84,7 @@ fn add(wholes: &mut [Whole], step: Step) {
     }
 }
 
-fn chat(answer: &Answer, wholes: &[Whole]) -> Result<Response<HttpBody>, ApiError> {
+fn chat(answer: &GenerationResponse, wholes: &[CompleteChoice]) -> Result<Response<HttpBody>, ApiError> {
     let wanted = answer.job.logprobs.is_some();
     let choices = wholes.iter().enumerate().map(|(index, whole)| ChatChoice {
         index,
@@ -93,37 +99,37 @@ fn chat(answer: &Answer, wholes: &[Whole]) -> Result<Response<HttpBody>, ApiErro
 }
 
 /// What is told of the prompt of choice `index`.
-fn prompt<'a>(answer: &'a Answer, index: usize, whole: &Whole) -> PromptReport<'a> {
+fn prompt<'a>(answer: &'a GenerationResponse, index: usize, whole: &CompleteChoice) -> PromptReport<'a> {
     let told = answer.job.params.prompt_logprobs;
     let prompt_logprobs = told.map(|_| logprobs::of_prompt(answer.job.text(), &whole.prompt));
     PromptReport { prompt_logprobs, ..prompt_ids(answer, index) }
 }
 
 /// The tokens of the prompt of choice `index`, if they are to be told.
-pub(super) fn prompt_ids(answer: &Answer, index: usize) -> PromptReport<'_> {
+pub(super) fn prompt_ids(answer: &GenerationResponse, index: usize) -> PromptReport<'_> {
     let told = answer.job.params.returns_token_ids;
     let prompt_token_ids = told.then(|| &answer.job.prompt_of(index).tokens[..]);
     PromptReport { prompt_token_ids, prompt_logprobs: None }
 }
 
 /// The tokens of a piece, if they are to be told.
-pub(super) fn token_ids(answer: &Answer, scored: &[Scored]) -> Option<Vec<u32>> {
+pub(super) fn token_ids(answer: &GenerationResponse, scored: &[ScoredToken]) -> Option<Vec<u32>> {
     let told = answer.job.params.returns_token_ids;
     told.then(|| scored.iter().map(|scored| scored.token.token).collect())
 }
 
-fn message(whole: &Whole) -> Message<'_> {
+fn message(whole: &CompleteChoice) -> AssistantMessage<'_> {
     let content = Some(whole.text.as_str()).filter(|text| !text.is_empty() || whole.calls.is_empty());
-    Message {
+    AssistantMessage {
         role: "assistant",
         content,
         refusal: None,
         reasoning_content: Some(whole.thought.as_str()).filter(|thought| !thought.is_empty()),
-        tool_calls: whole.calls.iter().map(Call::told).collect(),
+        tool_calls: whole.calls.iter().map(CompleteCall::told).collect(),
     }
 }
 
-fn text(answer: &Answer, wholes: &mut [Whole]) -> Result<Response<HttpBody>, ApiError> {
+fn text(answer: &GenerationResponse, wholes: &mut [CompleteChoice]) -> Result<Response<HttpBody>, ApiError> {
     let wanted = answer.job.logprobs.is_some();
     let logprobs: Vec<_> =
         wholes.iter_mut().map(|whole| wanted.then(|| text_logprobs(answer, whole))).collect();
@@ -139,7 +145,7 @@ fn text(answer: &Answer, wholes: &mut [Whole]) -> Result<Response<HttpBody>, Api
 }
 
 /// The scores of prompt and completion in one.
-fn text_logprobs(answer: &Answer, whole: &mut Whole) -> TextLogprobs {
+fn text_logprobs(answer: &GenerationResponse, whole: &mut CompleteChoice) -> TextLogprobs {
     let mut logprobs = TextLogprobs::default();
     let mut shift = 0;
     if let Some(echoed) = &mut whole.echoed {
@@ -152,12 +158,12 @@ fn text_logprobs(answer: &Answer, whole: &mut Whole) -> TextLogprobs {
 }
 
 fn send<C: Serialize>(
-    answer: &Answer,
+    answer: &GenerationResponse,
     object: &'static str,
     (choices, prompt): (&[C], PromptReport<'_>),
 ) -> Result<Response<HttpBody>, ApiError> {
     let (envelope, usage) = (answer.envelope(object), Some(Some(answer.usage())));
-    let body = Body { envelope, choices, prompt, usage, warnings: answer.job.warnings() };
+    let body = GenerationBody { envelope, choices, prompt, usage, warnings: answer.job.warnings() };
     let bytes = serde_json::to_vec(&body)
         .map_err(|error| ApiError::internal(format!("the answer could not be written as JSON: {error}")))?;
     let mut response = Response::new(HttpBody::from(bytes));

@@ -6,20 +6,20 @@ use serde_json::Value;
 use text::tokenizer::AddSpecial;
 
 use super::{
-    ask::Ask,
-    fields::{Fields, token_id, wrong},
-    job::{Echo, Job, Kind, MAX_PROMPTS, Prompt, namespace},
-    params::{self, Limits, MAX_LOGPROBS, Params},
-    target::Wanted,
+    ask::RequestContext,
+    fields::{StrictFields, token_id, wrong},
+    job::{Echo, GenerationKind, GenerationRequest, MAX_PROMPTS, PromptInput, namespace},
+    params::{self, MAX_LOGPROBS, ParamLimits, Params},
+    target::ModelRef,
 };
-use crate::{app::App, caller::Caller, errors::ApiError, lifecycle::Serving};
+use crate::{app::App, caller::Caller, errors::ApiError, lifecycle::ServingState};
 
 /// OpenAI's default for this route.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
 /// Where prompts stand in a body.
 #[derive(Debug, Clone, Copy)]
-pub struct Place {
+pub struct PromptField {
     /// The field.
     pub field: &'static str,
     /// Most prompts.
@@ -28,8 +28,8 @@ pub struct Place {
 
 /// A body, checked as far as it can be without looking anything up.
 #[derive(Debug)]
-pub struct Body {
-    pub(crate) wanted: Wanted,
+pub struct CompletionBody {
+    pub(crate) wanted: ModelRef,
     pub(crate) params: Params,
     pub(crate) logprobs: Option<u32>,
     pub(crate) echo: Echo,
@@ -37,11 +37,11 @@ pub struct Body {
     pub(crate) prompt: Option<Value>,
 }
 
-impl Body {
+impl CompletionBody {
     /// Reads `body`.
-    pub fn read(body: &[u8], limits: &Limits<'_>) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
-        let wanted = Wanted::read(&mut fields)?;
+    pub fn read(body: &[u8], limits: &ParamLimits<'_>) -> Result<Self, ApiError> {
+        let mut fields = StrictFields::parse(body)?;
+        let wanted = ModelRef::read(&mut fields)?;
         let mut params = params::read(&mut fields, limits)?;
         params.max_tokens = params.max_tokens.or(Some(DEFAULT_MAX_TOKENS.max(params.min_tokens)));
         let logprobs = fields.count("logprobs", 0..=MAX_LOGPROBS)?;
@@ -56,14 +56,19 @@ impl Body {
     }
 
     /// Turns it into a job of `caller`.
-    pub(crate) fn job(self, app: &App, caller: &Caller, serving: Arc<Serving>) -> Result<Job, ApiError> {
+    pub(crate) fn job(
+        self,
+        app: &App,
+        caller: &Caller,
+        serving: Arc<ServingState>,
+    ) -> Result<GenerationRequest, ApiError> {
         let Self { wanted, params, logprobs, echo, add, prompt } = self;
         let target = wanted.find(app, &serving, caller)?;
-        let prompts = prompts(&serving, Place { field: "prompt", most: MAX_PROMPTS }, prompt, add)?;
+        let prompts = prompts(&serving, PromptField { field: "prompt", most: MAX_PROMPTS }, prompt, add)?;
         let namespace = namespace(caller, &target, &serving);
         let grammar = params.structure.as_ref().map(|structure| structure.source(None)).transpose()?;
-        let job = Job {
-            kind: Kind::Text,
+        let job = GenerationRequest {
+            kind: GenerationKind::Text,
             prompt_field: "prompt",
             serving,
             target,
@@ -82,24 +87,24 @@ impl Body {
 }
 
 /// Turns a request into a job.
-pub fn job(app: &App, ask: Ask) -> Result<Job, ApiError> {
-    let Ask { caller, serving, default_seed, body } = ask;
-    Body::read(&body, &Limits::of(&serving, default_seed))?.job(app, &caller, serving)
+pub fn job(app: &App, ask: RequestContext) -> Result<GenerationRequest, ApiError> {
+    let RequestContext { caller, serving, default_seed, body } = ask;
+    CompletionBody::read(&body, &ParamLimits::of(&serving, default_seed))?.job(app, &caller, serving)
 }
 
 /// Reads `add_special_tokens`, true by default.
-pub fn add_special(fields: &mut Fields) -> Result<AddSpecial, ApiError> {
+pub fn add_special(fields: &mut StrictFields) -> Result<AddSpecial, ApiError> {
     Ok(if fields.flag("add_special_tokens", true)? { AddSpecial::Yes } else { AddSpecial::No })
 }
 
 /// A string, an array of strings, an array of token ids, or an array of those.
 pub(crate) fn prompts(
-    serving: &Serving,
-    place: Place,
+    serving: &ServingState,
+    place: PromptField,
     value: Option<Value>,
     add: AddSpecial,
-) -> Result<Vec<Prompt>, ApiError> {
-    let Place { field, most } = place;
+) -> Result<Vec<PromptInput>, ApiError> {
+    let PromptField { field, most } = place;
     let prompt = |value| prompt(serving, field, value, add);
     match value {
         None => {
@@ -121,20 +126,29 @@ pub(crate) fn prompts(
     }
 }
 
-fn prompt(serving: &Serving, field: &'static str, value: Value, add: AddSpecial) -> Result<Prompt, ApiError> {
+fn prompt(
+    serving: &ServingState,
+    field: &'static str,
+    value: Value,
+    add: AddSpecial,
+) -> Result<PromptInput, ApiError> {
     match value {
-        Value::String(text) => Ok(Prompt { tokens: serving.text.encode(&text, add)?, text: Some(text) }),
+        Value::String(text) => Ok(PromptInput { tokens: serving.text.encode(&text, add)?, text: Some(text) }),
         Value::Array(items) => token_prompt(serving, field, &items),
         other => Err(wrong(field, "a string, token ids, or an array of either", &other)),
     }
 }
 
-fn token_prompt(serving: &Serving, field: &'static str, items: &[Value]) -> Result<Prompt, ApiError> {
+fn token_prompt(
+    serving: &ServingState,
+    field: &'static str,
+    items: &[Value],
+) -> Result<PromptInput, ApiError> {
     let limit = serving.context_tokens;
     if items.len() > limit {
         return Err(ApiError::context_length(items.len(), limit).of(field));
     }
     let vocab_size = serving.welcome.vocab_size;
     let tokens = items.iter().map(|item| token_id(field, item, vocab_size)).collect::<Result<_, _>>()?;
-    Ok(Prompt { tokens, text: None })
+    Ok(PromptInput { tokens, text: None })
 }

@@ -2,29 +2,29 @@
 
 use std::sync::Arc;
 
-use shmproto::message::Provisional;
+use shmproto::message::ProvisionalMode;
 use text::{chat_template::GenerationPrompt, detokenize::TextStart};
 
 use super::{
-    job::{Echo, Job, Kind, Prompt, namespace},
+    job::{Echo, GenerationKind, GenerationRequest, PromptInput, namespace},
     params::{EndTokens, Params},
-    reasoning::{Reasoning, Tags, effort::Effort},
-    target::Wanted,
-    tools::{self, Calling, asked::Tools},
+    reasoning::{Reasoning, ReasoningTags, effort::ReasoningEffort},
+    target::ModelRef,
+    tools::{self, RequestTools, asked::Tools},
 };
 use crate::{
     app::App,
     caller::Caller,
     errors::ApiError,
-    lifecycle::Serving,
-    text::{ChatMessage, Showing},
+    lifecycle::ServingState,
+    text::{ChatMessage, TemplateOptions},
 };
 
 /// Checked as far as it can be without looking anything up.
 #[derive(Debug)]
-pub struct Conversation {
+pub struct ChatRequest {
     /// The model.
-    pub wanted: Wanted,
+    pub wanted: ModelRef,
     /// How to go on.
     pub params: Params,
     /// Alternatives to report for each token; `None` is no log-probabilities.
@@ -34,27 +34,32 @@ pub struct Conversation {
     /// Functions that may be called, if any may be.
     pub tools: Option<Tools>,
     /// How they are shown, but for the tools.
-    pub showing: Showing,
+    pub showing: TemplateOptions,
     /// How much the model is to think, if that is said.
-    pub effort: Option<Effort>,
+    pub effort: Option<ReasoningEffort>,
     /// What the route calls the messages.
     pub field: &'static str,
 }
 
-impl Conversation {
+impl ChatRequest {
     /// Turns it into a job of `caller`.
     ///
     /// # Errors
     /// The model is not there for them, or cannot be shown the conversation or what is asked of it.
-    pub fn job(self, app: &App, caller: &Caller, serving: Arc<Serving>) -> Result<Job, ApiError> {
+    pub fn job(
+        self,
+        app: &App,
+        caller: &Caller,
+        serving: Arc<ServingState>,
+    ) -> Result<GenerationRequest, ApiError> {
         let Self { wanted, params, logprobs, messages, tools, mut showing, effort, field } = self;
         let target = wanted.find(app, &serving, caller)?;
         let text = &*target.text(&serving)?;
         tools::check_history(&messages, text).map_err(|error| error.of(field))?;
-        let mut calling = tools.map(|tools| Calling::new(tools, app.parsers.calls, text)).transpose()?;
-        showing.tools = calling.as_ref().map_or_else(Vec::new, Calling::shown);
+        let mut calling = tools.map(|tools| RequestTools::new(tools, app.parsers.calls, text)).transpose()?;
+        showing.tools = calling.as_ref().map_or_else(Vec::new, RequestTools::shown);
         let template = text.facts().chat_template.as_deref();
-        let tags = Tags::of(app.parsers.reasoning, template);
+        let tags = ReasoningTags::of(app.parsers.reasoning, template);
         if let Some(effort) = effort {
             effort.say(template, tags, &mut showing.variables)?;
         }
@@ -74,14 +79,14 @@ impl Conversation {
         if calling.is_some() {
             check_beside_calls(&params, grammar.is_some())?;
         }
-        let job = Job {
-            kind: Kind::Chat(start),
+        let job = GenerationRequest {
+            kind: GenerationKind::Chat(start),
             prompt_field: field,
             serving,
             target,
             tenant: Arc::clone(&caller.tenant),
             namespace,
-            prompts: vec![Prompt { tokens, text: None }],
+            prompts: vec![PromptInput { tokens, text: None }],
             params,
             logprobs,
             echo: Echo::Nothing,
@@ -95,7 +100,7 @@ impl Conversation {
 
 /// Refuses options that do not go with tools, whose calls have to look like something or not.
 fn check_beside_calls(params: &Params, is_formed: bool) -> Result<(), ApiError> {
-    if params.delivery.provisional() == Provisional::Wanted {
+    if params.delivery.provisional() == ProvisionalMode::Wanted {
         let message =
             "'provisional' is for text alone, and an answer with tools may be calls; leave either out";
         return Err(ApiError::invalid("stream_options.provisional", message));

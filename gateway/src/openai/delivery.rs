@@ -1,8 +1,8 @@
 //! How an answer travels: as one body, or as a stream.
 
-use shmproto::message::Provisional;
+use shmproto::message::ProvisionalMode;
 
-use super::fields::Fields;
+use super::fields::StrictFields;
 use crate::errors::ApiError;
 
 const NAME: &str = "stream_options";
@@ -20,7 +20,7 @@ pub enum StreamUsage {
 
 /// How the answer travels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Delivery {
+pub enum ResponseMode {
     /// As one body.
     Whole,
     /// As server-sent events.
@@ -33,39 +33,39 @@ pub struct StreamOptions {
     /// Counts of tokens.
     pub usage: StreamUsage,
     /// Drafted tokens, before they are verified.
-    pub provisional: Provisional,
+    pub provisional: ProvisionalMode,
 }
 
 impl StreamOptions {
     /// Text alone.
-    pub const PLAIN: Self = Self { usage: StreamUsage::Never, provisional: Provisional::Unwanted };
+    pub const PLAIN: Self = Self { usage: StreamUsage::Never, provisional: ProvisionalMode::Unwanted };
 }
 
-impl Delivery {
+impl ResponseMode {
     /// Whether drafted tokens are told before they are verified.
     #[must_use]
-    pub fn provisional(self) -> Provisional {
+    pub fn provisional(self) -> ProvisionalMode {
         match self {
-            Self::Whole => Provisional::Unwanted,
+            Self::Whole => ProvisionalMode::Unwanted,
             Self::Stream(options) => options.provisional,
         }
     }
 }
 
 /// Reads the fields about it.
-pub fn read(fields: &mut Fields) -> Result<Delivery, ApiError> {
+pub fn read(fields: &mut StrictFields) -> Result<ResponseMode, ApiError> {
     let stream = fields.flag("stream", false)?;
     let Some(options) = fields.take(NAME) else {
-        return Ok(if stream { Delivery::Stream(StreamOptions::PLAIN) } else { Delivery::Whole });
+        return Ok(if stream { ResponseMode::Stream(StreamOptions::PLAIN) } else { ResponseMode::Whole });
     };
     if !stream {
         return Err(ApiError::invalid(NAME, "'stream_options' is only allowed together with 'stream': true"));
     }
-    let options = Fields::of(options, NAME)?;
-    stream_options(options).map(Delivery::Stream).map_err(|error| error.within(NAME))
+    let options = StrictFields::of(options, NAME)?;
+    stream_options(options).map(ResponseMode::Stream).map_err(|error| error.within(NAME))
 }
 
-fn stream_options(mut options: Fields) -> Result<StreamOptions, ApiError> {
+fn stream_options(mut options: StrictFields) -> Result<StreamOptions, ApiError> {
     let last = options.flag("include_usage", false)?;
     let always = options.flag("continuous_usage_stats", false)?;
     let provisional = options.flag("provisional", false)?;
@@ -76,22 +76,22 @@ fn stream_options(mut options: Fields) -> Result<StreamOptions, ApiError> {
         (true, false) => StreamUsage::Last,
         (true, true) => StreamUsage::Always,
     };
-    let provisional = if provisional { Provisional::Wanted } else { Provisional::Unwanted };
+    let provisional = if provisional { ProvisionalMode::Wanted } else { ProvisionalMode::Unwanted };
     Ok(StreamOptions { usage, provisional })
 }
 
 /// Reads the fields about it of the Responses API, which tells usage in its last event.
-pub fn read_response(fields: &mut Fields) -> Result<Delivery, ApiError> {
+pub fn read_response(fields: &mut StrictFields) -> Result<ResponseMode, ApiError> {
     let stream = fields.flag("stream", false)?;
     if let Some(options) = fields.take(NAME) {
-        let mut options = Fields::of(options, NAME)?;
+        let mut options = StrictFields::of(options, NAME)?;
         obfuscation(&mut options).and_then(|()| options.finish()).map_err(|error| error.within(NAME))?;
     }
-    Ok(if stream { Delivery::Stream(StreamOptions::PLAIN) } else { Delivery::Whole })
+    Ok(if stream { ResponseMode::Stream(StreamOptions::PLAIN) } else { ResponseMode::Whole })
 }
 
 /// Nothing is added to hide the lengths of pieces, so a caller may ask for just that.
-fn obfuscation(options: &mut Fields) -> Result<(), ApiError> {
+fn obfuscation(options: &mut StrictFields) -> Result<(), ApiError> {
     const NAME: &str = "include_obfuscation";
     if options.flag(NAME, false)? { Err(ApiError::unsupported(NAME)) } else { Ok(()) }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use files::generation_defaults::GenerationDefaults;
 use serde_json::Value;
 
-use super::{chat, completions, embeddings, fields::TAKEN, params::Limits, responses::request, tokens};
+use super::{chat, completions, embeddings, fields::TAKEN, params::ParamLimits, responses::request, tokens};
 use crate::{errors::ApiError, pages::OPENAPI};
 
 /// Names that parsers take inside of a field, not at the top of a body.
@@ -35,27 +35,30 @@ fn taken(body: &Value, parse: fn(&[u8]) -> Result<(), ApiError>) -> BTreeSet<Str
     taken.into_iter().filter(|name| !INSIDE.contains(&name.as_str())).collect()
 }
 
-fn limits<T>(use_them: impl FnOnce(&Limits<'_>) -> T) -> T {
-    use_them(&Limits { vocab_size: 300, default_seed: 7, defaults: &GenerationDefaults::default() })
+fn limits<T>(use_them: impl FnOnce(&ParamLimits<'_>) -> T) -> T {
+    use_them(&ParamLimits { vocab_size: 300, default_seed: 7, defaults: &GenerationDefaults::default() })
 }
 
 #[test]
 fn every_field_that_is_documented_is_taken_and_the_other_way_round() {
     let chat = serde_json::json!({ "model": "m", "messages": [{ "role": "user", "content": "a" }] });
-    let read = |body: &[u8]| limits(|limits| chat::Body::read(body, limits)).map(drop);
+    let read = |body: &[u8]| limits(|limits| chat::ChatCompletionBody::read(body, limits)).map(drop);
     assert_eq!(taken(&chat, read), documented("ChatRequest"));
     let text = serde_json::json!({ "model": "m", "prompt": "a" });
-    let read = |body: &[u8]| limits(|limits| completions::Body::read(body, limits)).map(drop);
+    let read = |body: &[u8]| limits(|limits| completions::CompletionBody::read(body, limits)).map(drop);
     assert_eq!(taken(&text, read), documented("CompletionRequest"));
     let response = serde_json::json!({ "model": "m", "input": [{ "role": "user", "content": "a", "id": "msg_1", "status": "completed" }] });
-    let read = |body: &[u8]| limits(|limits| request::Body::read(body, limits)).map(drop);
+    let read = |body: &[u8]| limits(|limits| request::ResponsesBody::read(body, limits)).map(drop);
     let mut fields = taken(&response, read);
     // What is of an item, and what is the name of a part of one, too.
     fields.retain(|name| !["id", "status"].contains(&name.as_str()));
     fields.insert("text".to_owned());
     assert_eq!(fields, documented("ResponseRequest"));
     let text = serde_json::json!({ "model": "m", "input": "a" });
-    assert_eq!(taken(&text, |body| embeddings::Body::read(body).map(drop)), documented("EmbeddingRequest"));
+    assert_eq!(
+        taken(&text, |body| embeddings::EmbeddingsBody::read(body).map(drop)),
+        documented("EmbeddingRequest")
+    );
     let read = |body: &[u8]| tokens::TokenizeBody::read(body).map(drop);
     assert_eq!(taken(&serde_json::json!({ "prompt": "a" }), read), documented("TokenizeRequest"));
     let read = |body: &[u8]| tokens::DetokenizeBody::read(body, 300).map(drop);
@@ -84,7 +87,7 @@ fn the_ranges_that_are_documented_are_the_ranges_that_are_taken() {
                 body["max_tokens"] = u32::MAX.into();
             }
             body[name] = number;
-            limits(|limits| completions::Body::read(body.to_string().as_bytes(), limits)).map(drop)
+            limits(|limits| completions::CompletionBody::read(body.to_string().as_bytes(), limits)).map(drop)
         };
         let lowest = if field["exclusiveMinimum"] == 0 { 0.5 } else { least };
         for good in [lowest, most] {

@@ -4,8 +4,8 @@ use shmproto::message::TokenOutput;
 use text::detokenize::TextStart;
 
 use super::{
-    choice::Scored,
-    job::Prompt,
+    choice::ScoredToken,
+    job::PromptInput,
     logprobs::{TokenNames, append, append_first},
     types::TextLogprobs,
 };
@@ -13,7 +13,7 @@ use crate::text::Text;
 
 /// A repeated prompt.
 #[derive(Debug, PartialEq)]
-pub struct Echoed {
+pub struct EchoedPrompt {
     /// As the caller wrote it, or decoded.
     pub text: String,
     /// Its length in characters: where the completion begins.
@@ -24,7 +24,12 @@ pub struct Echoed {
 
 /// Repeats `prompt`; `scores` are those of its tokens from the second on, `None` if nobody asked for them.
 #[must_use]
-pub fn echo(text: &dyn Text, prompt: &Prompt, names: TokenNames, scores: Option<Vec<TokenOutput>>) -> Echoed {
+pub fn echo(
+    text: &dyn Text,
+    prompt: &PromptInput,
+    names: TokenNames,
+    scores: Option<Vec<TokenOutput>>,
+) -> EchoedPrompt {
     let mut decoder = text.decoder(TextStart::Beginning, &[]);
     let mut decoded = String::new();
     let mut offsets = Vec::with_capacity(prompt.tokens.len());
@@ -38,12 +43,12 @@ pub fn echo(text: &dyn Text, prompt: &Prompt, names: TokenNames, scores: Option<
     decoded.push_str(decoder.finish());
     let logprobs = scores.map(|scores| logprobs(text, prompt, names, &offsets, scores));
     let text = prompt.text.clone().unwrap_or(decoded);
-    Echoed { chars: text.chars().count(), text, logprobs }
+    EchoedPrompt { chars: text.chars().count(), text, logprobs }
 }
 
 fn logprobs(
     text: &dyn Text,
-    prompt: &Prompt,
+    prompt: &PromptInput,
     names: TokenNames,
     offsets: &[usize],
     scores: Vec<TokenOutput>,
@@ -53,7 +58,7 @@ fn logprobs(
         append_first(text, names, *first, &mut out);
     }
     let rest = offsets.iter().skip(1).zip(scores);
-    let scored: Vec<Scored> = rest.map(|(&offset, token)| Scored { offset, token }).collect();
+    let scored: Vec<ScoredToken> = rest.map(|(&offset, token)| ScoredToken { offset, token }).collect();
     append(text, names, &scored, 0, &mut out);
     out
 }

@@ -9,15 +9,15 @@ use shmproto::message::Pooling;
 use text::tokenizer::AddSpecial;
 
 use super::{
-    answer::Answer,
-    ask::Ask,
-    completions::{Place, add_special, prompts},
-    fields::Fields,
-    job::{Echo, Job, Kind, Prompt, namespace},
+    answer::GenerationResponse,
+    ask::RequestContext,
+    completions::{PromptField, add_special, prompts},
+    fields::StrictFields,
+    job::{Echo, GenerationKind, GenerationRequest, PromptInput, namespace},
     params::Params,
-    target::Wanted,
+    target::ModelRef,
 };
-use crate::{app::App, caller::Caller, errors::ApiError, lifecycle::Serving};
+use crate::{app::App, caller::Caller, errors::ApiError, lifecycle::ServingState};
 
 /// Most texts of a request, as at OpenAI.
 pub(crate) const MAX_INPUTS: usize = 2048;
@@ -26,11 +26,11 @@ const TEXTS_AT_ONCE: usize = 32;
 
 /// What is to be embedded, and how.
 #[derive(Debug)]
-pub struct Texts {
+pub struct EmbeddingInput {
     /// By what.
-    pub wanted: Wanted,
+    pub wanted: ModelRef,
     /// What the route calls them, and how many it takes.
-    pub place: Place,
+    pub place: PromptField,
     /// A string, an array of strings, token ids, or an array of those.
     pub input: Option<Value>,
     /// Whether tokens that the model wants around a text are added.
@@ -40,7 +40,7 @@ pub struct Texts {
     /// What becomes of a vector's length.
     pub length: Length,
     /// What becomes of a text that is longer than the context.
-    pub overlong: Overlong,
+    pub overlong: OverlongPolicy,
 }
 
 /// What becomes of a vector's length.
@@ -54,7 +54,7 @@ pub enum Length {
 
 /// What becomes of a text that is longer than the context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Overlong {
+pub enum OverlongPolicy {
     /// The request is refused.
     Refused,
     /// Its end is left out.
@@ -63,7 +63,7 @@ pub enum Overlong {
 
 /// Vectors of texts.
 #[derive(Debug)]
-pub struct Embedded {
+pub struct EmbeddingVectors {
     /// The model as the request named it.
     pub model: String,
     /// Content hash of the adapter; `None` for the base model.
@@ -85,20 +85,20 @@ enum Encoding {
 
 /// The body of `/v1/embeddings`, checked as far as it can be without looking anything up.
 #[derive(Debug)]
-pub struct Body {
-    texts: Texts,
+pub struct EmbeddingsBody {
+    texts: EmbeddingInput,
     encoding: Encoding,
 }
 
-impl Body {
+impl EmbeddingsBody {
     /// Reads `body`.
     ///
     /// # Errors
     /// Whatever is not honoured, by its name.
     pub fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
+        let mut fields = StrictFields::parse(body)?;
         fields.labels()?;
-        let wanted = Wanted::read(&mut fields)?;
+        let wanted = ModelRef::read(&mut fields)?;
         let (input, add) = (fields.take("input"), add_special(&mut fields)?);
         let pooling = match fields.text("pooling")?.as_deref() {
             None | Some("last") => Pooling::Last,
@@ -118,22 +118,27 @@ impl Body {
         };
         let length = if fields.flag("normalize", true)? { Length::One } else { Length::AsItIs };
         fields.finish()?;
-        let (place, overlong) = (Place { field: "input", most: MAX_INPUTS }, Overlong::Refused);
-        Ok(Self { texts: Texts { wanted, place, input, add, pooling, length, overlong }, encoding })
+        let (place, overlong) = (PromptField { field: "input", most: MAX_INPUTS }, OverlongPolicy::Refused);
+        Ok(Self { texts: EmbeddingInput { wanted, place, input, add, pooling, length, overlong }, encoding })
     }
 }
 
-impl Texts {
+impl EmbeddingInput {
     /// Turns them into jobs of `caller`, one after the other.
-    fn jobs(self, app: &App, caller: &Caller, serving: &Arc<Serving>) -> Result<VecDeque<Job>, ApiError> {
+    fn jobs(
+        self,
+        app: &App,
+        caller: &Caller,
+        serving: &Arc<ServingState>,
+    ) -> Result<VecDeque<GenerationRequest>, ApiError> {
         let target = self.wanted.find(app, serving, caller)?;
         let mut prompts = prompts(serving, self.place, self.input, self.add)?;
-        if self.overlong == Overlong::Cut {
+        if self.overlong == OverlongPolicy::Cut {
             prompts.iter_mut().for_each(|prompt| prompt.tokens.truncate(serving.context_tokens));
         }
-        let job = |prompts: &[Prompt]| {
-            let job = Job {
-                kind: Kind::Embedding(self.pooling),
+        let job = |prompts: &[PromptInput]| {
+            let job = GenerationRequest {
+                kind: GenerationKind::Embedding(self.pooling),
                 prompt_field: self.place.field,
                 serving: Arc::clone(serving),
                 target: target.again(),
@@ -155,18 +160,18 @@ impl Texts {
 }
 
 /// What finds texts in a body, and whatever else its answer needs.
-type Reader<T> = fn(&[u8]) -> Result<(Texts, T), ApiError>;
+type EmbeddingReader<T> = fn(&[u8]) -> Result<(EmbeddingInput, T), ApiError>;
 
 /// Embeds what `read` finds in a body; what else it finds comes along.
 pub(crate) async fn embed<T: Send + 'static>(
     app: &Arc<App>,
-    ask: Ask,
-    read: Reader<T>,
-) -> Result<(Embedded, T), ApiError> {
+    ask: RequestContext,
+    read: EmbeddingReader<T>,
+) -> Result<(EmbeddingVectors, T), ApiError> {
     let shared = Arc::clone(app);
     let (mut jobs, length, rest) = app
         .work(ask.body.len(), move || {
-            let Ask { caller, serving, body, .. } = ask;
+            let RequestContext { caller, serving, body, .. } = ask;
             let (texts, rest) = read(&body)?;
             let length = texts.length;
             Ok::<_, ApiError>((texts.jobs(&shared, &caller, &serving)?, length, rest))
@@ -175,11 +180,11 @@ pub(crate) async fn embed<T: Send + 'static>(
     let first = jobs.front().ok_or_else(|| ApiError::internal("nothing is to be embedded"))?;
     let generation = first.target.lease.as_ref().map(|lease| lease.generation.to_string());
     let model = first.target.name.clone();
-    let mut embedded = Embedded { model, generation, vectors: Vec::new(), tokens: 0 };
+    let mut embedded = EmbeddingVectors { model, generation, vectors: Vec::new(), tokens: 0 };
     while let Some(job) = jobs.pop_front() {
         let begin = embedded.vectors.len();
         embedded.vectors.resize(begin + job.choices(), Vec::new());
-        let (mut answer, first) = Answer::begin(app, job).await?;
+        let (mut answer, first) = GenerationResponse::begin(app, job).await?;
         let vectors = &mut embedded.vectors[begin..];
         answer.each(first, |_, step| vectors[step.index].extend(step.embedding)).await?;
         embedded.tokens += answer.usage().prompt_tokens;
@@ -191,10 +196,11 @@ pub(crate) async fn embed<T: Send + 'static>(
 }
 
 /// `POST /v1/embeddings`.
-pub async fn create(State(app): State<Arc<App>>, ask: Ask) -> Result<Json<Value>, ApiError> {
-    let read = |body: &[u8]| Body::read(body).map(|Body { texts, encoding }| (texts, encoding));
+pub async fn create(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Json<Value>, ApiError> {
+    let read =
+        |body: &[u8]| EmbeddingsBody::read(body).map(|EmbeddingsBody { texts, encoding }| (texts, encoding));
     let (embedded, encoding) = embed(&app, ask, read).await?;
-    let Embedded { model, generation, vectors, tokens } = embedded;
+    let EmbeddingVectors { model, generation, vectors, tokens } = embedded;
     let data = vectors.iter().enumerate().map(|(index, vector)| {
         let embedding = match encoding {
             Encoding::Float => json!(vector),

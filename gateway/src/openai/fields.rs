@@ -66,11 +66,11 @@ std::thread_local! {
 
 /// The fields of an object that have not been read yet.
 #[derive(Debug)]
-pub struct Fields {
+pub struct StrictFields {
     map: Map<String, Value>,
 }
 
-impl Fields {
+impl StrictFields {
     /// Reads `body` as a JSON object.
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         Self::of(strict_json::parse(body).map_err(no_json)?, "the body")
@@ -276,8 +276,8 @@ fn is_neutral(name: &str, value: &Value) -> bool {
 mod tests {
     use super::*;
 
-    fn fields(text: &str) -> Fields {
-        Fields::parse(text.as_bytes()).unwrap()
+    fn fields(text: &str) -> StrictFields {
+        StrictFields::parse(text.as_bytes()).unwrap()
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::{
     app::App,
     body::{
         self,
-        form::{Form, Part},
+        form::{FormPart, MultipartForm},
     },
     caller::Caller,
     errors::ApiError,
@@ -34,7 +34,7 @@ const PIECE_BYTES: usize = 64 << 10;
 pub async fn upload(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    form: Form,
+    form: MultipartForm,
 ) -> Result<Json<Value>, ApiError> {
     let slot = app.training.upload_slots().take(&caller.tenant, app.connections.body_timeout).await;
     let _slot = slot.ok_or_else(|| {
@@ -49,7 +49,7 @@ pub async fn upload(
 }
 
 /// Reads the form: `file`, and `purpose` before or behind it.
-async fn take(training: &Training, mut form: Form, caller: &Caller) -> Result<FileRecord, ApiError> {
+async fn take(training: &Training, mut form: MultipartForm, caller: &Caller) -> Result<FileRecord, ApiError> {
     let (mut purpose, mut taken) = (None, None);
     while let Some(part) = form.next().await? {
         match part.name() {
@@ -77,7 +77,10 @@ async fn take(training: &Training, mut form: Form, caller: &Caller) -> Result<Fi
 }
 
 /// Takes the bytes of a file in; returns its name with them.
-async fn receive<'a>(training: &'a Training, mut part: Part<'_>) -> Result<(String, Upload<'a>), ApiError> {
+async fn receive<'a>(
+    training: &'a Training,
+    mut part: FormPart<'_>,
+) -> Result<(String, Upload<'a>), ApiError> {
     let name = part.file_name().unwrap_or("file").to_owned();
     if name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
         let message = format!("a file's name has at most {MAX_NAME_BYTES} bytes and no control characters");

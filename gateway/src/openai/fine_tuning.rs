@@ -19,10 +19,12 @@ use crate::{
     body::JsonBody,
     caller::Caller,
     errors::ApiError,
-    trainers::NoTrainer,
+    trainers::TrainerUnavailable,
     training::{
         TrainingError,
-        records::{Choices, EventRecord, JobRecord, Level, Method, Order, Status},
+        records::{
+            EventLevel, EventRecord, JobHyperparameters, JobRecord, JobSpec, JobStatus, TrainingMethod,
+        },
     },
 };
 
@@ -37,7 +39,7 @@ pub async fn create(
     body: JsonBody,
 ) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
-    let order = Order::read(&body)?;
+    let order = JobSpec::read(&body)?;
     let key = idempotency::key(&headers)?.map(<[u8]>::to_vec);
     let training = Arc::clone(&app.training);
     // Before the task begins: whoever goes away while it waits leaves nothing behind.
@@ -141,9 +143,9 @@ const EVENT: &str = "ftevent-";
 
 fn of_event(number: i64, event: &EventRecord) -> Value {
     let level = match event.level {
-        Level::Info => "info",
-        Level::Warn => "warn",
-        Level::Error => "error",
+        EventLevel::Info => "info",
+        EventLevel::Warn => "warn",
+        EventLevel::Error => "error",
     };
     json!({
         "id": format!("{EVENT}{number}"),
@@ -157,11 +159,13 @@ fn of_event(number: i64, event: &EventRecord) -> Value {
 }
 
 fn describe(job: &JobRecord) -> Value {
-    let is_done = job.status == Status::Succeeded;
+    let is_done = job.status == JobStatus::Succeeded;
     let hyper = hyperparameters(job);
     let method = match job.order.method {
-        Method::Supervised => json!({ "type": "supervised", "supervised": { "hyperparameters": hyper } }),
-        Method::Dpo => json!({ "type": "dpo", "dpo": { "hyperparameters": hyper } }),
+        TrainingMethod::Supervised => {
+            json!({ "type": "supervised", "supervised": { "hyperparameters": hyper } })
+        }
+        TrainingMethod::Dpo => json!({ "type": "dpo", "dpo": { "hyperparameters": hyper } }),
     };
     json!({
         "id": job.id,
@@ -193,7 +197,7 @@ fn describe(job: &JobRecord) -> Value {
 
 /// As they were chosen, or as the trainer chose them.
 fn hyperparameters(job: &JobRecord) -> Value {
-    let Choices { n_epochs, batch_size, learning_rate_multiplier, beta, .. } = job.order.choices;
+    let JobHyperparameters { n_epochs, batch_size, learning_rate_multiplier, beta, .. } = job.order.choices;
     let auto = |value: Option<Value>| value.unwrap_or_else(|| "auto".into());
     let plan = job.plan.as_ref();
     let mut hyper = json!({
@@ -201,7 +205,7 @@ fn hyperparameters(job: &JobRecord) -> Value {
         "batch_size": auto(batch_size.or(plan.map(|plan| plan.batch_size)).map(Value::from)),
         "learning_rate_multiplier": auto(learning_rate_multiplier.or(plan.map(|_| 1.0)).map(Value::from)),
     });
-    if job.order.method == Method::Dpo {
+    if job.order.method == TrainingMethod::Dpo {
         hyper["beta"] = auto(beta.map(Value::from));
     }
     hyper
@@ -239,12 +243,12 @@ impl From<TrainingError> for ApiError {
     }
 }
 
-impl From<NoTrainer> for ApiError {
-    fn from(error: NoTrainer) -> Self {
+impl From<TrainerUnavailable> for ApiError {
+    fn from(error: TrainerUnavailable) -> Self {
         let message = error.to_string();
         match error {
-            NoTrainer::Nowhere => Self::not_implemented("training_disabled", message),
-            NoTrainer::Unreachable(_) => Self::unavailable("trainers_unavailable", message),
+            TrainerUnavailable::Nowhere => Self::not_implemented("training_disabled", message),
+            TrainerUnavailable::Unreachable(_) => Self::unavailable("trainers_unavailable", message),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! An answer as it comes, in the shape of whoever asked: pieces of a body, each as many events as are ready.
 //!
-//! A stream ends in exactly one of two ways: [`Shape::finish`] or [`Shape::fail`]. One that just ends would be read as success.
-//! Every way out of [`Frames::frame`] but the two that set `ended` leads back into it.
+//! A stream ends in exactly one of two ways: [`StreamFormat::finish`] or [`StreamFormat::fail`]. One that just ends would be read as success.
+//! Every way out of [`SseBody::frame`] but the two that set `ended` leads back into it.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -10,7 +10,7 @@ use axum::{
     http::{HeaderValue, Response, header},
 };
 
-use super::answer::{Answer, Step};
+use super::answer::{ChoiceUpdate, GenerationResponse};
 use crate::{errors::ApiError, telemetry};
 
 /// So long a silence is not left to be taken for an end by anybody between us and the caller.
@@ -23,23 +23,27 @@ const FRAME_BYTES: usize = 16 * 1024;
 pub const EVENT_STREAM: &str = "text/event-stream";
 
 /// What the events of an answer look like.
-pub trait Shape: Send + 'static {
+pub trait StreamFormat: Send + 'static {
     /// Of the body.
     const CONTENT_TYPE: &'static str;
     /// What silence is broken with; nothing, if the shape has nothing that means nothing.
     const KEEP_ALIVE: &'static [u8];
     /// Appends what a step tells.
-    fn step(&mut self, answer: &Answer, step: Step, out: &mut Vec<u8>);
+    fn step(&mut self, answer: &GenerationResponse, step: ChoiceUpdate, out: &mut Vec<u8>);
     /// Appends what stands behind the last step.
-    fn finish(&mut self, answer: &Answer, out: &mut Vec<u8>);
+    fn finish(&mut self, answer: &GenerationResponse, out: &mut Vec<u8>);
     /// Appends the last event of an answer that failed.
-    fn fail(&mut self, answer: &mut Answer, error: &ApiError, out: &mut Vec<u8>);
+    fn fail(&mut self, answer: &mut GenerationResponse, error: &ApiError, out: &mut Vec<u8>);
 }
 
 /// Streams `answer`, whose first step has come already: a request that fails before has a status of its own.
 #[must_use]
-pub fn respond<S: Shape>(answer: Answer, first: Step, shape: S) -> Response<HttpBody> {
-    let frames = Frames { answer, shape, first: Some(first), begun: false, ended: false };
+pub fn respond<S: StreamFormat>(
+    answer: GenerationResponse,
+    first: ChoiceUpdate,
+    shape: S,
+) -> Response<HttpBody> {
+    let frames = SseBody { answer, shape, first: Some(first), begun: false, ended: false };
     let frames = futures::stream::unfold(frames, |mut frames| async move {
         let frame = frames.frame().await?;
         Some((Ok::<_, Infallible>(frame), frames))
@@ -52,16 +56,16 @@ pub fn respond<S: Shape>(answer: Answer, first: Step, shape: S) -> Response<Http
     response
 }
 
-struct Frames<S> {
-    answer: Answer,
+struct SseBody<S> {
+    answer: GenerationResponse,
     shape: S,
-    first: Option<Step>,
+    first: Option<ChoiceUpdate>,
     /// True once bytes have been handed to the body.
     begun: bool,
     ended: bool,
 }
 
-impl<S: Shape> Frames<S> {
+impl<S: StreamFormat> SseBody<S> {
     /// The next bytes to send: at least one event, and all others that are ready.
     async fn frame(&mut self) -> Option<Bytes> {
         if self.ended {
@@ -91,7 +95,7 @@ impl<S: Shape> Frames<S> {
         Some(Bytes::from(out))
     }
 
-    fn next(&mut self, next: Option<Result<Step, ApiError>>, out: &mut Vec<u8>) {
+    fn next(&mut self, next: Option<Result<ChoiceUpdate, ApiError>>, out: &mut Vec<u8>) {
         match next {
             Some(Ok(step)) => self.step(step, out),
             Some(Err(error)) => self.fail(&error, out),
@@ -105,7 +109,7 @@ impl<S: Shape> Frames<S> {
         self.ended = true;
     }
 
-    fn step(&mut self, step: Step, out: &mut Vec<u8>) {
+    fn step(&mut self, step: ChoiceUpdate, out: &mut Vec<u8>) {
         self.shape.step(&self.answer, step, out);
         if self.answer.is_over() {
             failpoint::pass("gateway.before_last_chunk");

@@ -9,13 +9,13 @@ use text::detokenize::TextStart;
 use super::{
     params::{EndTokens, Params},
     reasoning::Reasoning,
-    structured::{FormWarning, GrammarSource},
-    target::Target,
-    tools::Answering,
+    structured::{GrammarSource, SchemaWarning},
+    target::ModelTarget,
+    tools::ToolCallReader,
 };
 use crate::{
-    adapters::Lease, caller::Caller, classes::Classes, errors::ApiError, lifecycle::Serving, text::Text,
-    turns::Principal,
+    adapters::Lease, caller::Caller, classes::ServiceClasses, errors::ApiError, lifecycle::ServingState,
+    text::Text, turns::Principal,
 };
 
 /// Most prompts of a request.
@@ -23,7 +23,7 @@ pub const MAX_PROMPTS: usize = 64;
 
 /// What is continued, and what the answer is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum GenerationKind {
     /// A conversation, in a turn of its own or in more of the last one.
     Chat(TextStart),
     /// A text, in more text.
@@ -34,7 +34,7 @@ pub enum Kind {
     Embedding(Pooling),
 }
 
-impl Kind {
+impl GenerationKind {
     fn pooling(self) -> Option<Pooling> {
         if let Self::Embedding(pooling) = self { Some(pooling) } else { None }
     }
@@ -51,7 +51,7 @@ pub enum Echo {
 
 /// What to continue.
 #[derive(Debug, Clone)]
-pub struct Prompt {
+pub struct PromptInput {
     /// As token ids.
     pub tokens: Vec<u32>,
     /// As the caller wrote it, if they wrote text.
@@ -60,21 +60,21 @@ pub struct Prompt {
 
 /// Everything known about a request before it starts.
 #[derive(Debug)]
-pub struct Job {
+pub struct GenerationRequest {
     /// What is continued.
-    pub kind: Kind,
+    pub kind: GenerationKind,
     /// What the route calls what is to be continued.
     pub prompt_field: &'static str,
     /// What is served.
-    pub serving: Arc<Serving>,
+    pub serving: Arc<ServingState>,
     /// The model.
-    pub target: Target,
+    pub target: ModelTarget,
     /// Who asks.
     pub tenant: Arc<str>,
     /// H(tenant, generation).
     pub namespace: Namespace,
     /// At least one.
-    pub prompts: Vec<Prompt>,
+    pub prompts: Vec<PromptInput>,
     /// The shared options.
     pub params: Params,
     /// Alternatives to report for each token; `None` is no log-probabilities.
@@ -84,7 +84,7 @@ pub struct Job {
     /// What each choice has to look like.
     pub grammar: Option<GrammarSource>,
     /// How calls of tools are told from text, if there may be any.
-    pub answering: Option<Answering>,
+    pub answering: Option<ToolCallReader>,
     /// How thoughts are told from text, if there may be any.
     pub reasoning: Option<Reasoning>,
 }
@@ -102,7 +102,7 @@ pub struct Namespace {
 
 /// What may share cached prefixes: the same tenant asking the same weights.
 #[must_use]
-pub fn namespace(caller: &Caller, target: &Target, serving: &Serving) -> Namespace {
+pub fn namespace(caller: &Caller, target: &ModelTarget, serving: &ServingState) -> Namespace {
     let hash = |kind: &[u8], weights: &[u8; 32]| {
         let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 prefix cache namespace v1");
         let tenant = caller.tenant.as_bytes();
@@ -114,7 +114,7 @@ pub fn namespace(caller: &Caller, target: &Target, serving: &Serving) -> Namespa
     Namespace { hash: own, base, owner: TenantId::of(Some(&caller.tenant)) }
 }
 
-impl Job {
+impl GenerationRequest {
     /// Checks what can only be checked with all of it in hand.
     pub fn check(self) -> Result<Self, ApiError> {
         let limit = self.serving.context_tokens;
@@ -145,7 +145,7 @@ impl Job {
 
     /// To whom it counts.
     #[must_use]
-    pub fn principal(&self, classes: &Classes) -> Principal {
+    pub fn principal(&self, classes: &ServiceClasses) -> Principal {
         let adapter = self.target.lease.as_ref().map(Lease::name);
         Principal { class: classes.of(adapter, &self.tenant), tenant: Arc::clone(&self.tenant) }
     }
@@ -158,7 +158,7 @@ impl Job {
 
     /// The prompt that choice `index` continues.
     #[must_use]
-    pub fn prompt_of(&self, index: usize) -> &Prompt {
+    pub fn prompt_of(&self, index: usize) -> &PromptInput {
         &self.prompts[index / self.params.choices as usize]
     }
 
@@ -204,7 +204,7 @@ impl Job {
 
     /// What of its form the answer need not keep to.
     #[must_use]
-    pub fn warnings(&self) -> &[FormWarning] {
+    pub fn warnings(&self) -> &[SchemaWarning] {
         self.grammar.as_ref().map_or(&[], |form| &form.warnings)
     }
 

@@ -3,8 +3,10 @@
 use shmproto::message::TokenOutput;
 
 use super::{
-    choice::Scored,
-    types::{Alternative, ChatLogprobs, Likely, Ranked, TextLogprobs, TokenLogprob, TopLogprobs},
+    choice::ScoredToken,
+    types::{
+        Alternative, ChatLogprobs, RankedToken, TextLogprobs, TokenLikelihoods, TokenLogprob, TopLogprobs,
+    },
 };
 use crate::text::Text;
 
@@ -31,8 +33,8 @@ const IMPOSSIBLE: f32 = -9999.0;
 
 /// The chat shape.
 #[must_use]
-pub fn chat<'a>(text: &'a dyn Text, names: TokenNames, scored: &[Scored]) -> ChatLogprobs<'a> {
-    let content = scored.iter().map(|Scored { token, .. }| TokenLogprob {
+pub fn chat<'a>(text: &'a dyn Text, names: TokenNames, scored: &[ScoredToken]) -> ChatLogprobs<'a> {
+    let content = scored.iter().map(|ScoredToken { token, .. }| TokenLogprob {
         token: alternative(text, names, token.token, token.logprob),
         top_logprobs: token.top.iter().map(|(id, logprob)| alternative(text, names, *id, *logprob)).collect(),
     });
@@ -40,8 +42,14 @@ pub fn chat<'a>(text: &'a dyn Text, names: TokenNames, scored: &[Scored]) -> Cha
 }
 
 /// The shape of completions, appended to `out`. `shift` is added to the offsets.
-pub fn append(text: &dyn Text, names: TokenNames, scored: &[Scored], shift: usize, out: &mut TextLogprobs) {
-    for Scored { offset, token } in scored {
+pub fn append(
+    text: &dyn Text,
+    names: TokenNames,
+    scored: &[ScoredToken],
+    shift: usize,
+    out: &mut TextLogprobs,
+) {
+    for ScoredToken { offset, token } in scored {
         out.text_offset.push(shift + offset);
         out.tokens.push(names.of(text, token.token));
         out.token_logprobs.push(Some(finite(token.logprob)));
@@ -58,16 +66,16 @@ pub fn append_first(text: &dyn Text, names: TokenNames, token: u32, out: &mut Te
 }
 
 /// Token by token, how likely a prompt was; `scores` are those of its tokens from the second on.
-pub fn of_prompt(text: &dyn Text, scores: &[TokenOutput]) -> Vec<Option<Likely>> {
+pub fn of_prompt(text: &dyn Text, scores: &[TokenOutput]) -> Vec<Option<TokenLikelihoods>> {
     let ranked = |token: u32, logprob: f32, rank: Option<usize>| {
-        (token, Ranked { logprob: finite(logprob), rank, decoded_token: name(text.token_bytes(token)) })
+        (token, RankedToken { logprob: finite(logprob), rank, decoded_token: name(text.token_bytes(token)) })
     };
     let likely = |score: &TokenOutput| {
         let rank = score.top.iter().position(|(id, _)| *id == score.token).map(|index| index + 1);
         let own = ranked(score.token, score.logprob, rank);
         let others = score.top.iter().zip(1..).filter(|((id, _), _)| *id != score.token);
         let others = others.map(|((id, logprob), rank)| ranked(*id, *logprob, Some(rank)));
-        Some(Likely(std::iter::once(own).chain(others).collect()))
+        Some(TokenLikelihoods(std::iter::once(own).chain(others).collect()))
     };
     std::iter::once(None).chain(scores.iter().map(likely)).collect()
 }

@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use serde_json::{Value, json};
 
 use super::{
-    fields::{Fields, wrong},
+    fields::{StrictFields, wrong},
     tools::asked::INPUT,
 };
 use crate::{
     errors::ApiError,
-    text::{Answered, ChatMessage},
+    text::{AnsweredCall, ChatMessage},
 };
 
 /// Most messages of a conversation.
@@ -40,15 +40,15 @@ pub fn messages(items: Option<Vec<Value>>) -> Result<Vec<ChatMessage>, ApiError>
 }
 
 /// Functions by the numbers of their calls, so far.
-type Called = HashMap<String, String>;
+type CalledFunctions = HashMap<String, String>;
 
-fn message(index: usize, item: Value, called: &mut Called) -> Result<ChatMessage, ApiError> {
+fn message(index: usize, item: Value, called: &mut CalledFunctions) -> Result<ChatMessage, ApiError> {
     let place = format!("messages[{index}]");
-    let fields = Fields::of(item, &place)?;
+    let fields = StrictFields::of(item, &place)?;
     one(fields, called).map_err(|error| error.within(&place))
 }
 
-fn one(mut fields: Fields, called: &mut Called) -> Result<ChatMessage, ApiError> {
+fn one(mut fields: StrictFields, called: &mut CalledFunctions) -> Result<ChatMessage, ApiError> {
     let role = match fields.required_text("role")?.as_str() {
         // OpenAI's newer name for the same thing.
         "system" | "developer" => "system",
@@ -75,7 +75,7 @@ fn one(mut fields: Fields, called: &mut Called) -> Result<ChatMessage, ApiError>
 }
 
 /// The text of a message.
-fn content(fields: &mut Fields, role: &str) -> Result<String, ApiError> {
+fn content(fields: &mut StrictFields, role: &str) -> Result<String, ApiError> {
     match fields.take("content") {
         Some(Value::String(text)) => Ok(text),
         Some(Value::Array(parts)) => parts.into_iter().map(|part| text_part("content", part)).collect(),
@@ -87,13 +87,13 @@ fn content(fields: &mut Fields, role: &str) -> Result<String, ApiError> {
 }
 
 /// What an assistant thought, by the name that most servers give it or that vLLM does.
-fn reasoned(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+fn reasoned(fields: &mut StrictFields) -> Result<Option<String>, ApiError> {
     let (usual, other) = (fields.text("reasoning_content")?, fields.text("reasoning")?);
     Ok(usual.or(other))
 }
 
 /// The calls of an assistant's message, with their arguments as values: so templates take them.
-fn calls(fields: &mut Fields, called: &mut Called) -> Result<Vec<Value>, ApiError> {
+fn calls(fields: &mut StrictFields, called: &mut CalledFunctions) -> Result<Vec<Value>, ApiError> {
     let items = fields.array("tool_calls")?.unwrap_or_default();
     if items.len() > MAX_CALLS {
         return Err(ApiError::invalid(
@@ -107,8 +107,8 @@ fn calls(fields: &mut Fields, called: &mut Called) -> Result<Vec<Value>, ApiErro
     items.into_iter().enumerate().map(call).collect()
 }
 
-fn call(item: Value, called: &mut Called) -> Result<Value, ApiError> {
-    let mut fields = Fields::of(item, "a call")?;
+fn call(item: Value, called: &mut CalledFunctions) -> Result<Value, ApiError> {
+    let mut fields = StrictFields::of(item, "a call")?;
     let (id, kind) = (fields.required_text("id")?, fields.text("type")?);
     // As parts of a stream have it, and what puts them together again.
     fields.integer("index", 0..=i64::MAX)?;
@@ -123,7 +123,7 @@ fn call(item: Value, called: &mut Called) -> Result<Value, ApiError> {
     let inside = fields.take(field);
     fields.finish()?;
     let inside = inside.ok_or_else(|| ApiError::missing(field, format!("a call needs '{field}'")))?;
-    let fields = Fields::of(inside, field)?;
+    let fields = StrictFields::of(inside, field)?;
     let (name, arguments) = called_with(fields, field).map_err(|error| error.within(field))?;
     let call = function_call(&id, &name, &arguments);
     called.insert(id, name);
@@ -131,7 +131,7 @@ fn call(item: Value, called: &mut Called) -> Result<Value, ApiError> {
 }
 
 /// The name of what is called, and its arguments.
-fn called_with(mut fields: Fields, field: &str) -> Result<(String, Value), ApiError> {
+fn called_with(mut fields: StrictFields, field: &str) -> Result<(String, Value), ApiError> {
     let name = fields.required_text("name")?;
     let arguments = match field {
         "custom" => custom_arguments(&fields.text("input")?.unwrap_or_default()),
@@ -163,15 +163,15 @@ pub fn function_call(id: &str, name: &str, arguments: &Value) -> Value {
 }
 
 /// Which call a tool's message answers.
-fn answers(fields: &mut Fields, called: &Called) -> Result<Answered, ApiError> {
+fn answers(fields: &mut StrictFields, called: &CalledFunctions) -> Result<AnsweredCall, ApiError> {
     let id = fields.required_text("tool_call_id")?;
     let name = called.get(&id).cloned();
-    Ok(Answered { id, name })
+    Ok(AnsweredCall { id, name })
 }
 
 /// The text of a part of `field`.
 fn text_part(field: &str, part: Value) -> Result<String, ApiError> {
-    let mut fields = Fields::of(part, field)?;
+    let mut fields = StrictFields::of(part, field)?;
     let kind = fields.required_text("type").map_err(|error| error.of(field))?;
     if kind != "text" {
         let message = format!("content parts of type '{kind}' are not supported; only 'text' is");

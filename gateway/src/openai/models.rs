@@ -11,17 +11,17 @@ use serde_json::{Value, json};
 
 use super::adapters::check_is_adapter;
 use crate::{
-    adapters::Entry,
+    adapters::AdapterEntry,
     app::App,
-    caller::{Caller, Role},
+    caller::{Caller, KeyRole},
     errors::ApiError,
-    lifecycle::Serving,
+    lifecycle::ServingState,
     runs::saved,
 };
 
 /// A model a request may name.
 #[derive(Debug, Serialize)]
-pub struct Card {
+pub struct ModelCard {
     id: String,
     object: &'static str,
     created: u64,
@@ -36,21 +36,21 @@ pub struct Card {
 
 /// See the module's description.
 #[derive(Debug, Serialize)]
-pub struct Models {
+pub struct ModelList {
     object: &'static str,
-    data: Vec<Card>,
+    data: Vec<ModelCard>,
 }
 
 /// `GET /v1/models`.
 pub async fn list(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-) -> Result<Json<Models>, ApiError> {
+) -> Result<Json<ModelList>, ApiError> {
     let serving = app.serving()?;
     let entries = app.registry.entries();
     let usable = entries.values().filter(|entry| entry.is_for(&caller) && is_listed(entry));
     let adapters = usable.map(|entry| adapter(entry, &serving));
-    Ok(Json(Models { object: "list", data: std::iter::once(base(&serving)).chain(adapters).collect() }))
+    Ok(Json(ModelList { object: "list", data: std::iter::once(base(&serving)).chain(adapters).collect() }))
 }
 
 /// `GET /v1/models/{id}`.
@@ -58,7 +58,7 @@ pub async fn one(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
-) -> Result<Json<Card>, ApiError> {
+) -> Result<Json<ModelCard>, ApiError> {
     let serving = app.serving()?;
     if id == serving.base_name {
         return Ok(Json(base(&serving)));
@@ -78,7 +78,7 @@ pub async fn delete(
     check_is_adapter(&id, &serving.base_name)?;
     let entries = app.registry.entries();
     let entry = entries.find(&id, &caller).ok_or_else(|| ApiError::model_not_found(&id))?;
-    if entry.record.tenant.as_deref() != Some(&*caller.tenant) && caller.role != Role::Admin {
+    if entry.record.tenant.as_deref() != Some(&*caller.tenant) && caller.role != KeyRole::Admin {
         return Err(ApiError::forbidden(format!("'{id}' is everybody's: an administrator may take it away")));
     }
     app.registry.unload(&id, Some(&entry.record.generation.to_string())).await?;
@@ -87,17 +87,17 @@ pub async fn delete(
 
 /// Whether lists of models have it: requests can be answered by it, and people named it. What Tinker's runs keep is listed by
 /// its own routes; requests may name it too.
-pub(crate) fn is_listed(entry: &Entry) -> bool {
+pub(crate) fn is_listed(entry: &AdapterEntry) -> bool {
     answers(entry) && !saved::is_of_run(&entry.record.name)
 }
 
 /// Whether requests can be answered by it: it is there, and no draft.
-pub(crate) fn answers(entry: &Entry) -> bool {
+pub(crate) fn answers(entry: &AdapterEntry) -> bool {
     entry.fault().is_none() && entry.record.draft_layers == 0
 }
 
-fn base(serving: &Serving) -> Card {
-    Card {
+fn base(serving: &ServingState) -> ModelCard {
+    ModelCard {
         id: serving.base_name.clone(),
         object: "model",
         created: serving.since,
@@ -109,8 +109,8 @@ fn base(serving: &Serving) -> Card {
     }
 }
 
-fn adapter(entry: &Entry, serving: &Serving) -> Card {
-    Card {
+fn adapter(entry: &AdapterEntry, serving: &ServingState) -> ModelCard {
+    ModelCard {
         id: entry.record.name.clone(),
         object: "model",
         created: entry.record.loaded_at,

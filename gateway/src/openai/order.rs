@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, ops::RangeInclusive};
 
 use serde_json::Value;
 
-use super::fields::{Fields, whole, wrong};
+use super::fields::{StrictFields, whole, wrong};
 use crate::{
     errors::ApiError,
-    training::records::{Choices, Method, Order},
+    training::records::{JobHyperparameters, JobSpec, TrainingMethod},
 };
 
 /// Longest suffix, as OpenAI has it.
@@ -15,18 +15,21 @@ const MAX_SUFFIX_BYTES: usize = 64;
 /// Most pairs of metadata, and the longest key and value, as OpenAI has them.
 const MAX_METADATA: (usize, usize, usize) = (16, 64, 512);
 
-impl Order {
+impl JobSpec {
     /// Reads the body of a request.
     ///
     /// # Errors
     /// Whatever is not an order, by the name of the field.
     pub fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
+        let mut fields = StrictFields::parse(body)?;
         let model = fields.required_text("model")?;
         let training_file = fields.required_text("training_file")?;
         let validation_file = fields.text("validation_file")?;
         let suffix = fields.text("suffix")?.map(checked_suffix).transpose()?;
-        let mut choices = Choices { seed: count(&mut fields, "seed", 0..=i64::MAX)?, ..Choices::default() };
+        let mut choices = JobHyperparameters {
+            seed: count(&mut fields, "seed", 0..=i64::MAX)?,
+            ..JobHyperparameters::default()
+        };
         let method = method(&mut fields, &mut choices)?;
         if let Some(lora) = fields.take("lora") {
             read_lora(lora, &mut choices).map_err(|error| error.within("lora"))?;
@@ -38,7 +41,7 @@ impl Order {
 }
 
 /// A whole number within `range`, or the word for "as you like".
-fn count(fields: &mut Fields, name: &str, range: RangeInclusive<i64>) -> Result<Option<u64>, ApiError> {
+fn count(fields: &mut StrictFields, name: &str, range: RangeInclusive<i64>) -> Result<Option<u64>, ApiError> {
     match fields.take(name) {
         None => Ok(None),
         Some(Value::String(word)) if word == "auto" => Ok(None),
@@ -53,7 +56,7 @@ fn count(fields: &mut Fields, name: &str, range: RangeInclusive<i64>) -> Result<
 }
 
 /// A number above 0, or the word for "as you like".
-fn positive(fields: &mut Fields, name: &str) -> Result<Option<f64>, ApiError> {
+fn positive(fields: &mut StrictFields, name: &str) -> Result<Option<f64>, ApiError> {
     match fields.take(name) {
         None => Ok(None),
         Some(Value::String(word)) if word == "auto" => Ok(None),
@@ -64,7 +67,7 @@ fn positive(fields: &mut Fields, name: &str) -> Result<Option<f64>, ApiError> {
     }
 }
 
-fn share(fields: &mut Fields, name: &str) -> Result<Option<f64>, ApiError> {
+fn share(fields: &mut StrictFields, name: &str) -> Result<Option<f64>, ApiError> {
     let Some(value) = fields.take(name) else { return Ok(None) };
     match value.as_f64() {
         Some(share) if (0.0..=0.9).contains(&share) => Ok(Some(share)),
@@ -73,24 +76,24 @@ fn share(fields: &mut Fields, name: &str) -> Result<Option<f64>, ApiError> {
 }
 
 /// The method, with its hyperparameters; OpenAI's older field for these alone is the supervised method's.
-fn method(fields: &mut Fields, choices: &mut Choices) -> Result<Method, ApiError> {
+fn method(fields: &mut StrictFields, choices: &mut JobHyperparameters) -> Result<TrainingMethod, ApiError> {
     if let Some(old) = fields.take("hyperparameters") {
-        read_hyperparameters(old, Method::Supervised, choices)
+        read_hyperparameters(old, TrainingMethod::Supervised, choices)
             .map_err(|error| error.within("hyperparameters"))?;
     }
-    let Some(method) = fields.take("method") else { return Ok(Method::Supervised) };
+    let Some(method) = fields.take("method") else { return Ok(TrainingMethod::Supervised) };
     read_method(method, choices).map_err(|error| error.within("method"))
 }
 
-fn read_method(method: Value, choices: &mut Choices) -> Result<Method, ApiError> {
-    let mut fields = Fields::of(method, "method")?;
+fn read_method(method: Value, choices: &mut JobHyperparameters) -> Result<TrainingMethod, ApiError> {
+    let mut fields = StrictFields::of(method, "method")?;
     let (kind, name) = match fields.required_text("type")?.as_str() {
-        "supervised" => (Method::Supervised, "supervised"),
-        "dpo" => (Method::Dpo, "dpo"),
+        "supervised" => (TrainingMethod::Supervised, "supervised"),
+        "dpo" => (TrainingMethod::Dpo, "dpo"),
         other => return Err(wrong("type", "\"supervised\" or \"dpo\"", &Value::from(other))),
     };
     if let Some(own) = fields.take(name) {
-        let mut own = Fields::of(own, name)?;
+        let mut own = StrictFields::of(own, name)?;
         if let Some(hyper) = own.take("hyperparameters") {
             read_hyperparameters(hyper, kind, choices).map_err(|error| error.within(name))?;
         }
@@ -100,19 +103,23 @@ fn read_method(method: Value, choices: &mut Choices) -> Result<Method, ApiError>
     Ok(kind)
 }
 
-fn read_hyperparameters(value: Value, method: Method, choices: &mut Choices) -> Result<(), ApiError> {
-    let mut fields = Fields::of(value, "hyperparameters")?;
+fn read_hyperparameters(
+    value: Value,
+    method: TrainingMethod,
+    choices: &mut JobHyperparameters,
+) -> Result<(), ApiError> {
+    let mut fields = StrictFields::of(value, "hyperparameters")?;
     choices.n_epochs = count(&mut fields, "n_epochs", 1..=1000)?;
     choices.batch_size = count(&mut fields, "batch_size", 1..=4096)?;
     choices.learning_rate_multiplier = positive(&mut fields, "learning_rate_multiplier")?;
-    if method == Method::Dpo {
+    if method == TrainingMethod::Dpo {
         choices.beta = positive(&mut fields, "beta")?;
     }
     fields.finish()
 }
 
-fn read_lora(value: Value, choices: &mut Choices) -> Result<(), ApiError> {
-    let mut fields = Fields::of(value, "lora")?;
+fn read_lora(value: Value, choices: &mut JobHyperparameters) -> Result<(), ApiError> {
+    let mut fields = StrictFields::of(value, "lora")?;
     choices.rank = count(&mut fields, "rank", 1..=256)?;
     choices.alpha = positive(&mut fields, "alpha")?;
     choices.use_rslora = fields.flag("use_rslora", false)?;
@@ -138,7 +145,7 @@ fn checked_suffix(suffix: String) -> Result<String, ApiError> {
     Err(wrong("suffix", &expected, &Value::from(suffix)))
 }
 
-fn metadata(fields: &mut Fields) -> Result<BTreeMap<String, String>, ApiError> {
+fn metadata(fields: &mut StrictFields) -> Result<BTreeMap<String, String>, ApiError> {
     let Some(value) = fields.take("metadata") else { return Ok(BTreeMap::new()) };
     let (pairs, key_bytes, value_bytes) = MAX_METADATA;
     let short = |(key, value): (String, Value)| match value {
@@ -159,18 +166,21 @@ mod tests {
 
     use super::*;
 
-    fn read(more: &Value) -> Result<Order, ApiError> {
+    fn read(more: &Value) -> Result<JobSpec, ApiError> {
         let mut body = json!({ "model": "base", "training_file": "file-1" });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        Order::read(body.to_string().as_bytes())
+        JobSpec::read(body.to_string().as_bytes())
     }
 
     #[test]
     fn an_order_is_read_in_all_its_forms() {
         let plain = read(&json!({})).unwrap();
-        assert_eq!((plain.method, plain.choices), (Method::Supervised, Choices::default()));
+        assert_eq!(
+            (plain.method, plain.choices),
+            (TrainingMethod::Supervised, JobHyperparameters::default())
+        );
         let auto = json!({ "n_epochs": "auto", "batch_size": "auto", "learning_rate_multiplier": "auto" });
-        assert_eq!(read(&json!({ "hyperparameters": auto })).unwrap().choices, Choices::default());
+        assert_eq!(read(&json!({ "hyperparameters": auto })).unwrap().choices, JobHyperparameters::default());
         let hyper = json!({ "n_epochs": 2, "batch_size": 8, "learning_rate_multiplier": 0.5 });
         let old = read(&json!({ "hyperparameters": hyper })).unwrap();
         let method = json!({ "type": "supervised", "supervised": { "hyperparameters": hyper } });
@@ -179,7 +189,10 @@ mod tests {
         let dpo = json!({ "type": "dpo", "dpo": { "hyperparameters": { "beta": 0.2 } } });
         let dpo =
             read(&json!({ "method": dpo, "seed": 7, "suffix": "v1.2", "metadata": { "a": "b" } })).unwrap();
-        assert_eq!((dpo.method, dpo.choices.beta, dpo.choices.seed), (Method::Dpo, Some(0.2), Some(7)));
+        assert_eq!(
+            (dpo.method, dpo.choices.beta, dpo.choices.seed),
+            (TrainingMethod::Dpo, Some(0.2), Some(7))
+        );
         assert_eq!((dpo.suffix.as_deref(), dpo.metadata.len()), (Some("v1.2"), 1));
     }
 

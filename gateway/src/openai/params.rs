@@ -6,13 +6,13 @@ use shmproto::message::{Precision, Sampling};
 use text::stop::StopStrings;
 
 use super::{
-    delivery::{self, Delivery},
-    fields::{Fields, whole, wrong},
+    delivery::{self, ResponseMode},
+    fields::{StrictFields, whole, wrong},
     logprobs::TokenNames,
     stops::{stop_strings, stop_tokens},
     structured::{self, Structure},
 };
-use crate::{errors::ApiError, lifecycle::Serving};
+use crate::{errors::ApiError, lifecycle::ServingState};
 
 /// Most choices for a prompt.
 const MAX_CHOICES: u32 = 128;
@@ -23,7 +23,7 @@ const MAX_BIASES: usize = 1024;
 
 /// What of the model the options are checked against.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits<'a> {
+pub struct ParamLimits<'a> {
     /// Token ids are below this.
     pub vocab_size: u32,
     /// The seed if the request names none.
@@ -32,10 +32,10 @@ pub struct Limits<'a> {
     pub defaults: &'a GenerationDefaults,
 }
 
-impl<'a> Limits<'a> {
+impl<'a> ParamLimits<'a> {
     /// Those of the model that is served.
     #[must_use]
-    pub fn of(serving: &'a Serving, default_seed: u64) -> Self {
+    pub fn of(serving: &'a ServingState, default_seed: u64) -> Self {
         let defaults = &serving.text.facts().defaults;
         Self { vocab_size: serving.welcome.vocab_size, default_seed, defaults }
     }
@@ -59,7 +59,7 @@ pub struct Params {
     /// Choices for each prompt.
     pub choices: u32,
     /// How the answer travels.
-    pub delivery: Delivery,
+    pub delivery: ResponseMode,
     /// 0 is none.
     pub deadline_ms: u32,
     /// How tokens are called beside their log-probabilities.
@@ -96,7 +96,7 @@ impl Params {
             stop_tokens: Vec::new(),
             end_tokens: EndTokens::Stop,
             choices: 1,
-            delivery: Delivery::Whole,
+            delivery: ResponseMode::Whole,
             deadline_ms: 0,
             token_names: TokenNames::Text,
             precision: Precision::Serving,
@@ -118,21 +118,21 @@ pub enum EndTokens {
 
 /// Options that routes have each under a name of its own.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Asked {
+pub struct RouteOptions {
     /// Most tokens to generate; `None` leaves it to the route.
     pub max_tokens: Option<u32>,
     /// How the answer travels.
-    pub delivery: Delivery,
+    pub delivery: ResponseMode,
     /// What the answer has to look like, if it has to.
     pub structure: Option<Structure>,
 }
 
 /// Reads the options that chat and completions share.
-pub fn read(fields: &mut Fields, limits: &Limits<'_>) -> Result<Params, ApiError> {
+pub fn read(fields: &mut StrictFields, limits: &ParamLimits<'_>) -> Result<Params, ApiError> {
     fields.labels()?;
     let max_tokens = max_tokens(fields)?;
     let (structure, delivery) = (structured::read(fields)?, delivery::read(fields)?);
-    let asked = Asked { max_tokens, delivery, structure };
+    let asked = RouteOptions { max_tokens, delivery, structure };
     let params = read_beside(asked, fields, limits)?;
     let choices = fields.count("n", 1..=MAX_CHOICES)?.unwrap_or(1);
     let names = fields.flag("return_tokens_as_token_ids", false)?;
@@ -142,9 +142,9 @@ pub fn read(fields: &mut Fields, limits: &Limits<'_>) -> Result<Params, ApiError
     Ok(Params { choices, token_names, returns_token_ids, prompt_logprobs, ..params })
 }
 
-fn prompt_logprobs(fields: &mut Fields, delivery: Delivery) -> Result<Option<u32>, ApiError> {
+fn prompt_logprobs(fields: &mut StrictFields, delivery: ResponseMode) -> Result<Option<u32>, ApiError> {
     let asked = fields.count("prompt_logprobs", 0..=MAX_LOGPROBS)?;
-    if asked.is_some() && delivery != Delivery::Whole {
+    if asked.is_some() && delivery != ResponseMode::Whole {
         let message = "'prompt_logprobs' come with a whole answer; leave 'stream' or them out";
         return Err(ApiError::invalid("prompt_logprobs", message));
     }
@@ -152,8 +152,12 @@ fn prompt_logprobs(fields: &mut Fields, delivery: Delivery) -> Result<Option<u32
 }
 
 /// Reads the options that all routes have under the same names, beside those that are `asked` under others.
-pub fn read_beside(asked: Asked, fields: &mut Fields, limits: &Limits<'_>) -> Result<Params, ApiError> {
-    let Asked { max_tokens, delivery, structure } = asked;
+pub fn read_beside(
+    asked: RouteOptions,
+    fields: &mut StrictFields,
+    limits: &ParamLimits<'_>,
+) -> Result<Params, ApiError> {
+    let RouteOptions { max_tokens, delivery, structure } = asked;
     let min_tokens = fields.count("min_tokens", 0..=u32::MAX)?.unwrap_or(0);
     if let Some(max_tokens) = max_tokens.filter(|max_tokens| *max_tokens < min_tokens) {
         let message = format!("'min_tokens' is {min_tokens}, which is more than max_tokens, {max_tokens}");
@@ -175,7 +179,7 @@ pub fn read_beside(asked: Asked, fields: &mut Fields, limits: &Limits<'_>) -> Re
     })
 }
 
-fn end_tokens(fields: &mut Fields, structure: Option<&Structure>) -> Result<EndTokens, ApiError> {
+fn end_tokens(fields: &mut StrictFields, structure: Option<&Structure>) -> Result<EndTokens, ApiError> {
     match (fields.flag("ignore_eos", false)?, structure) {
         (false, _) => Ok(EndTokens::Stop),
         (true, None) => Ok(EndTokens::Ignore),
@@ -188,7 +192,7 @@ fn end_tokens(fields: &mut Fields, structure: Option<&Structure>) -> Result<EndT
     }
 }
 
-fn precision(fields: &mut Fields) -> Result<Precision, ApiError> {
+fn precision(fields: &mut StrictFields) -> Result<Precision, ApiError> {
     match fields.text("precision")?.as_deref() {
         None | Some("serving") => Ok(Precision::Serving),
         Some("exact") => Ok(Precision::Exact),
@@ -200,7 +204,7 @@ fn precision(fields: &mut Fields) -> Result<Precision, ApiError> {
 }
 
 /// OpenAI has two names for it.
-fn max_tokens(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
+fn max_tokens(fields: &mut StrictFields) -> Result<Option<u32>, ApiError> {
     let old = fields.count("max_tokens", 0..=u32::MAX)?;
     let new = fields.count("max_completion_tokens", 0..=u32::MAX)?;
     match (old, new) {
@@ -212,7 +216,7 @@ fn max_tokens(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     }
 }
 
-fn sampling(fields: &mut Fields, limits: &Limits<'_>) -> Result<Sampling, ApiError> {
+fn sampling(fields: &mut StrictFields, limits: &ParamLimits<'_>) -> Result<Sampling, ApiError> {
     let defaults = limits.defaults;
     let top_p = fields.number("top_p", 0.0..=1.0)?.or(defaults.top_p).unwrap_or(1.0);
     let repetition_penalty = fields.number("repetition_penalty", 0.0..=10.0)?;
@@ -237,12 +241,12 @@ fn sampling(fields: &mut Fields, limits: &Limits<'_>) -> Result<Sampling, ApiErr
 }
 
 /// -1 and 0 both keep all tokens.
-fn top_k(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
+fn top_k(fields: &mut StrictFields) -> Result<Option<u32>, ApiError> {
     let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?;
     Ok(top_k.map(|top_k| u32::try_from(top_k).unwrap_or(0)))
 }
 
-fn seed(fields: &mut Fields, limits: &Limits<'_>) -> Result<u64, ApiError> {
+fn seed(fields: &mut StrictFields, limits: &ParamLimits<'_>) -> Result<u64, ApiError> {
     match fields.take("seed") {
         None => Ok(limits.default_seed),
         Some(value) => {
@@ -255,7 +259,7 @@ fn seed(fields: &mut Fields, limits: &Limits<'_>) -> Result<u64, ApiError> {
     }
 }
 
-fn logit_bias(fields: &mut Fields, limits: &Limits<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
+fn logit_bias(fields: &mut StrictFields, limits: &ParamLimits<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
     let Some(value) = fields.take("logit_bias") else {
         return Ok(Vec::new());
     };
@@ -271,7 +275,7 @@ fn logit_bias(fields: &mut Fields, limits: &Limits<'_>) -> Result<Vec<(u32, f32)
     map.iter().map(|(token, bias)| bias_of(token, bias, limits)).collect()
 }
 
-fn bias_of(token: &str, bias: &Value, limits: &Limits<'_>) -> Result<(u32, f32), ApiError> {
+fn bias_of(token: &str, bias: &Value, limits: &ParamLimits<'_>) -> Result<(u32, f32), ApiError> {
     // One token has one spelling: `5`, `05` and `+5` would be three biases of the same token.
     let is_plain = |id: &u32| *id < limits.vocab_size && id.to_string() == token;
     let id = token.parse().ok().filter(is_plain).ok_or_else(|| {
@@ -290,7 +294,7 @@ fn bias_of(token: &str, bias: &Value, limits: &Limits<'_>) -> Result<(u32, f32),
 
 #[cfg(test)]
 mod tests {
-    use shmproto::message::Provisional;
+    use shmproto::message::ProvisionalMode;
 
     use super::{
         super::delivery::{StreamOptions, StreamUsage},
@@ -298,8 +302,9 @@ mod tests {
     };
 
     fn parse(text: &str) -> Result<Params, ApiError> {
-        let mut fields = Fields::parse(text.as_bytes())?;
-        let limits = Limits { vocab_size: 300, default_seed: 7, defaults: &GenerationDefaults::default() };
+        let mut fields = StrictFields::parse(text.as_bytes())?;
+        let limits =
+            ParamLimits { vocab_size: 300, default_seed: 7, defaults: &GenerationDefaults::default() };
         let params = read(&mut fields, &limits)?;
         fields.finish()?;
         Ok(params)
@@ -312,7 +317,7 @@ mod tests {
             (params.sampling.temperature, params.sampling.top_p, params.sampling.top_k),
             (1.0, 1.0, 0)
         );
-        assert_eq!((params.choices, params.delivery, params.max_tokens), (1, Delivery::Whole, None));
+        assert_eq!((params.choices, params.delivery, params.max_tokens), (1, ResponseMode::Whole, None));
     }
 
     #[test]
@@ -381,8 +386,8 @@ mod tests {
     fn stream_options_without_a_stream_are_refused() {
         parse(r#"{"stream_options":{"include_usage":true}}"#).unwrap_err();
         let params = parse(r#"{"stream":true,"stream_options":{"include_usage":true}}"#).unwrap();
-        let options = StreamOptions { usage: StreamUsage::Last, provisional: Provisional::Unwanted };
-        assert_eq!(params.delivery, Delivery::Stream(options));
+        let options = StreamOptions { usage: StreamUsage::Last, provisional: ProvisionalMode::Unwanted };
+        assert_eq!(params.delivery, ResponseMode::Stream(options));
     }
 
     #[test]
@@ -390,7 +395,7 @@ mod tests {
         let error = parse(r#"{"stream_options":{"provisional":true}}"#).unwrap_err();
         assert!(error.to_string().contains("'stream': true"), "{error}");
         let asked = parse(r#"{"stream":true,"stream_options":{"provisional":true}}"#).unwrap();
-        assert_eq!(asked.delivery.provisional(), Provisional::Wanted);
-        assert_eq!(parse(r#"{"stream":true}"#).unwrap().delivery.provisional(), Provisional::Unwanted);
+        assert_eq!(asked.delivery.provisional(), ProvisionalMode::Wanted);
+        assert_eq!(parse(r#"{"stream":true}"#).unwrap().delivery.provisional(), ProvisionalMode::Unwanted);
     }
 }

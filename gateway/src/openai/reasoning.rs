@@ -22,7 +22,7 @@ const TAIL: usize = 24;
 
 /// Where an answer begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Beginning {
+enum ReasoningStart {
     /// Before a thought, if there is one.
     Before,
     /// In a thought that the prompt has begun.
@@ -32,23 +32,23 @@ enum Beginning {
 /// How thoughts are told from the text of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reasoning {
-    tags: Tags,
-    beginning: Beginning,
+    tags: ReasoningTags,
+    beginning: ReasoningStart,
 }
 
 /// What stands around a thought.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tags {
+pub struct ReasoningTags {
     open: &'static str,
     close: &'static str,
 }
 
 /// Qwen 3, DeepSeek R1, SmolLM 3 and most others.
-const THINK: Tags = Tags { open: "<think>", close: "</think>" };
+const THINK: ReasoningTags = ReasoningTags { open: "<think>", close: "</think>" };
 /// Magistral.
-const MISTRAL: Tags = Tags { open: "[THINK]", close: "[/THINK]" };
+const MISTRAL: ReasoningTags = ReasoningTags { open: "[THINK]", close: "[/THINK]" };
 
-impl Tags {
+impl ReasoningTags {
     /// All of them.
     pub const ALL: [Self; 2] = [THINK, MISTRAL];
 
@@ -76,10 +76,11 @@ impl Tags {
 impl Reasoning {
     /// Of an answer to `prompt`. `None` if it has no thoughts: the prompt ends with one that is over.
     #[must_use]
-    pub fn of(tags: Tags, prompt: &[u32], text: &dyn Text) -> Option<Self> {
+    pub fn of(tags: ReasoningTags, prompt: &[u32], text: &dyn Text) -> Option<Self> {
         let tail = text.decode(&prompt[prompt.len().saturating_sub(TAIL)..]);
         let tail = tail.trim_end();
-        let beginning = if tail.ends_with(tags.open) { Beginning::Within } else { Beginning::Before };
+        let beginning =
+            if tail.ends_with(tags.open) { ReasoningStart::Within } else { ReasoningStart::Before };
         (!tail.ends_with(tags.close)).then_some(Self { tags, beginning })
     }
 
@@ -92,14 +93,14 @@ impl Reasoning {
     /// For one answer.
     #[must_use]
     pub fn scanner(self) -> Scanner {
-        Scanner::new(self.tags, self.beginning == Beginning::Within)
+        Scanner::new(self.tags, self.beginning == ReasoningStart::Within)
     }
 
     /// What may, or has to, stand before an answer that has to look like something.
     #[must_use]
     pub fn thought(self, text: &dyn Text) -> Thought {
         let tag = |name| text::grammar::Tag { name, token: text.special_token(name) };
-        let open = (self.beginning == Beginning::Before).then(|| tag(self.tags.open));
+        let open = (self.beginning == ReasoningStart::Before).then(|| tag(self.tags.open));
         Thought { open, close: tag(self.tags.close) }
     }
 }
@@ -110,12 +111,12 @@ mod tests {
 
     #[test]
     fn a_template_shows_its_tags() {
-        let of = |template| Tags::of(ReasoningParser::Auto, template);
+        let of = |template| ReasoningTags::of(ReasoningParser::Auto, template);
         assert_eq!(of(Some("{{ content.split('</think>')[-1] }}")), Some(THINK));
         assert_eq!(of(Some("[THINK]...[/THINK]")), Some(MISTRAL));
         assert_eq!(of(Some("{{ messages }} <think>")), None, "a tag that nothing closes");
         assert_eq!(of(None), None);
-        assert_eq!(Tags::of(ReasoningParser::None, Some("</think>")), None);
-        assert_eq!(Tags::of(ReasoningParser::Think, None), Some(THINK));
+        assert_eq!(ReasoningTags::of(ReasoningParser::None, Some("</think>")), None);
+        assert_eq!(ReasoningTags::of(ReasoningParser::Think, None), Some(THINK));
     }
 }

@@ -24,40 +24,43 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use self::{
-    request::{Asked, Body},
-    writing::Writing,
+    request::{ResponseEcho, ResponsesBody},
+    writing::ResponseWriter,
 };
 use super::{
-    answer::{Answer, Step},
-    ask::Ask,
-    delivery::Delivery,
+    answer::{ChoiceUpdate, GenerationResponse},
+    ask::RequestContext,
+    delivery::ResponseMode,
     frames,
-    job::Job,
+    job::GenerationRequest,
     paging::list,
-    params::Limits,
+    params::ParamLimits,
 };
-use crate::{app::App, caller::Caller, errors::ApiError, kept::Entry};
+use crate::{app::App, caller::Caller, errors::ApiError, kept::StoredResponse};
 
 /// Most items of a piece of a list.
 const MAX_ITEMS: usize = 100;
 
 /// `POST /v1/responses`.
-pub async fn create(State(app): State<Arc<App>>, ask: Ask) -> Result<Response<HttpBody>, ApiError> {
+pub async fn create(
+    State(app): State<Arc<App>>,
+    ask: RequestContext,
+) -> Result<Response<HttpBody>, ApiError> {
     let shared = Arc::clone(&app);
     let (job, asked, input) = app.work(ask.body.len(), move || job(&shared, ask)).await?;
     let delivery = job.params.delivery;
-    let (answer, first) = Answer::begin(&app, job).await?;
-    let writing = Writing::new(asked, input, Arc::clone(&app.kept));
+    let (answer, first) = GenerationResponse::begin(&app, job).await?;
+    let writing = ResponseWriter::new(asked, input, Arc::clone(&app.kept));
     match delivery {
-        Delivery::Stream(_) => Ok(frames::respond(answer, first, writing)),
-        Delivery::Whole => whole(answer, first, writing).await,
+        ResponseMode::Stream(_) => Ok(frames::respond(answer, first, writing)),
+        ResponseMode::Whole => whole(answer, first, writing).await,
     }
 }
 
 /// Turns a request into a job, with what its answer repeats of it, and all that it answers.
-fn job(app: &App, ask: Ask) -> Result<(Job, Asked, Vec<Value>), ApiError> {
-    let Ask { caller, serving, default_seed, body } = ask;
-    let mut body = Body::read(&body, &Limits::of(&serving, default_seed))?;
+fn job(app: &App, ask: RequestContext) -> Result<(GenerationRequest, ResponseEcho, Vec<Value>), ApiError> {
+    let RequestContext { caller, serving, default_seed, body } = ask;
+    let mut body = ResponsesBody::read(&body, &ParamLimits::of(&serving, default_seed))?;
     if let Some(id) = &body.asked.previous_response_id {
         let entry = find(app, &caller, id).map_err(|error| error.of("previous_response_id"))?;
         body.go_on_from(&entry)?;
@@ -68,9 +71,9 @@ fn job(app: &App, ask: Ask) -> Result<(Job, Asked, Vec<Value>), ApiError> {
 
 /// Waits for the rest of `answer`.
 async fn whole(
-    mut answer: Answer,
-    first: Step,
-    mut writing: Writing,
+    mut answer: GenerationResponse,
+    first: ChoiceUpdate,
+    mut writing: ResponseWriter,
 ) -> Result<Response<HttpBody>, ApiError> {
     answer.each(first, |answer, step| writing.take(answer, step, &mut |_, _| {})).await?;
     Ok(json_text(writing.end(&answer, &mut |_, _| {})))
@@ -83,7 +86,7 @@ fn json_text(text: String) -> Response<HttpBody> {
 }
 
 /// A response of the caller's that is kept.
-fn find(app: &App, caller: &Caller, id: &str) -> Result<Arc<Entry>, ApiError> {
+fn find(app: &App, caller: &Caller, id: &str) -> Result<Arc<StoredResponse>, ApiError> {
     app.kept.get(&caller.tenant, id).ok_or_else(|| gone(id))
 }
 

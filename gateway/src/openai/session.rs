@@ -23,14 +23,14 @@ use tokio::{
 };
 
 use crate::{
-    adapters::{Place, Registry, ResidencyError},
+    adapters::{ExecutorPin, Registry, ResidencyError},
     errors::ApiError,
-    executor::{CallError, batch::Batch, link::Event},
-    executors::{Executors, books::Entry as Booked, member::Ready},
-    lifecycle::{Serving, Status},
-    metrics::Metrics,
-    routing::Route,
-    turns::Turn,
+    executor::{CallError, batch::SequenceBatch, link::SequenceEvent},
+    executors::{Executors, books::TrackedSequence as Booked, member::ReadyExecutor},
+    lifecycle::{GatewayReadiness, ServingState},
+    metrics::GatewayMetrics,
+    routing::RoutingRequest,
+    turns::AdmissionPermit,
 };
 
 /// How long a lost sequence waits for the executor to come back.
@@ -43,7 +43,7 @@ const MAX_REDOS: u32 = 10;
 const DEADLINE_SLACK: Duration = Duration::from_millis(250);
 
 #[derive(Debug)]
-struct Sequence {
+struct ActiveSequence {
     /// As it was first asked for.
     generate: Generate,
     emitted: Vec<u32>,
@@ -56,35 +56,35 @@ struct Sequence {
     index: usize,
     epoch: u64,
     /// Keeps its adapter there.
-    place: Option<Arc<Place>>,
+    place: Option<Arc<ExecutorPin>>,
     /// It is in the books of its executor as long as it runs.
     booked: Option<Booked>,
 }
 
 /// See the module's description.
 #[derive(Debug)]
-pub struct Session {
-    route: Route,
-    turn: Turn,
+pub struct SequenceGroup {
+    route: RoutingRequest,
+    turn: AdmissionPermit,
     /// How long it waited for its turn.
     waited: Duration,
     executors: Executors,
     registry: Arc<Registry>,
-    batch: Batch,
-    sequences: Vec<Sequence>,
-    status: watch::Receiver<Status>,
+    batch: SequenceBatch,
+    sequences: Vec<ActiveSequence>,
+    status: watch::Receiver<GatewayReadiness>,
     base_hash: [u8; 32],
-    metrics: Arc<Metrics>,
+    metrics: Arc<GatewayMetrics>,
     started: Instant,
     /// When the gateway gives up, if the request has a deadline.
     give_up: Option<Instant>,
     /// Read while looking for outputs that are ready, but to be acted on later.
-    stashed: Option<(usize, Event)>,
+    stashed: Option<(usize, SequenceEvent)>,
     /// Until when the executor has to be back.
     redo_by: Option<Instant>,
 }
 
-impl Session {
+impl SequenceGroup {
     /// The next output with the index of its sequence; `None` when all have ended.
     pub async fn next(&mut self) -> Option<Result<(usize, Output), ApiError>> {
         match self.give_up {
@@ -106,14 +106,14 @@ impl Session {
                 None => self.batch.next().await?,
             };
             match self.as_loss(event) {
-                (index, Event::Output(output)) => return Some(self.note(index, output)),
-                (index, Event::Full(full)) => {
+                (index, SequenceEvent::Output(output)) => return Some(self.note(index, output)),
+                (index, SequenceEvent::Full(full)) => {
                     self.sequences[index].booked = None;
                     return Some(Err(full.into()));
                 }
-                (index, Event::Lost { epoch }) => {
+                (index, SequenceEvent::Lost { epoch }) => {
                     // Put back until it is done: the caller may stop waiting here and come again.
-                    self.stashed = Some((index, Event::Lost { epoch }));
+                    self.stashed = Some((index, SequenceEvent::Lost { epoch }));
                     if std::mem::take(&mut self.sequences[index].foretold) {
                         // Whoever goes on with it may draft something else, and not soon.
                         return Some(Ok((index, Output::default())));
@@ -135,7 +135,7 @@ impl Session {
         }
         let event = self.batch.ready()?;
         match self.as_loss(event) {
-            (index, Event::Output(output)) => Some(self.note(index, output)),
+            (index, SequenceEvent::Output(output)) => Some(self.note(index, output)),
             lost => {
                 self.stashed = Some(lost);
                 None
@@ -151,7 +151,7 @@ impl Session {
 
     /// An executor that shuts down is one that is lost: another takes its place. So is one that does not know an adapter
     /// which is leased: it took the place of the one that did while the request was on its way.
-    fn as_loss(&self, (index, event): (usize, Event)) -> (usize, Event) {
+    fn as_loss(&self, (index, event): (usize, SequenceEvent)) -> (usize, SequenceEvent) {
         let sequence = &self.sequences[index];
         let is_another = |error: &WireError| match error.code {
             ErrorCode::ShuttingDown => true,
@@ -159,8 +159,8 @@ impl Session {
             _ => false,
         };
         match event {
-            Event::Output(output) if output.error.as_ref().is_some_and(is_another) => {
-                (index, Event::Lost { epoch: sequence.epoch })
+            SequenceEvent::Output(output) if output.error.as_ref().is_some_and(is_another) => {
+                (index, SequenceEvent::Lost { epoch: sequence.epoch })
             }
             event => (index, event),
         }
@@ -243,14 +243,14 @@ impl Session {
 
     /// A place for a sequence's adapter in the executor at `to`. At home as well: what came back there has those whose files lie on
     /// this host, and no more.
-    async fn place_at(&self, index: usize, to: usize) -> Result<Option<Arc<Place>>, ResidencyError> {
+    async fn place_at(&self, index: usize, to: usize) -> Result<Option<Arc<ExecutorPin>>, ResidencyError> {
         match &self.sequences[index].place {
             Some(place) => Ok(Some(Arc::new(self.registry.bring_beside(place, to).await?))),
             None => Ok(None),
         }
     }
 
-    fn moved(&mut self, index: usize, to: &Ready, place: Option<Arc<Place>>) {
+    fn moved(&mut self, index: usize, to: &ReadyExecutor, place: Option<Arc<ExecutorPin>>) {
         let sequence = &mut self.sequences[index];
         if to.index != sequence.index {
             self.executors.member(to.index).count_taken_over();
@@ -269,13 +269,15 @@ impl Session {
     }
 
     /// What is served as soon as an executor can go on with a sequence that the one at `home` lost.
-    async fn another(&mut self, home: usize, deadline: Instant) -> Result<Arc<Serving>, ApiError> {
+    async fn another(&mut self, home: usize, deadline: Instant) -> Result<Arc<ServingState>, ApiError> {
         let (route, registry) = (&self.route, &self.registry);
         loop {
             let returned = self.status.wait_for(|status| match status {
-                Status::Ready(serving) => route.choose(&serving.ready, Some(home), registry).is_some(),
-                Status::Closing => true,
-                Status::Starting { .. } | Status::Lost { .. } => false,
+                GatewayReadiness::Ready(serving) => {
+                    route.choose(&serving.ready, Some(home), registry).is_some()
+                }
+                GatewayReadiness::Closing => true,
+                GatewayReadiness::Starting { .. } | GatewayReadiness::Lost { .. } => false,
             });
             // No status tells that one of several has room again.
             let look = match self.executors.are_several() {
@@ -294,7 +296,7 @@ impl Session {
     }
 }
 
-impl Sequence {
+impl ActiveSequence {
     /// What is left to do `elapsed` after the start.
     fn again(&self, elapsed: Duration) -> Result<Generate, ApiError> {
         if self.redos == MAX_REDOS {
@@ -314,7 +316,7 @@ impl Sequence {
     }
 }
 
-fn book(executors: &Executors, route: &Route, index: usize, generate: &Generate) -> Booked {
+fn book(executors: &Executors, route: &RoutingRequest, index: usize, generate: &Generate) -> Booked {
     let tokens = generate.prompt.len() as u64;
     executors.member(index).books().enter(route.rank(), route.promised_tpot_us(), tokens)
 }

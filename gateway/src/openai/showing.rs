@@ -5,8 +5,8 @@
 use serde_json::{Map, Value};
 use text::chat_template::GenerationPrompt;
 
-use super::fields::{Fields, wrong};
-use crate::{errors::ApiError, text::Showing};
+use super::fields::{StrictFields, wrong};
+use crate::{errors::ApiError, text::TemplateOptions};
 
 /// Most variables of a request.
 const MAX_VARIABLES: usize = 16;
@@ -27,7 +27,7 @@ const RESERVED: [&str; 12] = [
 ];
 
 /// Reads `chat_template_kwargs`, `add_generation_prompt` and `continue_final_message`.
-pub fn read(fields: &mut Fields) -> Result<Showing, ApiError> {
+pub fn read(fields: &mut StrictFields) -> Result<TemplateOptions, ApiError> {
     let variables = fields.take("chat_template_kwargs").map(variables).transpose()?.unwrap_or_default();
     let begins = fields.peek("add_generation_prompt").is_some();
     let begins = fields.flag("add_generation_prompt", true)?.then_some(begins);
@@ -41,7 +41,7 @@ pub fn read(fields: &mut Fields) -> Result<Showing, ApiError> {
         (Some(_), false) => GenerationPrompt::Add,
         (None, false) => GenerationPrompt::Omit,
     };
-    Ok(Showing { variables, prompt, ..Showing::default() })
+    Ok(TemplateOptions { variables, prompt, ..TemplateOptions::default() })
 }
 
 /// Whether a chat template has a word, and not as a part of another one.
@@ -83,8 +83,8 @@ mod tests {
 
     use super::*;
 
-    fn read(body: Value) -> Result<Showing, ApiError> {
-        let mut fields = Fields::of(body, "the body").unwrap();
+    fn read(body: Value) -> Result<TemplateOptions, ApiError> {
+        let mut fields = StrictFields::of(body, "the body").unwrap();
         let read = super::read(&mut fields);
         fields.finish().unwrap();
         read

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use text::stop::StopStrings;
 
-use super::fields::{Fields, token_id, wrong};
+use super::fields::{StrictFields, token_id, wrong};
 use crate::errors::ApiError;
 
 /// Most stop strings of a request.
@@ -14,7 +14,7 @@ const MAX_STOP_CHARS: usize = 256;
 const MAX_STOP_TOKENS: usize = 64;
 
 /// Reads `stop`: strings that end the text.
-pub(super) fn stop_strings(fields: &mut Fields) -> Result<Option<StopStrings>, ApiError> {
+pub(super) fn stop_strings(fields: &mut StrictFields) -> Result<Option<StopStrings>, ApiError> {
     let stops = match fields.take("stop") {
         None => return Ok(None),
         Some(stop @ Value::String(_)) => vec![stop_string(stop)?],
@@ -40,7 +40,7 @@ fn stop_string(value: Value) -> Result<String, ApiError> {
 }
 
 /// Reads `stop_token_ids`: tokens that end it.
-pub(super) fn stop_tokens(fields: &mut Fields, vocab_size: u32) -> Result<Vec<u32>, ApiError> {
+pub(super) fn stop_tokens(fields: &mut StrictFields, vocab_size: u32) -> Result<Vec<u32>, ApiError> {
     let Some(items) = fields.array("stop_token_ids")? else {
         return Ok(Vec::new());
     };

@@ -2,35 +2,38 @@
 //!
 //! It ends in a finish reason of every choice and `data: [DONE]`, or in one `data: {"error": ...}`.
 //!
-//! Who asks for it is told what is drafted, too, in events that leave the answer as it is ([`Draft`]). None of that stands at the
+//! Who asks for it is told what is drafted, too, in events that leave the answer as it is ([`DraftUpdate`]). None of that stands at the
 //! end, whichever it is: it has become text, or was taken back.
 
 use serde::Serialize;
 
 use super::{
-    answer::{Answer, Step},
-    choice::{Piece, Scored},
+    answer::{ChoiceUpdate, GenerationResponse},
+    choice::{ChoiceDelta, ScoredToken},
     collect::{prompt_ids, token_ids},
     delivery::StreamUsage,
-    echo::Echoed,
-    frames::{EVENT_STREAM, Shape},
-    job::Kind,
+    echo::EchoedPrompt,
+    frames::{EVENT_STREAM, StreamFormat},
+    job::GenerationKind,
     logprobs,
-    structured::FormWarning,
-    tools::CallPart,
-    types::{Aside, Body, ChatDelta, Delta, Draft, PromptReport, TextChoice, TextLogprobs, ToolCall},
+    structured::SchemaWarning,
+    tools::ToolCallDelta,
+    types::{
+        ChatDelta, Delta, DraftEvent, DraftUpdate, GenerationBody, PromptReport, TextChoice, TextLogprobs,
+        ToolCall,
+    },
 };
 use crate::{errors::ApiError, usage::Usage};
 
 /// The shape of chat and completions.
 #[derive(Debug)]
-pub struct Chunks {
+pub struct OpenAiStream {
     usage: StreamUsage,
     /// Characters of prompt in front of each choice that has been opened.
     opened: Vec<Option<usize>>,
 }
 
-impl Chunks {
+impl OpenAiStream {
     /// Of an answer of so many choices.
     #[must_use]
     pub fn new(choices: usize, usage: StreamUsage) -> Self {
@@ -38,41 +41,41 @@ impl Chunks {
     }
 }
 
-impl Shape for Chunks {
+impl StreamFormat for OpenAiStream {
     const CONTENT_TYPE: &'static str = EVENT_STREAM;
     /// A comment.
     const KEEP_ALIVE: &'static [u8] = b": keep-alive\n\n";
 
-    fn step(&mut self, answer: &Answer, mut step: Step, out: &mut Vec<u8>) {
+    fn step(&mut self, answer: &GenerationResponse, mut step: ChoiceUpdate, out: &mut Vec<u8>) {
         let (index, provisional) = (step.index, std::mem::take(&mut step.piece.provisional));
-        let mut writer = Writer { chunks: self, answer, out };
+        let mut writer = ChunkWriter { chunks: self, answer, out };
         if step.piece.retracted > 0 {
-            writer.aside(index, Draft::Retract { characters: step.piece.retracted });
+            writer.aside(index, DraftUpdate::Retract { characters: step.piece.retracted });
         }
         match answer.job.kind {
-            Kind::Chat(_) => writer.chat(&step),
-            Kind::Text | Kind::Tokens | Kind::Embedding(_) => writer.text(step),
+            GenerationKind::Chat(_) => writer.chat(&step),
+            GenerationKind::Text | GenerationKind::Tokens | GenerationKind::Embedding(_) => writer.text(step),
         }
         if !provisional.is_empty() {
-            writer.aside(index, Draft::Provisional { text: &provisional });
+            writer.aside(index, DraftUpdate::Provisional { text: &provisional });
         }
     }
 
-    fn finish(&mut self, answer: &Answer, out: &mut Vec<u8>) {
+    fn finish(&mut self, answer: &GenerationResponse, out: &mut Vec<u8>) {
         if self.usage != StreamUsage::Never {
             let usage = Some(Some(answer.usage()));
             let none: [TextChoice<'_>; 0] = [];
             let (envelope, prompt) = (answer.envelope(object(answer)), PromptReport::default());
             let warnings = answer.job.warnings();
-            write_event(out, &Body { envelope, choices: &none, prompt, usage, warnings });
+            write_event(out, &GenerationBody { envelope, choices: &none, prompt, usage, warnings });
         }
         out.extend_from_slice(b"data: [DONE]\n\n");
     }
 
-    fn fail(&mut self, answer: &mut Answer, error: &ApiError, out: &mut Vec<u8>) {
+    fn fail(&mut self, answer: &mut GenerationResponse, error: &ApiError, out: &mut Vec<u8>) {
         for (index, characters) in answer.retract() {
-            let mut writer = Writer { chunks: self, answer, out };
-            writer.aside(index, Draft::Retract { characters });
+            let mut writer = ChunkWriter { chunks: self, answer, out };
+            writer.aside(index, DraftUpdate::Retract { characters });
         }
         out.extend_from_slice(b"data: ");
         error.write_event(out);
@@ -80,15 +83,15 @@ impl Shape for Chunks {
     }
 }
 
-struct Writer<'a> {
-    chunks: &'a mut Chunks,
-    answer: &'a Answer,
+struct ChunkWriter<'a> {
+    chunks: &'a mut OpenAiStream,
+    answer: &'a GenerationResponse,
     out: &'a mut Vec<u8>,
 }
 
-impl<'a> Writer<'a> {
-    fn chat(&mut self, step: &Step) {
-        let Step { index, piece, .. } = step;
+impl<'a> ChunkWriter<'a> {
+    fn chat(&mut self, step: &ChoiceUpdate) {
+        let ChoiceUpdate { index, piece, .. } = step;
         let index = *index;
         if self.chunks.opened[index].replace(0).is_none() {
             // Where calls may come, nobody knows yet whether there will be any text.
@@ -115,8 +118,8 @@ impl<'a> Writer<'a> {
         }
     }
 
-    fn text(&mut self, step: Step) {
-        let Step { index, piece, echoed, .. } = step;
+    fn text(&mut self, step: ChoiceUpdate) {
+        let ChoiceUpdate { index, piece, echoed, .. } = step;
         if self.chunks.opened[index].is_none() {
             self.open(index, echoed);
         }
@@ -131,17 +134,17 @@ impl<'a> Writer<'a> {
     }
 
     /// Tells the prompt of a choice, if that is wanted.
-    fn open(&mut self, index: usize, echoed: Option<Echoed>) {
+    fn open(&mut self, index: usize, echoed: Option<EchoedPrompt>) {
         let prompt = prompt_ids(self.answer, index);
         self.chunks.opened[index] = Some(echoed.as_ref().map_or(0, |echoed| echoed.chars));
-        if let Some(Echoed { text, logprobs, .. }) = echoed {
+        if let Some(EchoedPrompt { text, logprobs, .. }) = echoed {
             self.event(TextChoice { logprobs, prompt, ..text_of(index, &text) });
         } else if prompt.prompt_token_ids.is_some() {
             self.event(TextChoice { prompt, ..text_of(index, "") });
         }
     }
 
-    fn text_logprobs(&self, index: usize, scored: &[Scored]) -> TextLogprobs {
+    fn text_logprobs(&self, index: usize, scored: &[ScoredToken]) -> TextLogprobs {
         let (job, shift) = (&self.answer.job, self.chunks.opened[index].unwrap_or(0));
         let mut logprobs = TextLogprobs::default();
         logprobs::append(job.text(), job.params.token_names, scored, shift, &mut logprobs);
@@ -149,11 +152,13 @@ impl<'a> Writer<'a> {
     }
 
     /// Tells something of drafts.
-    fn aside(&mut self, index: usize, draft: Draft<'_>) {
+    fn aside(&mut self, index: usize, draft: DraftUpdate<'_>) {
         match self.answer.job.kind {
-            Kind::Chat(_) => self.event(Aside { choice: delta_of(index, Delta::default()), draft }),
-            Kind::Text | Kind::Tokens | Kind::Embedding(_) => {
-                self.event(Aside { choice: text_of(index, ""), draft });
+            GenerationKind::Chat(_) => {
+                self.event(DraftEvent { choice: delta_of(index, Delta::default()), draft })
+            }
+            GenerationKind::Text | GenerationKind::Tokens | GenerationKind::Embedding(_) => {
+                self.event(DraftEvent { choice: text_of(index, ""), draft });
             }
         }
     }
@@ -169,8 +174,8 @@ impl<'a> Writer<'a> {
         self.write(choice, PromptReport::default(), warnings);
     }
 
-    fn write<C: Serialize>(&mut self, choice: C, prompt: PromptReport<'a>, warnings: &'a [FormWarning]) {
-        let body = Body {
+    fn write<C: Serialize>(&mut self, choice: C, prompt: PromptReport<'a>, warnings: &'a [SchemaWarning]) {
+        let body = GenerationBody {
             envelope: self.answer.envelope(object(self.answer)),
             choices: &[choice],
             prompt,
@@ -190,10 +195,10 @@ impl<'a> Writer<'a> {
     }
 }
 
-fn object(answer: &Answer) -> &'static str {
+fn object(answer: &GenerationResponse) -> &'static str {
     match answer.job.kind {
-        Kind::Chat(_) => "chat.completion.chunk",
-        Kind::Text | Kind::Tokens | Kind::Embedding(_) => "text_completion",
+        GenerationKind::Chat(_) => "chat.completion.chunk",
+        GenerationKind::Text | GenerationKind::Tokens | GenerationKind::Embedding(_) => "text_completion",
     }
 }
 
@@ -209,16 +214,16 @@ fn text_of(index: usize, text: &str) -> TextChoice<'_> {
 }
 
 /// A part of a call, as OpenAI tells it.
-fn part_of(part: &CallPart) -> ToolCall<'_> {
+fn part_of(part: &ToolCallDelta) -> ToolCall<'_> {
     let begun = part.begun.as_ref().map(|(id, name)| (id.as_str(), name.as_str()));
     ToolCall { index: Some(part.index), ..ToolCall::of(part.kind, begun, &part.arguments) }
 }
 
-fn has_content(piece: &Piece) -> bool {
+fn has_content(piece: &ChoiceDelta) -> bool {
     !piece.text.is_empty() || !piece.thought.is_empty() || !piece.scored.is_empty()
 }
 
-fn write_event<C: Serialize>(out: &mut Vec<u8>, body: &Body<'_, C>) {
+fn write_event<C: Serialize>(out: &mut Vec<u8>, body: &GenerationBody<'_, C>) {
     out.extend_from_slice(b"data: ");
     // Plain data into memory: serializing it cannot fail.
     let _ = serde_json::to_writer(&mut *out, body);

@@ -5,15 +5,15 @@ mod source;
 use serde_json::Value;
 use text::grammar::{Enforcement, Grammar};
 
-pub use self::source::{FormWarning, GrammarSource, Structure, refused};
-use super::fields::{Fields, wrong};
+pub use self::source::{GrammarSource, SchemaWarning, Structure, refused};
+use super::fields::{StrictFields, wrong};
 use crate::errors::ApiError;
 
 /// Most texts to choose from.
 const MAX_CHOICES: usize = 4096;
 
 /// Reads both fields, of which one may ask for something.
-pub fn read(fields: &mut Fields) -> Result<Option<Structure>, ApiError> {
+pub fn read(fields: &mut StrictFields) -> Result<Option<Structure>, ApiError> {
     check_names(fields)?;
     let openai = fields.take("response_format").map(response_format).transpose()?.flatten();
     let vllm = fields.take("structured_outputs").map(structured_outputs).transpose()?.flatten();
@@ -27,7 +27,7 @@ pub fn read(fields: &mut Fields) -> Result<Option<Structure>, ApiError> {
 }
 
 /// Refuses fields by which other servers are asked for a form, and says how to ask for it here.
-fn check_names(fields: &Fields) -> Result<(), ApiError> {
+fn check_names(fields: &StrictFields) -> Result<(), ApiError> {
     const ELSEWHERE: [(&str, &str); 7] = [
         ("guided_json", "json"),
         ("guided_regex", "regex"),
@@ -63,7 +63,7 @@ fn unknown_type(kind: &str) -> ApiError {
 fn response_format(value: Value) -> Result<Option<Structure>, ApiError> {
     const NAME: &str = "response_format";
     let within = |error: ApiError| error.within(NAME);
-    let mut fields = Fields::of(value, NAME)?;
+    let mut fields = StrictFields::of(value, NAME)?;
     let kind = fields.required_text("type").map_err(within)?;
     match kind.as_str() {
         "text" => fields.finish().map(|()| None).map_err(within),
@@ -74,7 +74,7 @@ fn response_format(value: Value) -> Result<Option<Structure>, ApiError> {
 }
 
 /// Reads a schema under `json_schema`, or under `schema` right beside the type, as llama.cpp has it.
-fn json_schema(mut fields: Fields) -> Result<Structure, ApiError> {
+fn json_schema(mut fields: StrictFields) -> Result<Structure, ApiError> {
     let Some(value) = fields.take("json_schema") else {
         if fields.peek("schema").is_some() {
             return named_schema(fields, "response_format.schema");
@@ -84,12 +84,12 @@ fn json_schema(mut fields: Fields) -> Result<Structure, ApiError> {
         return Err(ApiError::missing("json_schema", message));
     };
     fields.finish()?;
-    let fields = Fields::of(value, "json_schema")?;
+    let fields = StrictFields::of(value, "json_schema")?;
     named_schema(fields, "response_format.json_schema.schema").map_err(|error| error.within("json_schema"))
 }
 
 /// A schema with its name; `field` is where it stands.
-fn named_schema(mut fields: Fields, field: &str) -> Result<Structure, ApiError> {
+fn named_schema(mut fields: StrictFields, field: &str) -> Result<Structure, ApiError> {
     // Labels, which change nothing.
     for label in ["name", "description"] {
         fields.text(label)?;
@@ -110,7 +110,7 @@ fn named_schema(mut fields: Fields, field: &str) -> Result<Structure, ApiError> 
 pub fn text_format(value: Value) -> Result<Option<Structure>, ApiError> {
     const NAME: &str = "text.format";
     let within = |error: ApiError| error.within(NAME);
-    let mut fields = Fields::of(value, NAME)?;
+    let mut fields = StrictFields::of(value, NAME)?;
     let kind = fields.required_text("type").map_err(within)?;
     match kind.as_str() {
         "text" => fields.finish().map(|()| None).map_err(within),
@@ -132,7 +132,7 @@ pub fn ollama_format(value: Value) -> Result<Option<Structure>, ApiError> {
 
 fn structured_outputs(value: Value) -> Result<Option<Structure>, ApiError> {
     const NAME: &str = "structured_outputs";
-    let mut fields = Fields::of(value, NAME)?;
+    let mut fields = StrictFields::of(value, NAME)?;
     let within = |error: ApiError| error.within(NAME);
     let mut asked = Vec::new();
     let mut ask = |name: &str, grammar| asked.push(Structure::strict(format!("{NAME}.{name}"), grammar));
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     fn read_of(body: &Value) -> Result<Option<Structure>, ApiError> {
-        let mut fields = Fields::parse(body.to_string().as_bytes())?;
+        let mut fields = StrictFields::parse(body.to_string().as_bytes())?;
         let structure = read(&mut fields)?;
         fields.finish()?;
         Ok(structure)

@@ -6,28 +6,28 @@ use fleet_protocol::adapter_of;
 use ids::Generation;
 use serde_json::Value;
 
-use super::fields::{Fields, wrong};
+use super::fields::{StrictFields, wrong};
 use crate::{
-    adapters::{Entry, Lease, LeaseError, SumError},
+    adapters::{AdapterEntry, Lease, LeaseError, WeightedMergeError},
     app::App,
     caller::Caller,
     errors::ApiError,
-    lifecycle::Serving,
+    lifecycle::ServingState,
     text::Text,
 };
 
 /// What `model` and `adapter` say.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+pub struct ModelRef {
     /// `model`: the base, an adapter, `base:adapter` or `base::adapter`; instead of one adapter several, `a:0.7+b:0.3`.
     pub model: String,
     /// `adapter`.
-    pub adapter: Option<WantedAdapter>,
+    pub adapter: Option<AdapterRef>,
 }
 
 /// What `adapter` says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum WantedAdapter {
+pub enum AdapterRef {
     /// A name.
     Named(String),
     /// The content hash, in hexadecimal digits: whatever it is called.
@@ -36,19 +36,19 @@ pub enum WantedAdapter {
 
 /// The model a request named, found.
 #[derive(Debug)]
-pub struct Target {
+pub struct ModelTarget {
     /// As the request named it.
     pub name: String,
     /// Held until the request is over; `None` is the base model.
     pub lease: Option<Lease>,
 }
 
-impl Target {
+impl ModelTarget {
     /// The text that conversations with it are written in: an adapter may have a chat template of its own.
     ///
     /// # Errors
     /// That template cannot be used with this base.
-    pub fn text(&self, serving: &Serving) -> Result<Arc<dyn Text>, ApiError> {
+    pub fn text(&self, serving: &ServingState) -> Result<Arc<dyn Text>, ApiError> {
         match &self.lease {
             None => Ok(Arc::clone(&serving.text)),
             Some(lease) => Ok(lease.entry().text(&serving.text)?),
@@ -62,23 +62,23 @@ impl Target {
     }
 }
 
-impl Wanted {
+impl ModelRef {
     /// Takes both fields.
-    pub fn read(fields: &mut Fields) -> Result<Self, ApiError> {
+    pub fn read(fields: &mut StrictFields) -> Result<Self, ApiError> {
         Ok(Self { model: fields.required_text("model")?, adapter: adapter(fields)? })
     }
 
     /// Finds it among what `caller` may see: to everybody else it does not exist.
-    pub fn find(self, app: &App, serving: &Serving, caller: &Caller) -> Result<Target, ApiError> {
+    pub fn find(self, app: &App, serving: &ServingState, caller: &Caller) -> Result<ModelTarget, ApiError> {
         let named = adapter_of(&self.model, &serving.base_name);
         let lease = match (named, &self.adapter) {
             (None, None) => None,
             (Some(alias), None) => Some(lease(app, serving, caller, alias, &self.model)?),
-            (None, Some(WantedAdapter::Named(alias))) => Some(lease(app, serving, caller, alias, alias)?),
-            (None, Some(WantedAdapter::Generation(generation))) => {
+            (None, Some(AdapterRef::Named(alias))) => Some(lease(app, serving, caller, alias, alias)?),
+            (None, Some(AdapterRef::Generation(generation))) => {
                 Some(of_generation(app, serving, caller, generation)?)
             }
-            (Some(alias), Some(WantedAdapter::Named(other))) => {
+            (Some(alias), Some(AdapterRef::Named(other))) => {
                 if alias != other {
                     let message =
                         format!("'model' names the adapter '{alias}' and 'adapter' '{other}'; send one");
@@ -86,22 +86,22 @@ impl Wanted {
                 }
                 Some(lease(app, serving, caller, alias, &self.model)?)
             }
-            (Some(alias), Some(WantedAdapter::Generation(generation))) => {
+            (Some(alias), Some(AdapterRef::Generation(generation))) => {
                 let lease = lease(app, serving, caller, alias, &self.model)?;
                 check_generation(&lease.generation, generation, alias)?;
                 Some(lease)
             }
         };
-        Ok(Target { name: self.model, lease })
+        Ok(ModelTarget { name: self.model, lease })
     }
 }
 
-fn adapter(fields: &mut Fields) -> Result<Option<WantedAdapter>, ApiError> {
+fn adapter(fields: &mut StrictFields) -> Result<Option<AdapterRef>, ApiError> {
     match fields.take("adapter") {
         None => Ok(None),
-        Some(Value::String(name)) if !name.is_empty() => Ok(Some(WantedAdapter::Named(name))),
+        Some(Value::String(name)) if !name.is_empty() => Ok(Some(AdapterRef::Named(name))),
         Some(value @ Value::Object(_)) => {
-            let mut inside = Fields::of(value, "adapter")?;
+            let mut inside = StrictFields::of(value, "adapter")?;
             let generation = inside.required_text("generation").map_err(|error| error.within("adapter"))?;
             inside.finish().map_err(|error| error.within("adapter"))?;
             let is_hash = generation.len() == 64 && generation.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -110,25 +110,36 @@ fn adapter(fields: &mut Fields) -> Result<Option<WantedAdapter>, ApiError> {
                     "'adapter.generation' must be 64 hexadecimal digits, as 'adapter_generation' in answers";
                 return Err(ApiError::invalid("adapter.generation", message));
             }
-            Ok(Some(WantedAdapter::Generation(generation.to_ascii_lowercase())))
+            Ok(Some(AdapterRef::Generation(generation.to_ascii_lowercase())))
         }
         Some(other) => Err(wrong("adapter", "an adapter's name or {\"generation\": \"...\"}", &other)),
     }
 }
 
 /// `asked` is what the error calls it.
-fn lease(app: &App, serving: &Serving, caller: &Caller, alias: &str, asked: &str) -> Result<Lease, ApiError> {
+fn lease(
+    app: &App,
+    serving: &ServingState,
+    caller: &Caller,
+    alias: &str,
+    asked: &str,
+) -> Result<Lease, ApiError> {
     match app.registry.lease_any(alias, caller) {
-        Err(LeaseError::Sum(SumError::Unknown(name))) if name == serving.base_name => {
-            Err(LeaseError::from(SumError::Base(name)).into())
+        Err(LeaseError::Sum(WeightedMergeError::Unknown(name))) if name == serving.base_name => {
+            Err(LeaseError::from(WeightedMergeError::Base(name)).into())
         }
         lease => lease?.ok_or_else(|| ApiError::model_not_found(asked)),
     }
 }
 
-fn of_generation(app: &App, serving: &Serving, caller: &Caller, wanted: &str) -> Result<Lease, ApiError> {
+fn of_generation(
+    app: &App,
+    serving: &ServingState,
+    caller: &Caller,
+    wanted: &str,
+) -> Result<Lease, ApiError> {
     let entries = app.registry.entries();
-    let is = |entry: &&Arc<Entry>| {
+    let is = |entry: &&Arc<AdapterEntry>| {
         entry.is_for(caller) && entry.fault().is_none() && entry.record.generation.to_string() == wanted
     };
     let found = entries.values().find(is).map(|entry| entry.record.name.clone());
@@ -154,15 +165,15 @@ fn check_generation(generation: &Generation, wanted: &str, name: &str) -> Result
 mod tests {
     use super::*;
 
-    fn read(body: &str) -> Result<Wanted, ApiError> {
-        Wanted::read(&mut Fields::parse(body.as_bytes())?)
+    fn read(body: &str) -> Result<ModelRef, ApiError> {
+        ModelRef::read(&mut StrictFields::parse(body.as_bytes())?)
     }
 
     #[test]
     fn a_generation_is_64_hexadecimal_digits() {
         let hash = "AB".repeat(32);
         let wanted = read(&format!(r#"{{"model":"m","adapter":{{"generation":"{hash}"}}}}"#)).unwrap();
-        assert_eq!(wanted.adapter, Some(WantedAdapter::Generation(hash.to_lowercase())));
+        assert_eq!(wanted.adapter, Some(AdapterRef::Generation(hash.to_lowercase())));
         for bad in
             [r#"{"generation":"ab"}"#, r#"{"generation":7}"#, r#"{"generation":"","x":1}"#, "7", r#""""#]
         {

@@ -9,13 +9,13 @@ use text::tokenizer::AddSpecial;
 
 use super::{
     completions::add_special,
-    fields::{Fields, token_id},
+    fields::{StrictFields, token_id},
     logprobs::name,
     messages::messages,
     showing,
-    target::Wanted,
+    target::ModelRef,
     tools::{
-        self, Calling,
+        self, RequestTools,
         asked::{self, Tools},
     },
 };
@@ -24,44 +24,44 @@ use crate::{
     body::JsonBody,
     caller::Caller,
     errors::ApiError,
-    lifecycle::Serving,
-    text::{ChatMessage, Showing, Text},
+    lifecycle::ServingState,
+    text::{ChatMessage, TemplateOptions, Text},
 };
 
 /// What to make tokens of.
 #[derive(Debug)]
-enum Source {
+enum TokenizeSource {
     Prompt(String, AddSpecial),
-    Chat(Box<Conversation>),
+    Chat(Box<TokenizeConversation>),
 }
 
 /// A conversation as a chat would show it.
 #[derive(Debug)]
-struct Conversation {
+struct TokenizeConversation {
     messages: Vec<ChatMessage>,
-    showing: Showing,
+    showing: TemplateOptions,
     tools: Option<Tools>,
 }
 
 /// The body of `/tokenize`.
 #[derive(Debug)]
 pub struct TokenizeBody {
-    wanted: Option<Wanted>,
-    source: Source,
+    wanted: Option<ModelRef>,
+    source: TokenizeSource,
     wants_strings: bool,
 }
 
 /// The body of `/detokenize`.
 #[derive(Debug)]
 pub struct DetokenizeBody {
-    wanted: Option<Wanted>,
+    wanted: Option<ModelRef>,
     tokens: Vec<u32>,
 }
 
 impl TokenizeBody {
     /// Reads `body`.
     pub fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
+        let mut fields = StrictFields::parse(body)?;
         let wanted = wanted(&mut fields)?;
         let (add, wants_strings) = (add_special(&mut fields)?, fields.flag("return_token_strs", false)?);
         let (prompt, chat) = (fields.text("prompt")?, fields.array("messages")?);
@@ -72,20 +72,27 @@ impl TokenizeBody {
                 let message = "'tools' are shown with 'messages'; send those in place of 'prompt'";
                 return Err(ApiError::invalid("tools", message));
             }
-            (Some(prompt), None) => Source::Prompt(prompt, add),
-            (None, Some(chat)) => {
-                Source::Chat(Box::new(Conversation { messages: messages(Some(chat))?, showing, tools }))
-            }
+            (Some(prompt), None) => TokenizeSource::Prompt(prompt, add),
+            (None, Some(chat)) => TokenizeSource::Chat(Box::new(TokenizeConversation {
+                messages: messages(Some(chat))?,
+                showing,
+                tools,
+            })),
             _ => return Err(ApiError::missing("prompt", "send either 'prompt', a string, or 'messages'")),
         };
         Ok(Self { wanted, source, wants_strings })
     }
 
     /// The answer, by the text of the model that was asked.
-    fn answer(self, parser: ToolCallParser, serving: &Serving, text: &dyn Text) -> Result<Value, ApiError> {
+    fn answer(
+        self,
+        parser: ToolCallParser,
+        serving: &ServingState,
+        text: &dyn Text,
+    ) -> Result<Value, ApiError> {
         let tokens = match self.source {
-            Source::Prompt(prompt, add) => text.encode(&prompt, add)?,
-            Source::Chat(chat) => chat.tokens(parser, text)?,
+            TokenizeSource::Prompt(prompt, add) => text.encode(&prompt, add)?,
+            TokenizeSource::Chat(chat) => chat.tokens(parser, text)?,
         };
         let mut answer =
             json!({ "count": tokens.len(), "max_model_len": serving.context_tokens, "tokens": tokens });
@@ -97,12 +104,12 @@ impl TokenizeBody {
     }
 }
 
-impl Conversation {
+impl TokenizeConversation {
     fn tokens(self, parser: ToolCallParser, text: &dyn Text) -> Result<Vec<u32>, ApiError> {
         let Self { messages, mut showing, tools } = self;
         tools::check_history(&messages, text).map_err(|error| error.of("messages"))?;
         if let Some(tools) = tools {
-            showing.tools = Calling::new(tools, parser, text)?.shown();
+            showing.tools = RequestTools::new(tools, parser, text)?.shown();
         }
         Ok(text.encode_chat(&messages, &showing)?)
     }
@@ -111,7 +118,7 @@ impl Conversation {
 impl DetokenizeBody {
     /// Reads `body`.
     pub fn read(body: &[u8], vocab_size: u32) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
+        let mut fields = StrictFields::parse(body)?;
         let wanted = wanted(&mut fields)?;
         let items = fields.array("tokens")?;
         let items = items
@@ -168,8 +175,8 @@ pub async fn info(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> 
 }
 
 /// `model` may be left out here.
-fn wanted(fields: &mut Fields) -> Result<Option<Wanted>, ApiError> {
-    Ok(fields.text("model")?.map(|model| Wanted { model, adapter: None }))
+fn wanted(fields: &mut StrictFields) -> Result<Option<ModelRef>, ApiError> {
+    Ok(fields.text("model")?.map(|model| ModelRef { model, adapter: None }))
 }
 
 /// The text of the model that is wanted. All models share one tokenizer, but an adapter may have a chat template of its own, and a
@@ -177,8 +184,8 @@ fn wanted(fields: &mut Fields) -> Result<Option<Wanted>, ApiError> {
 fn text(
     app: &App,
     caller: &Caller,
-    serving: &Serving,
-    wanted: Option<Wanted>,
+    serving: &ServingState,
+    wanted: Option<ModelRef>,
 ) -> Result<Arc<dyn Text>, ApiError> {
     match wanted {
         None => Ok(Arc::clone(&serving.text)),

@@ -28,9 +28,9 @@ use settings::ToolCallParser;
 use text::grammar::{Enforcement, GrammarError, Thought};
 
 use self::{
-    asked::{Input, Tool, Tools},
-    format::{Format, shows_tools},
-    found::{CallKind, Found},
+    asked::{CustomInput, Tool, Tools},
+    format::{ToolCallFormat, shows_tools},
+    found::{CallKind, ScanResult},
     grammar::CallsError,
     kinds::Function,
     scan::Scanner,
@@ -44,37 +44,37 @@ use crate::{
 
 /// How calls of tools are told from the text of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answering {
+pub struct ToolCallReader {
     /// How the model writes them.
-    pub format: Format,
+    pub format: ToolCallFormat,
     /// Those there are.
     pub functions: Arc<[Function]>,
     /// The reading of text outside of tags.
-    pub untagged: Untagged,
+    pub untagged: UntaggedCalls,
 }
 
 /// The reading of an answer that names a function without the tags that announce calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Untagged {
+pub enum UntaggedCalls {
     /// A call, where models are known to forget the tags.
     MayCall,
     /// Text: calls keep to a grammar, which has the tags in it.
     Text,
 }
 
-impl Answering {
+impl ToolCallReader {
     /// For one answer.
     #[must_use]
     pub fn scanner(&self) -> Scanner {
         let scanner = Scanner::new(self.format, Arc::clone(&self.functions));
-        if self.untagged == Untagged::Text { scanner.of_grammar() } else { scanner }
+        if self.untagged == UntaggedCalls::Text { scanner.of_grammar() } else { scanner }
     }
 
     /// A number for a call that nobody else has. Templates of Mistral's take nine letters and digits alone.
     #[must_use]
     pub fn new_id(&self) -> String {
         match self.format {
-            Format::Mistral => format!("{:09x}", random_u64() >> 28),
+            ToolCallFormat::Mistral => format!("{:09x}", random_u64() >> 28),
             _ => format!("call_{:016x}{:08x}", random_u64(), random_u64() >> 32),
         }
     }
@@ -82,13 +82,13 @@ impl Answering {
 
 /// Tools of a request, ready to be shown and read.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Calling {
+pub struct RequestTools {
     tools: Tools,
     /// How its calls are read.
-    pub answering: Answering,
+    pub answering: ToolCallReader,
 }
 
-impl Calling {
+impl RequestTools {
     /// What `tools` mean to a model whose calls are written as `parser` says.
     ///
     /// # Errors
@@ -96,13 +96,14 @@ impl Calling {
     pub fn new(tools: Tools, parser: ToolCallParser, text: &dyn Text) -> Result<Self, ApiError> {
         let template = text.facts().chat_template.as_deref();
         let shows = template.is_some_and(shows_tools);
-        let format = Format::of(parser, template).filter(|_| shows).ok_or_else(|| no_tools(parser, shows))?;
+        let format =
+            ToolCallFormat::of(parser, template).filter(|_| shows).ok_or_else(|| no_tools(parser, shows))?;
         let function = |tool: &Tool| match tool.input {
             Some(_) => Function::custom(&tool.name),
             None => Function::new(&tool.name, &tool.parameters),
         };
         let functions = tools.list.iter().map(function).collect();
-        Ok(Self { tools, answering: Answering { format, functions, untagged: Untagged::MayCall } })
+        Ok(Self { tools, answering: ToolCallReader { format, functions, untagged: UntaggedCalls::MayCall } })
     }
 
     /// What the chat template is to show.
@@ -131,7 +132,7 @@ impl Calling {
             Ok(Some(GrammarSource { param: "tools".to_owned(), parts: self.inputs()?, ..source }))
         });
         if !matches!(source, Ok(None)) {
-            self.answering.untagged = Untagged::Text;
+            self.answering.untagged = UntaggedCalls::Text;
         }
         source.map_err(|error| match (error, answer) {
             (CallsError::Grammar(error), _) => structured::refused(field, &error).of("tools"),
@@ -145,7 +146,7 @@ impl Calling {
     /// The grammars of custom tools' inputs, each with the field that asks for it.
     fn inputs(&self) -> Result<Vec<GrammarSource>, GrammarError> {
         let input = |tool: &Tool| match &tool.input {
-            Some(Input::Grammar { field, grammar }) => {
+            Some(CustomInput::Grammar { field, grammar }) => {
                 Some(grammar.source().map(|source| GrammarSource::new(source, field)))
             }
             _ => None,
@@ -158,7 +159,7 @@ impl Calling {
 #[must_use]
 pub fn are_called(parser: ToolCallParser, text: &dyn Text) -> bool {
     let template = text.facts().chat_template.as_deref();
-    template.is_some_and(shows_tools) && Format::of(parser, template).is_some()
+    template.is_some_and(shows_tools) && ToolCallFormat::of(parser, template).is_some()
 }
 
 fn no_tools(parser: ToolCallParser, shows: bool) -> ApiError {
@@ -191,7 +192,7 @@ pub fn check_history(messages: &[ChatMessage], text: &dyn Text) -> Result<(), Ap
 
 /// A part of a call as it goes out.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CallPart {
+pub struct ToolCallDelta {
     /// Which call of the answer, counted from 0.
     pub index: usize,
     /// Bytes of its piece's text that stand before it.
@@ -206,7 +207,7 @@ pub struct CallPart {
     pub written: String,
 }
 
-impl CallPart {
+impl ToolCallDelta {
     /// Whether there is nothing in it for those who are told of calls.
     #[must_use]
     pub fn is_silent(&self) -> bool {
@@ -215,10 +216,15 @@ impl CallPart {
 }
 
 /// Adds what was `found` to what goes out.
-pub fn append(found: Found, answering: &Answering, content: &mut String, calls: &mut Vec<CallPart>) {
+pub fn append(
+    found: ScanResult,
+    answering: &ToolCallReader,
+    content: &mut String,
+    calls: &mut Vec<ToolCallDelta>,
+) {
     let before = content.len();
     content.push_str(&found.content);
-    calls.extend(found.calls.into_iter().map(|piece| CallPart {
+    calls.extend(found.calls.into_iter().map(|piece| ToolCallDelta {
         index: piece.index,
         at: before + piece.at,
         kind: piece.kind,

@@ -2,12 +2,12 @@
 
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
-use super::{structured::FormWarning, tools::found::CallKind};
+use super::{structured::SchemaWarning, tools::found::CallKind};
 use crate::usage::{FinishReason, Usage};
 
 /// What every answer about a generation carries.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct Envelope<'a> {
+pub struct GenerationEnvelope<'a> {
     /// Number of the answer, `chatcmpl-` or `cmpl-` and random digits; no other answer has it.
     pub id: &'a str,
     /// What kind of body this is.
@@ -22,10 +22,10 @@ pub struct Envelope<'a> {
 
 /// A whole answer or a chunk of one.
 #[derive(Debug, Serialize)]
-pub struct Body<'a, C> {
+pub struct GenerationBody<'a, C> {
     /// What it is about.
     #[serde(flatten)]
-    pub envelope: Envelope<'a>,
+    pub envelope: GenerationEnvelope<'a>,
     /// The choices, in the order of their index.
     pub choices: &'a [C],
     /// What is told of the prompt of a chat.
@@ -35,8 +35,8 @@ pub struct Body<'a, C> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
     /// What of its form the answer need not keep to; in a stream, at its end.
-    #[serde(skip_serializing_if = "<[FormWarning]>::is_empty")]
-    pub warnings: &'a [FormWarning],
+    #[serde(skip_serializing_if = "<[SchemaWarning]>::is_empty")]
+    pub warnings: &'a [SchemaWarning],
 }
 
 /// What is told of a prompt where that was asked for, as vLLM tells it.
@@ -47,16 +47,16 @@ pub struct PromptReport<'a> {
     pub prompt_token_ids: Option<&'a [u32]>,
     /// How likely each of them was: null for the first.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub prompt_logprobs: Option<Vec<Option<Likely>>>,
+    pub prompt_logprobs: Option<Vec<Option<TokenLikelihoods>>>,
 }
 
 /// A JSON object from token id to how likely that token was: the one that stands in the prompt first.
 #[derive(Debug, PartialEq)]
-pub struct Likely(pub Vec<(u32, Ranked)>);
+pub struct TokenLikelihoods(pub Vec<(u32, RankedToken)>);
 
 /// How likely a token was.
 #[derive(Debug, PartialEq, Serialize)]
-pub struct Ranked {
+pub struct RankedToken {
     /// Natural logarithm of its probability.
     pub logprob: f32,
     /// Its place among all tokens, from 1; null where it is not among those that were asked for.
@@ -65,7 +65,7 @@ pub struct Ranked {
     pub decoded_token: String,
 }
 
-impl Serialize for Likely {
+impl Serialize for TokenLikelihoods {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.iter().map(|(token, ranked)| (token, ranked)))
     }
@@ -77,7 +77,7 @@ pub struct ChatChoice<'a> {
     /// Which of the choices asked for (`n` for each prompt), counted from 0.
     pub index: usize,
     /// What the assistant said.
-    pub message: Message<'a>,
+    pub message: AssistantMessage<'a>,
     /// Null unless asked for.
     pub logprobs: Option<ChatLogprobs<'a>>,
     /// Always set.
@@ -89,7 +89,7 @@ pub struct ChatChoice<'a> {
 
 /// The assistant's message.
 #[derive(Debug, Serialize)]
-pub struct Message<'a> {
+pub struct AssistantMessage<'a> {
     /// `assistant`.
     pub role: &'static str,
     /// Its text; null where it does nothing but call tools.
@@ -121,7 +121,7 @@ pub struct ToolCall<'a> {
     pub function: Option<Function<'a>>,
     /// The custom tool that is called.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub custom: Option<Custom<'a>>,
+    pub custom: Option<CustomCall<'a>>,
 }
 
 impl<'a> ToolCall<'a> {
@@ -131,7 +131,7 @@ impl<'a> ToolCall<'a> {
         let (id, name) = begun.unzip();
         let (word, function, custom) = match kind {
             CallKind::Function => ("function", Some(Function { name, arguments: text }), None),
-            CallKind::Custom => ("custom", None, Some(Custom { name, input: text })),
+            CallKind::Custom => ("custom", None, Some(CustomCall { name, input: text })),
         };
         Self { index: None, id, r#type: id.map(|_| word), function, custom }
     }
@@ -149,7 +149,7 @@ pub struct Function<'a> {
 
 /// A custom tool that is called.
 #[derive(Debug, Serialize)]
-pub struct Custom<'a> {
+pub struct CustomCall<'a> {
     /// Its name, in the call's first part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<&'a str>,
@@ -211,19 +211,19 @@ pub struct TextChoice<'a> {
 
 /// A piece of a choice with nothing new in it, but with what is told of drafts: whoever does not know the field reads on.
 #[derive(Debug, Serialize)]
-pub struct Aside<'a, C> {
+pub struct DraftEvent<'a, C> {
     /// The piece.
     #[serde(flatten)]
     pub choice: C,
     /// What is told.
     #[serde(flatten)]
-    pub draft: Draft<'a>,
+    pub draft: DraftUpdate<'a>,
 }
 
 /// What a stream tells of drafts, each in a field of its own.
 #[derive(Debug, Clone, Copy, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Draft<'a> {
+pub enum DraftUpdate<'a> {
     /// The text may go on with this; the next piece or the next retraction says whether it does.
     Provisional {
         /// Behind all text so far.

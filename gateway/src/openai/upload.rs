@@ -7,9 +7,9 @@ use serde_json::{Map, Value};
 
 use super::adapters::{load_request, loaded};
 use crate::{
-    adapters::{Arriving, LoadRequest, StoreError},
+    adapters::{IncomingAdapter, LoadRequest, StoreError},
     app::App,
-    body::form::{Form, Part},
+    body::form::{FormPart, MultipartForm},
     errors::ApiError,
 };
 
@@ -18,7 +18,7 @@ const TEXTS: &[&str] = &["lora_name", "tenant", "expected_generation"];
 const FLAGS: &[&str] = &["pinned", "load_inplace"];
 
 /// Takes an adapter's files, and answers when it is durable and serving.
-pub async fn upload(State(app): State<Arc<App>>, form: Form) -> Result<Json<Value>, ApiError> {
+pub async fn upload(State(app): State<Arc<App>>, form: MultipartForm) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
     let turn = app.registry.begin_load()?;
     let arriving = app.registry.receive()?;
@@ -31,8 +31,8 @@ pub async fn upload(State(app): State<Arc<App>>, form: Form) -> Result<Json<Valu
 async fn take(
     app: &App,
     base_name: &str,
-    arriving: &Arriving,
-    mut form: Form,
+    arriving: &IncomingAdapter,
+    mut form: MultipartForm,
 ) -> Result<LoadRequest, ApiError> {
     let (mut texts, mut request) = (Map::new(), None);
     while let Some(part) = form.next().await? {
@@ -73,7 +73,7 @@ fn request_of(app: &App, base_name: &str, texts: &mut Map<String, Value>) -> Res
     Ok(request)
 }
 
-async fn keep(arriving: &Arriving, mut part: Part<'_>) -> Result<(), ApiError> {
+async fn keep(arriving: &IncomingAdapter, mut part: FormPart<'_>) -> Result<(), ApiError> {
     let name = part.file_name().unwrap_or_default().to_owned();
     let mut file = arriving.begin(&name).await.map_err(refused)?;
     while let Some(bytes) = part.chunk().await? {

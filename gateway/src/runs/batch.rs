@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use training_protocol::session::{Done, MAX_NUMBERS, Order, Refusal};
+use training_protocol::session::{CommandDone, CommandRefusal, MAX_NUMBERS, TrainingCommand};
 
 use super::{
-    outcome::Outcome,
+    outcome::FutureResult,
     wire::{
-        ArrayRecord, BatchedTensor, Chunk, ChunkKind, DType, Datum, ForwardBackwardOutput,
-        ForwardBackwardRequest, LossConfig, LossConfigValue, Tensor, Values,
+        ArrayRecord, BatchedTensor, ChunkKind, DType, Datum, ForwardBackwardOutput, ForwardBackwardRequest,
+        LossConfig, LossConfigValue, ModelInputChunk, TensorData, Values,
     },
 };
 
@@ -21,21 +21,21 @@ const MAX_NAMES: usize = 16;
 
 /// An order to evaluate sequences, and their numbers.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Batch {
+pub struct TrainingBatch {
     /// The order.
-    pub order: Order,
+    pub order: TrainingCommand,
     /// Its numbers.
     pub numbers: Vec<u8>,
     /// Tokens of each sequence.
     lengths: Vec<usize>,
 }
 
-impl Batch {
+impl TrainingBatch {
     /// Reads a request.
     ///
     /// # Errors
     /// It asks for what is not done here; it is said what.
-    pub fn read(request: &ForwardBackwardRequest) -> Result<Self, Refusal> {
+    pub fn read(request: &ForwardBackwardRequest) -> Result<Self, CommandRefusal> {
         let inputs = inputs(&request.data);
         check_names("loss_fn", std::iter::once(request.loss_fn.as_str()))?;
         check_names("loss_fn_inputs", inputs.iter().copied())?;
@@ -43,10 +43,10 @@ impl Batch {
         let (mut numbers, mut lengths) = (Vec::new(), Vec::new());
         for (number, datum) in request.data.iter().enumerate() {
             let length = push(&mut numbers, datum, &inputs);
-            lengths.push(length.map_err(|why| Refusal::user(format!("datum {number}: {why}")))?);
+            lengths.push(length.map_err(|why| CommandRefusal::user(format!("datum {number}: {why}")))?);
         }
         numbers.shrink_to_fit();
-        let order = Order::ForwardBackward {
+        let order = TrainingCommand::ForwardBackward {
             loss: request.loss_fn.clone(),
             options,
             forward_only: request.forward_only,
@@ -54,7 +54,7 @@ impl Batch {
             inputs: inputs.into_iter().map(str::to_owned).collect(),
         };
         if order.numbers().is_none() {
-            return Err(Refusal::user(format!(
+            return Err(CommandRefusal::user(format!(
                 "a request holds at most {MAX_NUMBERS} numbers: send fewer tokens at once"
             )));
         }
@@ -71,7 +71,7 @@ impl Batch {
 
     /// What the trainer says of it, for the client.
     #[must_use]
-    pub fn answer(&self, done: Done, logprobs: Vec<u8>) -> Outcome {
+    pub fn answer(&self, done: CommandDone, logprobs: Vec<u8>) -> FutureResult {
         let mut offsets = vec![0i64];
         let mut end = 0;
         for length in &self.lengths {
@@ -94,7 +94,7 @@ impl Batch {
             loss_fn_outputs: vec![record],
             metrics: done.metrics.into_iter().collect(),
         };
-        Outcome::Protobuf(prost::Message::encode_to_vec(&output).into())
+        FutureResult::Protobuf(prost::Message::encode_to_vec(&output).into())
     }
 }
 
@@ -125,19 +125,21 @@ fn inputs(data: &[Datum]) -> Vec<&str> {
 }
 
 /// Refuses names that no loss has: each would be kept until the batch is evaluated.
-fn check_names<'a>(field: &str, names: impl Iterator<Item = &'a str>) -> Result<(), Refusal> {
+fn check_names<'a>(field: &str, names: impl Iterator<Item = &'a str>) -> Result<(), CommandRefusal> {
     for (number, name) in names.enumerate() {
         if number >= MAX_NAMES {
-            return Err(Refusal::user(format!("'{field}' has more than {MAX_NAMES} names")));
+            return Err(CommandRefusal::user(format!("'{field}' has more than {MAX_NAMES} names")));
         }
         if name.len() > MAX_NAME_BYTES {
-            return Err(Refusal::user(format!("a name in '{field}' is longer than {MAX_NAME_BYTES} bytes")));
+            return Err(CommandRefusal::user(format!(
+                "a name in '{field}' is longer than {MAX_NAME_BYTES} bytes"
+            )));
         }
     }
     Ok(())
 }
 
-fn options(request: &ForwardBackwardRequest) -> Result<BTreeMap<String, f64>, Refusal> {
+fn options(request: &ForwardBackwardRequest) -> Result<BTreeMap<String, f64>, CommandRefusal> {
     let (older, newer) = (&request.loss_fn_config, &request.loss_fn_config_v2);
     check_names("loss_fn_config", older.keys().chain(newer.keys()).map(String::as_str))?;
     let number = |value: &LossConfigValue| match value.value {
@@ -152,12 +154,12 @@ fn options(request: &ForwardBackwardRequest) -> Result<BTreeMap<String, f64>, Re
     let finite = |(name, value): (&String, Option<f64>)| match value.filter(|value| value.is_finite()) {
         Some(value) => Ok((name.clone(), value)),
         // JSON, which the trainer is told options in, has no other numbers.
-        None => Err(Refusal::user(format!("'{name}' in loss_fn_config must be a finite number"))),
+        None => Err(CommandRefusal::user(format!("'{name}' in loss_fn_config must be a finite number"))),
     };
     options.into_iter().map(finite).collect()
 }
 
-fn tokens(chunks: &[Chunk]) -> Result<Vec<u8>, String> {
+fn tokens(chunks: &[ModelInputChunk]) -> Result<Vec<u8>, String> {
     let mut tokens = Vec::new();
     for chunk in chunks {
         match &chunk.kind {
@@ -175,7 +177,7 @@ fn tokens(chunks: &[Chunk]) -> Result<Vec<u8>, String> {
 }
 
 /// All numbers of a tensor of one dimension.
-fn dense(tensor: &Tensor, length: usize) -> Result<&[u8], String> {
+fn dense(tensor: &TensorData, length: usize) -> Result<&[u8], String> {
     let is_flat = match tensor.shape[..] {
         [] => true,
         [count] => usize::try_from(count) == Ok(length),
@@ -193,7 +195,7 @@ fn dense(tensor: &Tensor, length: usize) -> Result<&[u8], String> {
     }
 }
 
-fn integers(tensor: &Tensor, length: usize) -> Result<Vec<u8>, String> {
+fn integers(tensor: &TensorData, length: usize) -> Result<Vec<u8>, String> {
     let values = dense(tensor, length)?;
     let wide = match tensor.dtype() {
         DType::Int64 => values.as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect(),
@@ -210,7 +212,7 @@ fn integers(tensor: &Tensor, length: usize) -> Result<Vec<u8>, String> {
     narrow.map(|narrow| narrow.concat()).ok_or_else(|| "holds what is no token".to_owned())
 }
 
-fn floats(tensor: &Tensor, length: usize) -> Result<&[u8], String> {
+fn floats(tensor: &TensorData, length: usize) -> Result<&[u8], String> {
     let values = dense(tensor, length)?;
     if tensor.dtype() == DType::Float32 && values.len() == length * size_of::<f32>() {
         return Ok(values);
@@ -221,10 +223,10 @@ fn floats(tensor: &Tensor, length: usize) -> Result<&[u8], String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runs::wire::{EncodedText, Other, SparseCsr};
+    use crate::runs::wire::{EncodedText, IgnoredMessage, SparseCsr};
 
-    fn tensor(dtype: DType, values: Vec<u8>, shape: &[i64]) -> Tensor {
-        Tensor { values: Some(Values::Dense(values)), dtype: dtype.into(), shape: shape.to_vec() }
+    fn tensor(dtype: DType, values: Vec<u8>, shape: &[i64]) -> TensorData {
+        TensorData { values: Some(Values::Dense(values)), dtype: dtype.into(), shape: shape.to_vec() }
     }
 
     /// Two tokens with their targets and weights.
@@ -233,7 +235,7 @@ mod tests {
         let targets = [6i64, 7].iter().flat_map(|token| token.to_le_bytes()).collect();
         let weights = [0.0f32, 1.0].iter().flat_map(|weight| weight.to_le_bytes()).collect();
         let datum = Datum {
-            model_input: vec![Chunk { kind: Some(ChunkKind::EncodedText(text)) }],
+            model_input: vec![ModelInputChunk { kind: Some(ChunkKind::EncodedText(text)) }],
             loss_fn_inputs: HashMap::from([
                 (TARGETS.to_owned(), tensor(DType::Int64, targets, &[2])),
                 ("weights".to_owned(), tensor(DType::Float32, weights, &[2])),
@@ -248,7 +250,7 @@ mod tests {
 
     #[test]
     fn a_batch_is_its_tokens_targets_and_inputs() {
-        let batch = Batch::read(&request()).unwrap();
+        let batch = TrainingBatch::read(&request()).unwrap();
         let numbers = [5u32, 6, 6, 7, 0, 1.0f32.to_bits()];
         assert_eq!(batch.numbers, numbers.map(u32::to_le_bytes).concat());
         assert_eq!(batch.order.numbers(), Some(numbers.len()));
@@ -259,16 +261,16 @@ mod tests {
         let refused = |change: &dyn Fn(&mut ForwardBackwardRequest)| {
             let mut request = request();
             change(&mut request);
-            Batch::read(&request).unwrap_err().message
+            TrainingBatch::read(&request).unwrap_err().message
         };
-        let weights = |tensor: Tensor| {
+        let weights = |tensor: TensorData| {
             refused(&move |request| {
                 request.data[0].loss_fn_inputs.insert("weights".to_owned(), tensor.clone());
             })
         };
-        let image = Chunk { kind: Some(ChunkKind::Image(Other {})) };
+        let image = ModelInputChunk { kind: Some(ChunkKind::Image(IgnoredMessage {})) };
         assert!(refused(&|request| request.data[0].model_input.push(image.clone())).contains("images"));
-        let sparse = Tensor {
+        let sparse = TensorData {
             values: Some(Values::SparseCsr(SparseCsr::default())),
             dtype: DType::Float32.into(),
             shape: vec![2],
@@ -297,7 +299,7 @@ mod tests {
         let refused = |change: &dyn Fn(&mut ForwardBackwardRequest)| {
             let mut request = request();
             change(&mut request);
-            let message = Batch::read(&request).unwrap_err().message;
+            let message = TrainingBatch::read(&request).unwrap_err().message;
             assert!(message.len() < 200, "{} bytes", message.len());
             message
         };

@@ -9,8 +9,8 @@ use std::{
 use tokio::task::AbortHandle;
 
 use super::{
-    desk::{Desk, Progress},
-    worker::{Means, Worker},
+    desk::{ModelProgress, WorkQueue},
+    worker::{ModelWorker, WorkerContext},
 };
 use crate::{
     clock::seconds_since_1970, errors::ApiError, lock::lock, random::random_u64, tenant_memory::Reservation,
@@ -37,19 +37,19 @@ const TRAINED: &str = ":train:";
 
 /// A model that is trained.
 #[derive(Debug)]
-pub struct Model {
+pub struct TrainedModel {
     /// What clients call it: `SESSION:train:NUMBER`, which some make up themselves.
     pub id: String,
     /// The same in names of what is kept of it.
     pub run: String,
     /// What it is to do.
-    pub desk: Arc<Desk>,
+    pub desk: Arc<WorkQueue>,
     worker: AbortHandle,
     /// Given back when the model ends.
     _memory: Reservation,
 }
 
-impl Drop for Model {
+impl Drop for TrainedModel {
     fn drop(&mut self) {
         self.worker.abort();
     }
@@ -57,7 +57,7 @@ impl Drop for Model {
 
 /// A model that is trained, for whoever watches.
 #[derive(Debug, Clone)]
-pub struct Live {
+pub struct ActiveModel {
     /// Its name in what is kept of it.
     pub run: String,
     /// Whose it is.
@@ -67,7 +67,7 @@ pub struct Live {
     /// Of its adapter, once it has one.
     pub rank: Option<usize>,
     /// How far it is.
-    pub progress: Progress,
+    pub progress: ModelProgress,
 }
 
 /// What is sampled from.
@@ -82,10 +82,10 @@ pub struct Sampler {
 }
 
 #[derive(Debug)]
-struct Session {
+struct TrainingSession {
     tenant: Arc<str>,
     touched: Instant,
-    models: HashMap<String, Arc<Model>>,
+    models: HashMap<String, Arc<TrainedModel>>,
     samplers: HashMap<String, Arc<Sampler>>,
     /// Given back when the session ends.
     _memory: Reservation,
@@ -93,9 +93,9 @@ struct Session {
 
 /// See the module's description.
 #[derive(Debug, Default)]
-pub struct Book(Mutex<HashMap<String, Session>>);
+pub struct TrainingSessions(Mutex<HashMap<String, TrainingSession>>);
 
-impl Book {
+impl TrainingSessions {
     /// Begins a session of the tenant whose `memory` it is counted to, and gives its name.
     ///
     /// # Errors
@@ -109,7 +109,7 @@ impl Book {
             return Err(ApiError::busy("too_many_sessions", message));
         }
         let id = format!("{:016x}{:016x}", random_u64(), random_u64());
-        let session = Session {
+        let session = TrainingSession {
             tenant: Arc::clone(tenant),
             touched: Instant::now(),
             models: HashMap::new(),
@@ -145,8 +145,8 @@ impl Book {
         session: &str,
         number: u64,
         memory: Reservation,
-        means: &Means,
-    ) -> Result<Arc<Model>, ApiError> {
+        means: &WorkerContext,
+    ) -> Result<Arc<TrainedModel>, ApiError> {
         let tenant = Arc::clone(memory.tenant());
         self.with(session, &tenant, |open| {
             let run = format!("{session}-{number}");
@@ -158,8 +158,8 @@ impl Book {
                 return Err(ApiError::bad_request("too_many_models", message));
             }
             let id = format!("{session}{TRAINED}{number}");
-            let desk = Arc::<Desk>::default();
-            let worker = Worker {
+            let desk = Arc::<WorkQueue>::default();
+            let worker = ModelWorker {
                 desk: Arc::clone(&desk),
                 tenant: Arc::clone(&tenant),
                 model_id: id.clone(),
@@ -169,7 +169,7 @@ impl Book {
                 snapshots: VecDeque::new(),
             };
             let worker = tokio::spawn(worker.work()).abort_handle();
-            let model = Arc::new(Model { id, run: run.clone(), desk, worker, _memory: memory });
+            let model = Arc::new(TrainedModel { id, run: run.clone(), desk, worker, _memory: memory });
             open.models.insert(run, Arc::clone(&model));
             Ok(model)
         })
@@ -179,7 +179,7 @@ impl Book {
     ///
     /// # Errors
     /// There is none, or it is somebody else's.
-    pub fn find_model(&self, id: &str, tenant: &str) -> Result<Arc<Model>, ApiError> {
+    pub fn find_model(&self, id: &str, tenant: &str) -> Result<Arc<TrainedModel>, ApiError> {
         let (session, number) = id.split_once(TRAINED).unwrap_or_default();
         let run = format!("{session}-{number}");
         let gone = || {
@@ -225,11 +225,11 @@ impl Book {
 
     /// All models that are trained, in the order of their names.
     #[must_use]
-    pub fn live(&self) -> Vec<Live> {
+    pub fn live(&self) -> Vec<ActiveModel> {
         let now = Instant::now();
-        let of_session = |session: &Session| -> Vec<Live> {
+        let of_session = |session: &TrainingSession| -> Vec<ActiveModel> {
             let at = seconds_since_1970().saturating_sub((now - session.touched).as_secs());
-            let live = |model: &Arc<Model>| Live {
+            let live = |model: &Arc<TrainedModel>| ActiveModel {
                 run: model.run.clone(),
                 tenant: Arc::clone(&session.tenant),
                 at,
@@ -238,7 +238,7 @@ impl Book {
             };
             session.models.values().map(live).collect()
         };
-        let mut all: Vec<Live> = lock(&self.0).values().flat_map(of_session).collect();
+        let mut all: Vec<ActiveModel> = lock(&self.0).values().flat_map(of_session).collect();
         all.sort_by(|a, b| a.run.cmp(&b.run));
         all
     }
@@ -259,7 +259,7 @@ impl Book {
         &self,
         id: &str,
         tenant: &str,
-        then: impl FnOnce(&mut Session) -> Result<T, ApiError>,
+        then: impl FnOnce(&mut TrainingSession) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
         let mut sessions = lock(&self.0);
         let session = sessions.get_mut(id).filter(|session| *session.tenant == *tenant);

@@ -7,9 +7,9 @@ use std::{
 
 use serde_json::Value;
 use tokio::sync::Notify;
-use training_protocol::session::{Adam, Lora, Refusal};
+use training_protocol::session::{Adam, CommandRefusal, Lora};
 
-use super::{batch::Batch, outcome::Outcome, promises::Promise};
+use super::{batch::TrainingBatch, outcome::FutureResult, promises::RequestFuture};
 use crate::{errors::ApiError, lock::lock};
 
 /// Pieces of work that a model may have waiting. Their bytes count to their tenant's memory, in their promises.
@@ -17,7 +17,7 @@ const MAX_WAITING: usize = 4096;
 
 /// A piece of work.
 #[derive(Debug)]
-pub enum Work {
+pub enum ModelCommand {
     /// Begin with a new adapter.
     Create {
         /// How large it is.
@@ -35,7 +35,7 @@ pub enum Work {
         optimizer: bool,
     },
     /// Evaluate.
-    ForwardBackward(Box<Batch>),
+    ForwardBackward(Box<TrainingBatch>),
     /// Make a step.
     Step(Adam),
     /// Keep a state.
@@ -57,10 +57,10 @@ pub enum Work {
         ttl_s: Option<u64>,
     },
     /// Nothing: it was refused, but has its number.
-    Refused(Refusal),
+    Refused(CommandRefusal),
 }
 
-impl Work {
+impl ModelCommand {
     /// Whether it can be done by a trainer that has no adapter yet.
     pub(super) fn begins(&self) -> bool {
         matches!(self, Self::Create { .. } | Self::Load { .. })
@@ -79,17 +79,17 @@ impl Work {
 
 /// What a model is to do, and what is known of it.
 #[derive(Debug, Default)]
-pub struct Desk {
-    queue: Mutex<Queue>,
+pub struct WorkQueue {
+    queue: Mutex<PendingCommands>,
     arrived: Notify,
     /// Of its adapter, once it has one.
     pub lora: OnceLock<Lora>,
-    progress: Mutex<Progress>,
+    progress: Mutex<ModelProgress>,
 }
 
 /// How far a model is.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Progress {
+pub struct ModelProgress {
     /// Whether somebody trains it.
     pub has_trainer: bool,
     /// Steps that were made.
@@ -100,7 +100,7 @@ pub struct Progress {
 
 /// When a piece of work can be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
+pub enum CommandTiming {
     /// As soon as the piece that is under way is done.
     Next,
     /// After pieces that have not come yet.
@@ -108,20 +108,20 @@ pub enum Turn {
 }
 
 #[derive(Debug, Default)]
-struct Queue {
+struct PendingCommands {
     /// The number whose turn it is.
     next: u64,
-    waiting: BTreeMap<u64, (Work, Arc<Promise>)>,
+    waiting: BTreeMap<u64, (ModelCommand, Arc<RequestFuture>)>,
     /// Whether the session has ended: what still comes is refused.
     is_closed: bool,
 }
 
-impl Desk {
+impl WorkQueue {
     /// Checks that a piece of this number can be taken, and says when its turn is.
     ///
     /// # Errors
     /// Too much is waiting, or the number has had its turn.
-    pub fn check(&self, seq: u64) -> Result<Turn, ApiError> {
+    pub fn check(&self, seq: u64) -> Result<CommandTiming, ApiError> {
         let queue = lock(&self.queue);
         if seq < queue.next {
             let message = format!("seq_id {seq} was done before, and its result is not kept any more");
@@ -129,17 +129,17 @@ impl Desk {
         }
         // Whatever else waits, the piece whose turn it is must get in.
         if seq == queue.next {
-            return Ok(Turn::Next);
+            return Ok(CommandTiming::Next);
         }
         if queue.waiting.len() >= MAX_WAITING {
             let message = "too many requests of this model wait for their turn; fetch some results first";
             return Err(ApiError::busy("model_queue_full", message));
         }
-        Ok(Turn::Later)
+        Ok(CommandTiming::Later)
     }
 
     /// Takes a piece in; refuses it if the session has ended meanwhile.
-    pub fn put(&self, seq: u64, work: Work, promise: Arc<Promise>) {
+    pub fn put(&self, seq: u64, work: ModelCommand, promise: Arc<RequestFuture>) {
         let mut queue = lock(&self.queue);
         if queue.is_closed {
             return promise.keep(session_ended());
@@ -150,16 +150,16 @@ impl Desk {
 
     /// How far the model is.
     #[must_use]
-    pub fn progress(&self) -> Progress {
+    pub fn progress(&self) -> ModelProgress {
         *lock(&self.progress)
     }
 
-    pub(super) fn note(&self, change: impl FnOnce(&mut Progress)) {
+    pub(super) fn note(&self, change: impl FnOnce(&mut ModelProgress)) {
         change(&mut lock(&self.progress));
     }
 
     /// The next piece, once it is there.
-    pub(super) async fn next(&self) -> (Work, Arc<Promise>) {
+    pub(super) async fn next(&self) -> (ModelCommand, Arc<RequestFuture>) {
         loop {
             if let Some(piece) = self.take() {
                 return piece;
@@ -180,7 +180,7 @@ impl Desk {
         }
     }
 
-    fn take(&self) -> Option<(Work, Arc<Promise>)> {
+    fn take(&self) -> Option<(ModelCommand, Arc<RequestFuture>)> {
         let mut queue = lock(&self.queue);
         let next = queue.next;
         let piece = queue.waiting.remove(&next)?;
@@ -190,8 +190,8 @@ impl Desk {
 }
 
 /// What becomes of work whose session has ended.
-pub(super) fn session_ended() -> Outcome {
-    Outcome::Failed(Refusal::server("the session of this model has ended"))
+pub(super) fn session_ended() -> FutureResult {
+    FutureResult::Failed(CommandRefusal::server("the session of this model has ended"))
 }
 
 #[cfg(test)]
@@ -200,25 +200,25 @@ mod tests {
 
     use super::*;
     use crate::{
-        runs::promises::{Made, Promises},
+        runs::promises::{InsertedFuture, RequestFutures},
         tenant_memory::{MemoryLimits, TenantMemory},
     };
 
-    fn promise(id: &str) -> Arc<Promise> {
+    fn promise(id: &str) -> Arc<RequestFuture> {
         let memory = TenantMemory::new(MemoryLimits::default()).reserve(&"alice".into(), 0).unwrap();
-        match Promises::default().make(id, memory).unwrap() {
-            Made::Now(promise) => promise,
-            Made::Before => panic!("it is new"),
+        match RequestFutures::default().make(id, memory).unwrap() {
+            InsertedFuture::Now(promise) => promise,
+            InsertedFuture::Before => panic!("it is new"),
         }
     }
 
-    fn refused(word: &str) -> Work {
-        Work::Refused(Refusal::user(word))
+    fn refused(word: &str) -> ModelCommand {
+        ModelCommand::Refused(CommandRefusal::user(word))
     }
 
     #[tokio::test]
     async fn a_piece_of_work_is_done_in_its_turn_and_once() {
-        let desk = Desk::default();
+        let desk = WorkQueue::default();
         for seq in [2, 1] {
             desk.check(seq).unwrap();
             desk.put(seq, refused(&seq.to_string()), promise("p"));
@@ -226,7 +226,7 @@ mod tests {
         assert!(desk.take().is_none(), "the first has not come");
         desk.put(0, refused("0"), promise("p"));
         for seq in ["0", "1", "2"] {
-            let (Work::Refused(refusal), _) = desk.next().await else { panic!("another piece") };
+            let (ModelCommand::Refused(refusal), _) = desk.next().await else { panic!("another piece") };
             assert_eq!(refusal.message, seq);
         }
         desk.check(2).unwrap_err();
@@ -235,17 +235,17 @@ mod tests {
 
     #[test]
     fn a_desk_that_is_full_takes_the_one_whose_turn_it_is() {
-        let desk = Desk::default();
+        let desk = WorkQueue::default();
         for seq in 1..=MAX_WAITING as u64 {
             desk.put(seq, refused("later"), promise("p"));
         }
         assert_eq!(desk.check(MAX_WAITING as u64 + 1).unwrap_err().status().as_u16(), 429);
-        assert_eq!(desk.check(0).unwrap(), Turn::Next);
+        assert_eq!(desk.check(0).unwrap(), CommandTiming::Next);
     }
 
     #[tokio::test]
     async fn a_piece_that_comes_when_the_session_has_ended_is_refused_as_those_that_wait_are() {
-        let (desk, waits, comes) = (Desk::default(), promise("waits"), promise("comes"));
+        let (desk, waits, comes) = (WorkQueue::default(), promise("waits"), promise("comes"));
         desk.put(1, refused("1"), Arc::clone(&waits));
         desk.close();
         desk.put(2, refused("2"), Arc::clone(&comes));

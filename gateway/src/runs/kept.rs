@@ -8,13 +8,13 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use training_protocol::session::{Lora, Refusal};
+use training_protocol::session::{CommandRefusal, Lora};
 
 use super::{
     expiry::{self, expires_at, is_over},
     saved,
 };
-use crate::adapters::{Entry, table::Table};
+use crate::adapters::{AdapterEntry, table::AdapterNames};
 
 /// Most states that a tenant keeps.
 const MAX_STATES: usize = 1024;
@@ -25,7 +25,7 @@ const PARTIAL_ABOUT: &str = "about.json.partial";
 
 /// What a state is of.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct About {
+pub struct CheckpointBase {
     /// The model that was trained.
     pub base: String,
     /// The size of its adapter.
@@ -34,7 +34,7 @@ pub struct About {
 
 /// What can be gone on from, or sampled from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum CheckpointKind {
     /// Adapter and optimizer.
     State,
     /// An adapter that is served.
@@ -43,7 +43,7 @@ pub enum Kind {
     External,
 }
 
-impl Kind {
+impl CheckpointKind {
     /// As paths have it.
     #[must_use]
     pub fn segment(self) -> &'static str {
@@ -73,7 +73,7 @@ pub struct Checkpoint {
     /// Its name.
     pub name: String,
     /// What can be done with it.
-    pub kind: Kind,
+    pub kind: CheckpointKind,
     /// What it takes.
     pub bytes: u64,
     /// When it was kept, in seconds since 1970.
@@ -99,12 +99,13 @@ impl Checkpoint {
 }
 
 /// Adapters of `tenant` that are kept of runs under names.
-pub fn adapters<'a>(table: &'a Table, tenant: &'a str) -> impl Iterator<Item = Checkpoint> + 'a {
-    let of_tenant = |entry: &&Entry| entry.record.tenant.as_deref() == Some(tenant);
+pub fn adapters<'a>(table: &'a AdapterNames, tenant: &'a str) -> impl Iterator<Item = Checkpoint> + 'a {
+    let of_tenant = |entry: &&AdapterEntry| entry.record.tenant.as_deref() == Some(tenant);
     table.values().map(|entry| &**entry).filter(of_tenant).filter_map(|entry| {
         let name = &entry.record.name;
-        let sampler = saved::sampler_of(name).map(|named| (Kind::Sampler, named));
-        let (kind, (run, name)) = sampler.or_else(|| Some((Kind::External, saved::export_of(name)?)))?;
+        let sampler = saved::sampler_of(name).map(|named| (CheckpointKind::Sampler, named));
+        let (kind, (run, name)) =
+            sampler.or_else(|| Some((CheckpointKind::External, saved::export_of(name)?)))?;
         Some(Checkpoint {
             run: run.to_owned(),
             name: name.to_owned(),
@@ -119,13 +120,13 @@ pub fn adapters<'a>(table: &'a Table, tenant: &'a str) -> impl Iterator<Item = C
 
 /// Where states are.
 #[derive(Debug, Clone)]
-pub struct States {
+pub struct CheckpointStore {
     root: PathBuf,
     /// What those of a tenant may take.
     tenant_bytes: u64,
 }
 
-impl States {
+impl CheckpointStore {
     /// Below `state`, the gateway's directory; no more is kept for a tenant whose states take `tenant_bytes`.
     #[must_use]
     pub fn below(state: &Path, tenant_bytes: u64) -> Self {
@@ -155,14 +156,14 @@ impl States {
         run: &str,
         name: &str,
         overwrite: bool,
-    ) -> Result<PathBuf, Refusal> {
+    ) -> Result<PathBuf, CommandRefusal> {
         let directory = self.directory(tenant, run, name);
         if self.has(tenant, run, name) && !overwrite {
             let message =
                 format!("there is a state '{name}' already: choose another name, or say overwrite=True");
-            return Err(Refusal::user(message));
+            return Err(CommandRefusal::user(message));
         }
-        let failed = |error: io::Error| Refusal::server(format!("the state cannot be kept: {error}"));
+        let failed = |error: io::Error| CommandRefusal::server(format!("the state cannot be kept: {error}"));
         fs::create_dir_all(self.of(tenant).join(run)).map_err(failed)?;
         let mut others = self.list(tenant).map_err(failed)?;
         others.retain(|state| (state.run.as_str(), state.name.as_str()) != (run, name));
@@ -175,7 +176,7 @@ impl States {
             }
             return Ok(directory);
         }
-        Err(Refusal::user(format!(
+        Err(CommandRefusal::user(format!(
             "you keep {count} states of {bytes} bytes, and may keep {MAX_STATES} of {limit} (--tenant-state-bytes): \
              take some away with RestClient.delete_checkpoint"
         )))
@@ -234,7 +235,7 @@ impl States {
     ///
     /// # Errors
     /// It cannot be written; what was written before stands.
-    pub fn describe(&self, directory: &Path, about: &About) -> io::Result<()> {
+    pub fn describe(&self, directory: &Path, about: &CheckpointBase) -> io::Result<()> {
         let (beside, bytes) = (directory.join(PARTIAL_ABOUT), serde_json::to_vec(about)?);
         let mut file = File::create(&beside)?;
         file.write_all(&bytes).and_then(|()| file.sync_all())?;
@@ -245,7 +246,7 @@ impl States {
 
     /// What a state is of, if that was written down.
     #[must_use]
-    pub fn about(directory: &Path) -> Option<About> {
+    pub fn about(directory: &Path) -> Option<CheckpointBase> {
         serde_json::from_slice(&fs::read(directory.join(ABOUT)).ok()?).ok()
     }
 
@@ -285,10 +286,10 @@ fn state_at(directory: &Path) -> io::Result<Checkpoint> {
     Ok(Checkpoint {
         run: directory.parent().map(name).unwrap_or_default(),
         name: name(directory),
-        kind: Kind::State,
+        kind: CheckpointKind::State,
         bytes,
         at: at.map(since_1970).ok_or(io::ErrorKind::NotFound)?,
-        rank: States::about(directory).and_then(|about| about.lora).map(|lora| lora.rank),
+        rank: CheckpointStore::about(directory).and_then(|about| about.lora).map(|lora| lora.rank),
         expires_at: expires_at(directory),
     })
 }
@@ -301,7 +302,7 @@ mod tests {
     #[test]
     fn states_are_listed_with_what_they_take_and_taken_away() {
         let place = tempfile::tempdir().unwrap();
-        let states = States::below(place.path(), 1 << 20);
+        let states = CheckpointStore::below(place.path(), 1 << 20);
         assert_eq!(states.list("alice").unwrap(), []);
         let directory = states.directory("alice", "r-0", "first");
         fs::create_dir_all(&directory).unwrap();
@@ -309,8 +310,8 @@ mod tests {
         fs::write(directory.join("checkpoint"), [0; 100]).unwrap();
         let lora = Lora { rank: 8, alpha: 32.0, targets: Vec::new() };
         fs::write(directory.join(PARTIAL_ABOUT), "{\"base\":").unwrap();
-        assert_eq!(States::about(&directory), None, "a description that was cut off is none");
-        states.describe(&directory, &About { base: "base".to_owned(), lora: Some(lora) }).unwrap();
+        assert_eq!(CheckpointStore::about(&directory), None, "a description that was cut off is none");
+        states.describe(&directory, &CheckpointBase { base: "base".to_owned(), lora: Some(lora) }).unwrap();
         assert!(!directory.join(PARTIAL_ABOUT).exists());
         let listed = states.list("alice").unwrap();
         assert_eq!((listed.len(), listed[0].rank), (1, Some(8)));
@@ -326,7 +327,7 @@ mod tests {
     #[test]
     fn a_state_ends_with_its_time_and_leaves_room() {
         let place = tempfile::tempdir().unwrap();
-        let states = States::below(place.path(), 100);
+        let states = CheckpointStore::below(place.path(), 100);
         let directories = ["over", "later", "never"].map(|name| {
             let directory = states.directory("alice", "r-0", name);
             fs::create_dir_all(&directory).unwrap();
@@ -357,7 +358,7 @@ mod tests {
     #[test]
     fn what_a_tenant_keeps_is_bounded_and_a_state_may_be_replaced() {
         let place = tempfile::tempdir().unwrap();
-        let states = States::below(place.path(), 100);
+        let states = CheckpointStore::below(place.path(), 100);
         let directory = states.make_room("alice", "r-0", "first", false).unwrap();
         fs::create_dir_all(&directory).unwrap();
         fs::write(directory.join("checkpoint"), [0; 100]).unwrap();
@@ -371,7 +372,7 @@ mod tests {
 
     #[test]
     fn tenants_share_no_directory() {
-        let states = States::below(Path::new("state"), 1);
+        let states = CheckpointStore::below(Path::new("state"), 1);
         let of = |tenant| states.directory(tenant, "r-0", "last");
         assert_ne!(of("alice"), of("bob"));
         assert!(of("../../etc").starts_with("state/tinker/states"));

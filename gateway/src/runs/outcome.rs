@@ -7,7 +7,7 @@ use axum::{
     response::IntoResponse as _,
 };
 use serde_json::{Value, json};
-use training_protocol::session::{Category, Refusal};
+use training_protocol::session::{Category, CommandRefusal};
 
 use crate::errors::ApiError;
 
@@ -15,7 +15,7 @@ use crate::errors::ApiError;
 pub const PROTOBUF: &str = "application/x-protobuf";
 
 /// A failure in the client's words: the same again would fail again, or not.
-impl From<ApiError> for Refusal {
+impl From<ApiError> for CommandRefusal {
     fn from(error: ApiError) -> Self {
         let category = if error.status().is_client_error() { Category::User } else { Category::Server };
         Self { message: error.to_string(), category }
@@ -24,16 +24,16 @@ impl From<ApiError> for Refusal {
 
 /// What came of a request.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Outcome {
+pub enum FutureResult {
     /// A result in JSON.
     Json(Value),
     /// A result in protobuf.
     Protobuf(Bytes),
     /// None.
-    Failed(Refusal),
+    Failed(CommandRefusal),
 }
 
-impl Outcome {
+impl FutureResult {
     /// Bytes that it takes besides those that every promise is counted with, which cover small results in JSON.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -49,7 +49,7 @@ impl Outcome {
     pub fn respond(&self) -> Response<Body> {
         match self {
             Self::Json(value) => Json(value).into_response(),
-            Self::Failed(Refusal { message, category }) => {
+            Self::Failed(CommandRefusal { message, category }) => {
                 Json(json!({ "error": message, "category": category })).into_response()
             }
             Self::Protobuf(bytes) => {
@@ -61,8 +61,8 @@ impl Outcome {
     }
 }
 
-impl From<Result<Self, Refusal>> for Outcome {
-    fn from(result: Result<Self, Refusal>) -> Self {
+impl From<Result<Self, CommandRefusal>> for FutureResult {
+    fn from(result: Result<Self, CommandRefusal>) -> Self {
         result.unwrap_or_else(Self::Failed)
     }
 }

@@ -64,19 +64,19 @@ mod tests {
 
     use super::*;
     use crate::runs::wire::{
-        Chunk, ChunkKind, DType, Datum, EncodedText, ForwardBackwardRequest, Tensor, Values,
+        ChunkKind, DType, Datum, EncodedText, ForwardBackwardRequest, ModelInputChunk, TensorData, Values,
     };
 
     #[test]
     fn the_parts_of_a_batch_are_counted_without_decoding_it() {
         let text = EncodedText { tokens: vec![0; 4096] };
-        let tensor = Tensor {
+        let tensor = TensorData {
             values: Some(Values::Dense(vec![0; 8192])),
             dtype: DType::Int64.into(),
             shape: vec![1024],
         };
         let datum = Datum {
-            model_input: vec![Chunk { kind: Some(ChunkKind::EncodedText(text)) }],
+            model_input: vec![ModelInputChunk { kind: Some(ChunkKind::EncodedText(text)) }],
             loss_fn_inputs: HashMap::from([("target_tokens".to_owned(), tensor)]),
         };
         let request = ForwardBackwardRequest {

@@ -15,14 +15,14 @@ use crate::lock::lock;
 
 /// All of them.
 #[derive(Debug, Clone)]
-pub struct Passages {
+pub struct TransferDirectories {
     root: PathBuf,
     /// Names of those that are in use.
     open: Arc<Mutex<HashSet<String>>>,
     made: Arc<AtomicU64>,
 }
 
-impl Passages {
+impl TransferDirectories {
     /// Below `state`, the gateway's directory.
     #[must_use]
     pub fn below(state: &Path) -> Self {
@@ -31,11 +31,11 @@ impl Passages {
 
     /// A passage for an adapter of `run`. Its directory is not there yet, and is removed when the passage is dropped.
     #[must_use]
-    pub fn open(&self, run: &str) -> Passage {
+    pub fn open(&self, run: &str) -> TransferDirectory {
         // No run of an earlier process had this name.
         let name = format!("{run}-{}", self.made.fetch_add(1, Relaxed));
         lock(&self.open).insert(name.clone());
-        Passage { passages: self.clone(), name }
+        TransferDirectory { passages: self.clone(), name }
     }
 
     /// Removes what nobody uses: a gateway that was killed left it behind, or a trainer that wrote on when its model had ended.
@@ -59,12 +59,12 @@ impl Passages {
 
 /// A directory that is in use.
 #[derive(Debug)]
-pub struct Passage {
-    passages: Passages,
+pub struct TransferDirectory {
+    passages: TransferDirectories,
     name: String,
 }
 
-impl Passage {
+impl TransferDirectory {
     /// Where it is.
     #[must_use]
     pub fn path(&self) -> PathBuf {
@@ -72,7 +72,7 @@ impl Passage {
     }
 }
 
-impl Drop for Passage {
+impl Drop for TransferDirectory {
     fn drop(&mut self) {
         let path = self.path();
         lock(&self.passages.open).remove(&self.name);
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn what_nobody_uses_is_removed_and_what_somebody_uses_stays() {
         let state = tempfile::tempdir().unwrap();
-        let passages = Passages::below(state.path());
+        let passages = TransferDirectories::below(state.path());
         passages.sweep().unwrap();
         let left = state.path().join("tinker/passing/killed-0-0");
         let used = passages.open("r-0");

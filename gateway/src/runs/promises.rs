@@ -9,7 +9,7 @@ use std::{
 
 use tokio::sync::watch;
 
-use super::outcome::Outcome;
+use super::outcome::FutureResult;
 use crate::{
     errors::ApiError,
     lock::lock,
@@ -27,26 +27,26 @@ const KEPT: Duration = Duration::from_secs(15 * 60);
 
 /// A request whose answer is fetched later.
 #[derive(Debug)]
-pub struct Promise {
+pub struct RequestFuture {
     /// Bytes of the work until it is done, then of the result.
     memory: Mutex<Reservation>,
     /// Whose it is.
     tenant: Arc<str>,
-    outcome: watch::Sender<Option<Arc<Outcome>>>,
-    times: Mutex<Times>,
+    outcome: watch::Sender<Option<Arc<FutureResult>>>,
+    times: Mutex<FutureTimes>,
     /// What it waits for, for a person.
     reason: Mutex<Option<String>>,
 }
 
 #[derive(Debug, Default)]
-struct Times {
+struct FutureTimes {
     kept: Option<Instant>,
     fetched: Option<Instant>,
 }
 
-impl Promise {
+impl RequestFuture {
     /// Keeps it. A second outcome changes nothing. A result that does not fit the tenant's memory becomes a refusal.
-    pub fn keep(&self, outcome: Outcome) {
+    pub fn keep(&self, outcome: FutureResult) {
         lock(&self.times).kept.get_or_insert_with(Instant::now);
         self.outcome.send_if_modified(|kept| {
             let is_first = kept.is_none();
@@ -56,10 +56,10 @@ impl Promise {
     }
 
     /// The outcome, with its bytes in the place of the work's.
-    fn counted(&self, outcome: Outcome) -> Outcome {
+    fn counted(&self, outcome: FutureResult) -> FutureResult {
         match self.hold(outcome.bytes()) {
             Ok(()) => outcome,
-            Err(full) => Outcome::Failed(ApiError::from(full).into()),
+            Err(full) => FutureResult::Failed(ApiError::from(full).into()),
         }
     }
 
@@ -83,7 +83,7 @@ impl Promise {
     }
 
     /// What came of it, once it has; nothing if it has not within `patience`.
-    pub async fn wait(&self, patience: Duration) -> Option<Arc<Outcome>> {
+    pub async fn wait(&self, patience: Duration) -> Option<Arc<FutureResult>> {
         let mut watched = self.outcome.subscribe();
         let kept = tokio::time::timeout(patience, watched.wait_for(Option::is_some)).await;
         let outcome = kept.ok()?.ok()?.clone();
@@ -101,26 +101,26 @@ impl Promise {
 
 /// All of them.
 #[derive(Debug, Default)]
-pub struct Promises(Mutex<HashMap<String, Arc<Promise>>>);
+pub struct RequestFutures(Mutex<HashMap<String, Arc<RequestFuture>>>);
 
 /// Whether a promise was there already.
 #[derive(Debug)]
-pub enum Made {
+pub enum InsertedFuture {
     /// It is to be kept.
-    Now(Arc<Promise>),
+    Now(Arc<RequestFuture>),
     /// Somebody is at it.
     Before,
 }
 
-impl Promises {
+impl RequestFutures {
     /// A promise of this name, of the tenant whose `memory` its work is counted to.
     ///
     /// # Errors
     /// The tenant has too many.
-    pub fn make(&self, id: &str, memory: Reservation) -> Result<Made, ApiError> {
+    pub fn make(&self, id: &str, memory: Reservation) -> Result<InsertedFuture, ApiError> {
         let (mut all, tenant) = (lock(&self.0), Arc::clone(memory.tenant()));
         if all.get(id).is_some_and(|promise| promise.tenant == tenant) {
-            return Ok(Made::Before);
+            return Ok(InsertedFuture::Before);
         }
         let count = all.values().filter(|promise| promise.tenant == tenant).count();
         if count >= MAX_PROMISES {
@@ -128,7 +128,7 @@ impl Promises {
                 format!("{count} requests wait to be done or fetched; fetch some before you send more");
             return Err(ApiError::busy("too_many_futures", message));
         }
-        let promise = Arc::new(Promise {
+        let promise = Arc::new(RequestFuture {
             memory: Mutex::new(memory),
             tenant,
             outcome: watch::Sender::new(None),
@@ -136,12 +136,12 @@ impl Promises {
             reason: Mutex::default(),
         });
         all.insert(id.to_owned(), Arc::clone(&promise));
-        Ok(Made::Now(promise))
+        Ok(InsertedFuture::Now(promise))
     }
 
     /// The promise of this name, if it is this tenant's.
     #[must_use]
-    pub fn find(&self, id: &str, tenant: &str) -> Option<Arc<Promise>> {
+    pub fn find(&self, id: &str, tenant: &str) -> Option<Arc<RequestFuture>> {
         lock(&self.0).get(id).filter(|promise| *promise.tenant == *tenant).cloned()
     }
 
@@ -154,26 +154,26 @@ impl Promises {
 
 #[cfg(test)]
 mod tests {
-    use training_protocol::session::Refusal;
+    use training_protocol::session::CommandRefusal;
 
     use super::*;
     use crate::tenant_memory::{MemoryLimits, TenantMemory};
 
-    fn made(promises: &Promises, memory: &Arc<TenantMemory>, bytes: usize) -> Arc<Promise> {
+    fn made(promises: &RequestFutures, memory: &Arc<TenantMemory>, bytes: usize) -> Arc<RequestFuture> {
         let memory = memory.reserve(&"alice".into(), PROMISE_BYTES + bytes).unwrap();
         match promises.make("p", memory).unwrap() {
-            Made::Now(promise) => promise,
-            Made::Before => panic!("it is new"),
+            InsertedFuture::Now(promise) => promise,
+            InsertedFuture::Before => panic!("it is new"),
         }
     }
 
     #[tokio::test]
     async fn a_promise_counts_its_work_then_its_result_and_nothing_once_it_is_forgotten() {
         let memory = TenantMemory::new(MemoryLimits { tenant_bytes: 1 << 20, total_bytes: 1 << 20 });
-        let promises = Promises::default();
+        let promises = RequestFutures::default();
         let promise = made(&promises, &memory, 100_000);
-        promise.keep(Outcome::Protobuf(vec![0; 1000].into()));
-        promise.keep(Outcome::Failed(Refusal::user("a second outcome")));
+        promise.keep(FutureResult::Protobuf(vec![0; 1000].into()));
+        promise.keep(FutureResult::Failed(CommandRefusal::user("a second outcome")));
         assert_eq!(memory.used_by("alice"), PROMISE_BYTES + 1000);
         lock(&promise.times).fetched = Some(Instant::now() - KEPT_FETCHED * 2);
         drop(promise);
@@ -184,10 +184,10 @@ mod tests {
     #[tokio::test]
     async fn a_result_that_does_not_fit_its_tenants_memory_becomes_a_refusal() {
         let memory = TenantMemory::new(MemoryLimits { tenant_bytes: 10_000, total_bytes: 1 << 20 });
-        let promise = made(&Promises::default(), &memory, 0);
-        promise.keep(Outcome::Protobuf(vec![0; 10_000].into()));
+        let promise = made(&RequestFutures::default(), &memory, 0);
+        promise.keep(FutureResult::Protobuf(vec![0; 10_000].into()));
         let outcome = promise.wait(Duration::ZERO).await.expect("an answer");
-        let Outcome::Failed(refusal) = &*outcome else { panic!("it does not fit") };
+        let FutureResult::Failed(refusal) = &*outcome else { panic!("it does not fit") };
         assert!(refusal.message.contains("--tenant-memory-bytes"), "{}", refusal.message);
         assert_eq!(memory.used_by("alice"), PROMISE_BYTES);
     }

@@ -1,7 +1,7 @@
 //! Names of what is kept of models: `tinker://RUN/weights/NAME` is a state, `tinker://RUN/sampler_weights/NAME` an adapter
 //! that requests may name, and `tinker://RUN/external_weights/NAME` an adapter for download.
 
-use training_protocol::session::Refusal;
+use training_protocol::session::CommandRefusal;
 
 /// Longest name, in bytes.
 const MAX_NAME_BYTES: usize = 128;
@@ -14,7 +14,7 @@ const EXPORT: char = '@';
 
 /// What a path names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Kept {
+pub enum CheckpointPath {
     /// A state to go on from.
     State {
         /// Of which model.
@@ -34,14 +34,14 @@ pub enum Kept {
     },
 }
 
-impl Kept {
+impl CheckpointPath {
     /// What `path` names.
     ///
     /// # Errors
     /// It is no path.
-    pub fn parse(path: &str) -> Result<Self, Refusal> {
+    pub fn parse(path: &str) -> Result<Self, CommandRefusal> {
         let wrong = || {
-            Refusal::user(format!(
+            CommandRefusal::user(format!(
                 "'{}' is no path; use tinker://RUN/weights/NAME, as save_state gives it, or \
                  tinker://RUN/sampler_weights/NAME, as save_weights_for_sampler does",
                 path.chars().take(MAX_NAME_BYTES).collect::<String>()
@@ -63,10 +63,10 @@ impl Kept {
 ///
 /// # Errors
 /// It names none.
-pub fn state(path: &str) -> Result<(String, String), Refusal> {
-    match Kept::parse(path)? {
-        Kept::State { run, name } => Ok((run, name)),
-        Kept::Sampler { .. } | Kept::External { .. } => Err(Refusal::user(
+pub fn state(path: &str) -> Result<(String, String), CommandRefusal> {
+    match CheckpointPath::parse(path)? {
+        CheckpointPath::State { run, name } => Ok((run, name)),
+        CheckpointPath::Sampler { .. } | CheckpointPath::External { .. } => Err(CommandRefusal::user(
             "weights for samplers and for download cannot be trained on: load what save_state kept",
         )),
     }
@@ -76,12 +76,12 @@ pub fn state(path: &str) -> Result<(String, String), Refusal> {
 ///
 /// # Errors
 /// It cannot.
-pub fn checked(name: &str) -> Result<&str, Refusal> {
+pub fn checked(name: &str) -> Result<&str, CommandRefusal> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     if !name.is_empty() && name.len() <= MAX_NAME_BYTES && !name.starts_with('.') && name.chars().all(plain) {
         return Ok(name);
     }
-    Err(Refusal::user(format!(
+    Err(CommandRefusal::user(format!(
         "'{}' cannot be a name: use 1 to {MAX_NAME_BYTES} letters, digits, '.', '_' and '-', and no '.' at the beginning",
         name.chars().take(MAX_NAME_BYTES).collect::<String>()
     )))
@@ -147,10 +147,10 @@ fn split(adapter: &str) -> Option<(&str, char, &str)> {
 ///
 /// # Errors
 /// The time is shorter or longer.
-pub fn checked_ttl(ttl_s: Option<u64>) -> Result<Option<u64>, Refusal> {
+pub fn checked_ttl(ttl_s: Option<u64>) -> Result<Option<u64>, CommandRefusal> {
     const TTL_S: std::ops::RangeInclusive<u64> = 3600..=10 * 366 * 86_400;
     match ttl_s {
-        Some(ttl_s) if !TTL_S.contains(&ttl_s) => Err(Refusal::user(format!(
+        Some(ttl_s) if !TTL_S.contains(&ttl_s) => Err(CommandRefusal::user(format!(
             "'ttl_seconds' must be {} (1 hour) to {} (10 years), or left out to keep it until it is deleted",
             TTL_S.start(),
             TTL_S.end()
@@ -165,16 +165,16 @@ mod tests {
 
     #[test]
     fn paths_name_states_and_samplers_and_nothing_else() {
-        let state = Kept::State { run: "r-0".to_owned(), name: "last".to_owned() };
-        assert_eq!(Kept::parse("tinker://r-0/weights/last").unwrap(), state);
-        let sampler = Kept::Sampler { adapter: "tinker-r-0-last".to_owned() };
-        assert_eq!(Kept::parse("tinker://r-0/sampler_weights/last").unwrap(), sampler);
+        let state = CheckpointPath::State { run: "r-0".to_owned(), name: "last".to_owned() };
+        assert_eq!(CheckpointPath::parse("tinker://r-0/weights/last").unwrap(), state);
+        let sampler = CheckpointPath::Sampler { adapter: "tinker-r-0-last".to_owned() };
+        assert_eq!(CheckpointPath::parse("tinker://r-0/sampler_weights/last").unwrap(), sampler);
         for path in ["", "r/weights/a", "tinker://r/weights", "tinker://r/weights/a/b", "tinker://r/other/a"]
         {
-            Kept::parse(path).unwrap_err();
+            CheckpointPath::parse(path).unwrap_err();
         }
         for name in ["..", ".a", "", "a/b", "a~1", "a:b", "ä", &"a".repeat(129)] {
-            Kept::parse(&format!("tinker://r/weights/{name}")).unwrap_err();
+            CheckpointPath::parse(&format!("tinker://r/weights/{name}")).unwrap_err();
         }
     }
 

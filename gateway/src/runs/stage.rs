@@ -2,41 +2,41 @@
 
 use std::time::Instant;
 
-use training_protocol::session::Refusal;
+use training_protocol::session::CommandRefusal;
 
-use super::{passages::Passage, trainer::Trainer};
-use crate::trainers::places::Place;
+use super::{passages::TransferDirectory, trainer::Trainer};
+use crate::trainers::places::TrainerSlot;
 
 /// See the module's description.
-pub(super) enum Stage {
+pub(super) enum TrainerStage {
     /// It has none, for this reason.
-    Without(Refusal),
+    Without(CommandRefusal),
     /// It has one.
-    Trains(Open),
+    Trains(OpenTrainer),
     /// It gave its own to others. What it has learned is on the disk.
-    Suspended(Suspended),
+    Suspended(SuspendedTrainer),
 }
 
 /// A trainer, and how long the model has had it.
-pub(super) struct Open {
+pub(super) struct OpenTrainer {
     pub(super) trainer: Trainer,
-    pub(super) place: Place,
+    pub(super) place: TrainerSlot,
     pub(super) since: Instant,
     /// When it last did something.
     pub(super) used: Instant,
 }
 
 /// What another trainer goes on with.
-pub(super) struct Suspended {
-    pub(super) passage: Passage,
+pub(super) struct SuspendedTrainer {
+    pub(super) passage: TransferDirectory,
     /// Given back when the model goes on or ends.
-    pub(super) _place: Place,
+    pub(super) _place: TrainerSlot,
 }
 
-impl Stage {
+impl TrainerStage {
     /// There is nothing to train.
     pub(super) fn new() -> Self {
-        Self::Without(Refusal::server("this model has not begun"))
+        Self::Without(CommandRefusal::server("this model has not begun"))
     }
 
     pub(super) fn has_trainer(&self) -> bool {

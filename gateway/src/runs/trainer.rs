@@ -6,7 +6,9 @@ use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
     net::UnixStream,
 };
-use training_protocol::session::{Answer, BUSY, Done, MAX_LINE_BYTES, MAX_NUMBERS, Order, Refusal};
+use training_protocol::session::{
+    BUSY, CommandDone, CommandRefusal, CommandReply, MAX_LINE_BYTES, MAX_NUMBERS, TrainingCommand,
+};
 
 use crate::trainers::is_closed;
 
@@ -17,7 +19,7 @@ pub struct Trainer {
 }
 
 /// What comes of an order: what is known of it, and its numbers. The outer error is the end of the trainer.
-pub type Carried = io::Result<Result<(Done, Vec<u8>), Refusal>>;
+pub type OrderResult = io::Result<Result<(CommandDone, Vec<u8>), CommandRefusal>>;
 
 impl Trainer {
     /// Waits until it can take orders.
@@ -27,12 +29,14 @@ impl Trainer {
     pub async fn ready(stream: UnixStream) -> io::Result<Self> {
         let mut trainer = Self { stream: BufReader::new(stream) };
         match trainer.answer().await? {
-            Answer::Ready {} => Ok(trainer),
-            Answer::Failed { message, exit } if exit == BUSY => {
+            CommandReply::Ready {} => Ok(trainer),
+            CommandReply::Failed { message, exit } if exit == BUSY => {
                 Err(io::Error::new(io::ErrorKind::ResourceBusy, message))
             }
-            Answer::Failed { message, .. } => Err(io::Error::other(message)),
-            Answer::Done(_) | Answer::Refused(_) => Err(io::Error::other("it answers what nobody asked")),
+            CommandReply::Failed { message, .. } => Err(io::Error::other(message)),
+            CommandReply::Done(_) | CommandReply::Refused(_) => {
+                Err(io::Error::other("it answers what nobody asked"))
+            }
         }
     }
 
@@ -40,7 +44,7 @@ impl Trainer {
     ///
     /// # Errors
     /// The trainer is gone.
-    pub async fn order(&mut self, order: &Order, numbers: &[u8]) -> Carried {
+    pub async fn order(&mut self, order: &TrainingCommand, numbers: &[u8]) -> OrderResult {
         let line = match order.line() {
             Ok(line) => line,
             Err(refusal) => return Ok(Err(refusal)),
@@ -53,14 +57,14 @@ impl Trainer {
         }
         // A trainer that has ended says why in its last line, whether or not it has read the order.
         match self.answer().await? {
-            Answer::Done(done) if done.numbers <= MAX_NUMBERS => {
+            CommandReply::Done(done) if done.numbers <= MAX_NUMBERS => {
                 let mut numbers = vec![0; done.numbers * size_of::<f32>()];
                 self.stream.read_exact(&mut numbers).await?;
                 Ok(Ok((done, numbers)))
             }
-            Answer::Refused(refusal) => Ok(Err(refusal)),
-            Answer::Failed { message, .. } => Err(io::Error::other(message)),
-            Answer::Done(_) | Answer::Ready {} => Err(io::Error::other("its answer is none")),
+            CommandReply::Refused(refusal) => Ok(Err(refusal)),
+            CommandReply::Failed { message, .. } => Err(io::Error::other(message)),
+            CommandReply::Done(_) | CommandReply::Ready {} => Err(io::Error::other("its answer is none")),
         }
     }
 
@@ -70,7 +74,7 @@ impl Trainer {
         self.stream.flush().await
     }
 
-    async fn answer(&mut self) -> io::Result<Answer> {
+    async fn answer(&mut self) -> io::Result<CommandReply> {
         let mut line = Vec::new();
         (&mut self.stream).take(MAX_LINE_BYTES as u64).read_until(b'\n', &mut line).await?;
         if line.is_empty() {
@@ -90,7 +94,7 @@ mod tests {
         let mut trainer = Trainer { stream: BufReader::new(near) };
         far.write_all(b"{\"event\":\"failed\",\"message\":\"the executor is gone\"}\n").await.unwrap();
         drop(far);
-        let ended = trainer.order(&Order::SaveState { directory: "d".into() }, &[0; 1 << 20]).await;
+        let ended = trainer.order(&TrainingCommand::SaveState { directory: "d".into() }, &[0; 1 << 20]).await;
         assert_eq!(ended.unwrap_err().to_string(), "the executor is gone");
     }
 }

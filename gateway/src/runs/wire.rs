@@ -47,7 +47,7 @@ pub struct ForwardBackwardRequest {
 
 /// Of a [`ForwardBackwardRequest`] whose it is, and when its turn is.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Addressed {
+pub struct RequestAddress {
     /// Of which model.
     #[prost(string, tag = "1")]
     pub model_id: String,
@@ -80,15 +80,15 @@ pub enum LossConfig {
 pub struct Datum {
     /// Its tokens, in pieces.
     #[prost(message, repeated, tag = "1")]
-    pub model_input: Vec<Chunk>,
+    pub model_input: Vec<ModelInputChunk>,
     /// A tensor for each input.
     #[prost(map = "string, message", tag = "2")]
-    pub loss_fn_inputs: HashMap<String, Tensor>,
+    pub loss_fn_inputs: HashMap<String, TensorData>,
 }
 
 /// A piece of a sequence.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Chunk {
+pub struct ModelInputChunk {
     /// Of one kind.
     #[prost(oneof = "ChunkKind", tags = "1, 2, 3")]
     pub kind: Option<ChunkKind>,
@@ -102,10 +102,10 @@ pub enum ChunkKind {
     EncodedText(EncodedText),
     /// A picture.
     #[prost(message, tag = "2")]
-    Image(Other),
+    Image(IgnoredMessage),
     /// A sound.
     #[prost(message, tag = "3")]
-    Dmel(Other),
+    Dmel(IgnoredMessage),
 }
 
 /// Tokens.
@@ -118,11 +118,11 @@ pub struct EncodedText {
 
 /// Something that is not looked into.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
-pub struct Other {}
+pub struct IgnoredMessage {}
 
 /// Numbers in a shape.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Tensor {
+pub struct TensorData {
     /// Its numbers.
     #[prost(oneof = "Values", tags = "1, 2")]
     pub values: Option<Values>,

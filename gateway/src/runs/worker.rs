@@ -4,26 +4,26 @@ use std::{collections::VecDeque, fmt::Display, io, sync::Arc, time::Instant};
 
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use training_protocol::session::{Done, Order, Refusal};
+use training_protocol::session::{CommandDone, CommandRefusal, TrainingCommand};
 
 use super::{
-    desk::{Desk, Work, session_ended},
+    desk::{ModelCommand, WorkQueue, session_ended},
     expiry,
-    kept::{About, States},
-    outcome::Outcome,
-    passages::{Passage, Passages},
-    promises::Promise,
+    kept::{CheckpointBase, CheckpointStore},
+    outcome::FutureResult,
+    passages::{TransferDirectories, TransferDirectory},
+    promises::RequestFuture,
     saved,
-    stage::Stage,
+    stage::TrainerStage,
     trainer::Trainer,
 };
 use crate::{
     adapters::{LoadRequest, Registry, Replace, Terms, to_end},
     clock::seconds_since_1970,
     errors::ApiError,
-    lifecycle::Status,
+    lifecycle::GatewayReadiness,
     thread,
-    trainers::Trainers,
+    trainers::TrainerClient,
 };
 
 /// Snapshots that are served of a model; the oldest goes.
@@ -31,24 +31,24 @@ const MAX_SNAPSHOTS: usize = 4;
 
 /// What work is done with.
 #[derive(Debug, Clone)]
-pub struct Means {
+pub struct WorkerContext {
     /// Where trainers are asked for, each in its turn.
-    pub trainers: Trainers,
+    pub trainers: TrainerClient,
     /// Where adapters are served.
     pub registry: Arc<Registry>,
     /// On which base.
-    pub status: watch::Receiver<Status>,
+    pub status: watch::Receiver<GatewayReadiness>,
     /// Where states are.
-    pub states: States,
+    pub states: CheckpointStore,
     /// Where trainers leave adapters for the registry, and models for the next trainer.
-    pub passages: Passages,
+    pub passages: TransferDirectories,
 }
 
 /// What works at a desk.
 #[derive(Debug)]
-pub struct Worker {
+pub struct ModelWorker {
     /// Where work comes from.
-    pub desk: Arc<Desk>,
+    pub desk: Arc<WorkQueue>,
     /// Whose it is.
     pub tenant: Arc<str>,
     /// What the model is called by clients.
@@ -56,17 +56,17 @@ pub struct Worker {
     /// And in names of what is kept of it.
     pub run: String,
     /// What with.
-    pub means: Means,
+    pub means: WorkerContext,
     /// What is under way.
-    pub running: Option<Arc<Promise>>,
+    pub running: Option<Arc<RequestFuture>>,
     /// Snapshots that are served, the oldest first.
     pub snapshots: VecDeque<String>,
 }
 
-impl Worker {
+impl ModelWorker {
     /// Works until nobody wants it any more, which is when it is dropped.
     pub async fn work(mut self) {
-        let mut stage = Stage::new();
+        let mut stage = TrainerStage::new();
         loop {
             let (work, promise) = self.next(&mut stage).await;
             self.running = Some(promise);
@@ -79,7 +79,7 @@ impl Worker {
                 }
             };
             let outcome = carried.unwrap_or_else(|error| {
-                stage = Stage::Without(ended(&error));
+                stage = TrainerStage::Without(ended(&error));
                 self.note(&stage);
                 Err(ended(&error))
             });
@@ -87,40 +87,50 @@ impl Worker {
         }
     }
 
-    fn keep(&mut self, outcome: Outcome) {
+    fn keep(&mut self, outcome: FutureResult) {
         if let Some(promise) = self.running.take() {
             promise.keep(outcome);
         }
     }
 
     /// The outer error is the end of the trainer.
-    async fn carry_out(&mut self, trainer: &mut Trainer, work: Work) -> io::Result<Result<Outcome, Refusal>> {
+    async fn carry_out(
+        &mut self,
+        trainer: &mut Trainer,
+        work: ModelCommand,
+    ) -> io::Result<Result<FutureResult, CommandRefusal>> {
         Ok(match work {
-            Work::Refused(failure) => Err(failure),
-            Work::Create { lora, seed } => {
-                let done = trainer.order(&Order::Create { lora, seed }, &[]).await?;
+            ModelCommand::Refused(failure) => Err(failure),
+            ModelCommand::Create { lora, seed } => {
+                let done = trainer.order(&TrainingCommand::Create { lora, seed }, &[]).await?;
                 let answer = json!({ "type": "create_model", "model_id": self.model_id });
-                self.begun(done).map(|()| Outcome::Json(answer))
+                self.begun(done).map(|()| FutureResult::Json(answer))
             }
-            Work::Load { run, name, optimizer } => self.load(trainer, &run, &name, optimizer).await?,
-            Work::ForwardBackward(batch) => {
+            ModelCommand::Load { run, name, optimizer } => self.load(trainer, &run, &name, optimizer).await?,
+            ModelCommand::ForwardBackward(batch) => {
                 let done = trainer.order(&batch.order, &batch.numbers).await?;
                 if let Ok((done, _)) = &done {
                     self.desk.note(|progress| progress.loss = done.metrics.get("loss:sum").copied());
                 }
                 done.map(|(done, logprobs)| batch.answer(done, logprobs))
             }
-            Work::Step(adam) => {
-                let done = trainer.order(&Order::OptimStep(adam), &[]).await?;
+            ModelCommand::Step(adam) => {
+                let done = trainer.order(&TrainingCommand::OptimStep(adam), &[]).await?;
                 self.desk.note(|progress| progress.steps += u64::from(done.is_ok()));
-                done.map(|(done, _)| Outcome::Json(json!({ "type": "optim_step", "metrics": done.metrics })))
+                done.map(|(done, _)| {
+                    FutureResult::Json(json!({ "type": "optim_step", "metrics": done.metrics }))
+                })
             }
-            Work::SaveState { name, overwrite, ttl_s } => self.save(trainer, &name, overwrite, ttl_s).await?,
-            Work::Publish { adapter, answer, ttl_s } => self.publish(trainer, adapter, answer, ttl_s).await?,
+            ModelCommand::SaveState { name, overwrite, ttl_s } => {
+                self.save(trainer, &name, overwrite, ttl_s).await?
+            }
+            ModelCommand::Publish { adapter, answer, ttl_s } => {
+                self.publish(trainer, adapter, answer, ttl_s).await?
+            }
         })
     }
 
-    fn begun(&self, done: Result<(Done, Vec<u8>), Refusal>) -> Result<(), Refusal> {
+    fn begun(&self, done: Result<(CommandDone, Vec<u8>), CommandRefusal>) -> Result<(), CommandRefusal> {
         if let Some(lora) = done?.0.lora {
             // A model that loads later has the size it had.
             let _ = self.desk.lora.set(lora);
@@ -134,7 +144,7 @@ impl Worker {
         run: &str,
         name: &str,
         optimizer: bool,
-    ) -> io::Result<Result<Outcome, Refusal>> {
+    ) -> io::Result<Result<FutureResult, CommandRefusal>> {
         let directory = self.means.states.directory(&self.tenant, run, name);
         let path = format!("tinker://{run}/weights/{name}");
         let (states, tenant) = (self.means.states.clone(), Arc::clone(&self.tenant));
@@ -143,14 +153,14 @@ impl Worker {
             Ok(true) => {}
             Ok(false) => {
                 let message = format!("there is no state {path}; save_state gives its path");
-                return Ok(Err(Refusal::user(message)));
+                return Ok(Err(CommandRefusal::user(message)));
             }
             Err(failure) => return Ok(Err(failure)),
         }
-        let order = Order::Load { directory, optimizer };
+        let order = TrainingCommand::Load { directory, optimizer };
         let begun = self.begun(trainer.order(&order, &[]).await?);
         Ok(begun.map(|()| {
-            Outcome::Json(json!({ "type": "load_weights", "path": path, "model_id": self.model_id }))
+            FutureResult::Json(json!({ "type": "load_weights", "path": path, "model_id": self.model_id }))
         }))
     }
 
@@ -160,7 +170,7 @@ impl Worker {
         name: &str,
         overwrite: bool,
         ttl_s: Option<u64>,
-    ) -> io::Result<Result<Outcome, Refusal>> {
+    ) -> io::Result<Result<FutureResult, CommandRefusal>> {
         let (states, tenant) = (self.means.states.clone(), Arc::clone(&self.tenant));
         let (run, kept) = (self.run.clone(), name.to_owned());
         let directory = on_disk(move || states.make_room(&tenant, &run, &kept, overwrite)).await;
@@ -168,20 +178,20 @@ impl Worker {
             Ok(directory) => directory,
             Err(failure) => return Ok(Err(failure)),
         };
-        let order = Order::SaveState { directory: directory.clone() };
+        let order = TrainingCommand::SaveState { directory: directory.clone() };
         if let Err(failure) = trainer.order(&order, &[]).await? {
             return Ok(Err(failure));
         }
         let base = self.means.status.borrow().serving().map(|serving| serving.base_name.clone());
-        let about = About { base: base.unwrap_or_default(), lora: self.desk.lora.get().cloned() };
+        let about = CheckpointBase { base: base.unwrap_or_default(), lora: self.desk.lora.get().cloned() };
         let (states, path) = (self.means.states.clone(), format!("tinker://{}/weights/{name}", self.run));
         let describe = move || {
             states.describe(&directory, &about)?;
             expiry::set(&directory, ttl_s.map(from_now))
         };
         Ok(on_disk(describe).await.and_then(|described| match described {
-            Ok(()) => Ok(Outcome::Json(json!({ "type": "save_weights", "path": path }))),
-            Err(error) => Err(Refusal::server(format!("the state cannot be kept: {error}"))),
+            Ok(()) => Ok(FutureResult::Json(json!({ "type": "save_weights", "path": path }))),
+            Err(error) => Err(CommandRefusal::server(format!("the state cannot be kept: {error}"))),
         }))
     }
 
@@ -191,17 +201,23 @@ impl Worker {
         adapter: String,
         answer: Value,
         ttl_s: Option<u64>,
-    ) -> io::Result<Result<Outcome, Refusal>> {
+    ) -> io::Result<Result<FutureResult, CommandRefusal>> {
         let passage = self.means.passages.open(&self.run);
-        let published = match trainer.order(&Order::SaveWeights { directory: passage.path() }, &[]).await? {
-            Ok(_) => self.register(adapter, passage, ttl_s).await,
-            Err(failure) => Err(failure),
-        };
-        Ok(published.map(|()| Outcome::Json(answer)))
+        let published =
+            match trainer.order(&TrainingCommand::SaveWeights { directory: passage.path() }, &[]).await? {
+                Ok(_) => self.register(adapter, passage, ttl_s).await,
+                Err(failure) => Err(failure),
+            };
+        Ok(published.map(|()| FutureResult::Json(answer)))
     }
 
     /// Serves what is in `passage`, which stays until it is copied even if this model ends meanwhile.
-    async fn register(&mut self, name: String, passage: Passage, ttl_s: Option<u64>) -> Result<(), Refusal> {
+    async fn register(
+        &mut self,
+        name: String,
+        passage: TransferDirectory,
+        ttl_s: Option<u64>,
+    ) -> Result<(), CommandRefusal> {
         let serving = self.means.status.borrow().serving().map_err(ApiError::from)?;
         let request = LoadRequest {
             name: name.clone(),
@@ -234,7 +250,7 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
+impl Drop for ModelWorker {
     fn drop(&mut self) {
         self.keep(session_ended());
         self.desk.close();
@@ -244,9 +260,9 @@ impl Drop for Worker {
 /// What comes of `work` on files, which may block.
 pub(super) async fn on_disk<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Refusal> {
+) -> Result<T, CommandRefusal> {
     let done = thread::run("tinker-states", work).await;
-    done.map_err(|error| Refusal::server(format!("the disk cannot be looked at: {error}")))
+    done.map_err(|error| CommandRefusal::server(format!("the disk cannot be looked at: {error}")))
 }
 
 /// A time so many seconds from now, in seconds since 1970.
@@ -255,8 +271,8 @@ fn from_now(ttl_s: u64) -> u64 {
 }
 
 /// What becomes of a model whose trainer has ended.
-pub(super) fn ended(why: &dyn Display) -> Refusal {
-    Refusal::server(format!(
+pub(super) fn ended(why: &dyn Display) -> CommandRefusal {
+    CommandRefusal::server(format!(
         "the trainer of this model has ended ({why}); go on from the last state that was saved, with \
          create_training_client_from_state_with_optimizer"
     ))

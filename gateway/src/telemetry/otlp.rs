@@ -6,7 +6,7 @@
 //! of its own. Collectors stand beside the gateway, so there is no TLS.
 //!
 //! Nothing waits for a collector: at most [`QUEUE_SPANS`] are on their way, and what does not fit or cannot be
-//! delivered is lost, counted and said in the log. The counting is ours ([`Tally`]): the processor tells what it had no
+//! delivered is lost, counted and said in the log. The counting is ours ([`SpanCounters`]): the processor tells what it had no
 //! room for once, and how much at its end, and does not count what it could not deliver.
 
 use std::{
@@ -40,8 +40,8 @@ use tokio::{task::spawn_blocking, time::timeout};
 use ureq::Agent;
 
 use super::{
-    record::{Arrival, Generated, SpanRecord},
-    trace::Sampled,
+    record::{ArrivalRecord, Generated, SpanRecord},
+    trace::TraceFlag,
 };
 
 /// Spans that wait to be sent or are being sent.
@@ -59,7 +59,7 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone)]
 pub struct Exporter {
     processor: Arc<BatchSpanProcessor>,
-    tally: Arc<Tally>,
+    tally: Arc<SpanCounters>,
 }
 
 impl Exporter {
@@ -70,19 +70,20 @@ impl Exporter {
         let collector = traces_url(endpoint)?;
         let refused = |error: &ExporterBuildError| tracing::error!(%error, "traces cannot be sent");
         let exporter = otlp_exporter(&collector).inspect_err(refused).ok()?;
-        let tally = Arc::new(Tally { collector, waiting: AtomicUsize::new(0), lost: AtomicUsize::new(0) });
+        let tally =
+            Arc::new(SpanCounters { collector, waiting: AtomicUsize::new(0), lost: AtomicUsize::new(0) });
         let batches = BatchConfigBuilder::default()
             .with_max_queue_size(QUEUE_SPANS)
             .with_max_export_batch_size(BATCH_SPANS)
             .with_scheduled_delay(BATCH_TIME)
             .build();
-        let counted = Counted { exporter, tally: Arc::clone(&tally) };
+        let counted = CountedExporter { exporter, tally: Arc::clone(&tally) };
         Some(Self { processor: Arc::new(BatchSpanProcessor::new(counted, batches)), tally })
     }
 
     /// Queues a span, if its trace is kept.
     pub fn send(&self, record: &SpanRecord) {
-        if record.arrival.trace.sampled == Sampled::Yes && self.tally.admit() {
+        if record.arrival.trace.sampled == TraceFlag::Yes && self.tally.admit() {
             self.processor.on_end(span(record));
         }
     }
@@ -99,7 +100,7 @@ impl Exporter {
 
 /// What becomes of spans.
 #[derive(Debug)]
-struct Tally {
+struct SpanCounters {
     /// The collector's address.
     collector: String,
     /// Spans that are queued or being sent.
@@ -108,7 +109,7 @@ struct Tally {
     lost: AtomicUsize,
 }
 
-impl Tally {
+impl SpanCounters {
     /// Whether there is room for one more span, which has it then.
     fn admit(&self) -> bool {
         let has_room = self.waiting.fetch_add(1, Ordering::Relaxed) < QUEUE_SPANS;
@@ -145,12 +146,12 @@ impl Tally {
 
 /// The library's exporter, whose deliveries are counted.
 #[derive(Debug)]
-struct Counted {
+struct CountedExporter {
     exporter: OtlpExporter,
-    tally: Arc<Tally>,
+    tally: Arc<SpanCounters>,
 }
 
-impl SpanExporter for Counted {
+impl SpanExporter for CountedExporter {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let spans = batch.len();
         let result = self.exporter.export(batch).await;
@@ -161,10 +162,10 @@ impl SpanExporter for Counted {
 
 /// How the library reaches the collector: from the processor's thread, which may wait.
 #[derive(Debug)]
-struct Client(Agent);
+struct CollectorClient(Agent);
 
 #[async_trait]
-impl HttpClient for Client {
+impl HttpClient for CollectorClient {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         // The library tells only that there was an error.
         let told = |error: &ureq::Error| tracing::debug!(%error, "the collector was not reached");
@@ -191,7 +192,7 @@ fn otlp_exporter(url: &str) -> Result<OtlpExporter, ExporterBuildError> {
         .build();
     let mut exporter = OtlpExporter::builder()
         .with_http()
-        .with_http_client(Client(agent.into()))
+        .with_http_client(CollectorClient(agent.into()))
         .with_protocol(Protocol::HttpJson)
         .with_endpoint(url)
         .with_timeout(SEND_TIMEOUT)
@@ -205,7 +206,7 @@ fn otlp_exporter(url: &str) -> Result<OtlpExporter, ExporterBuildError> {
 }
 
 fn span(record: &SpanRecord) -> SpanData {
-    let Arrival { id, method, route, trace, .. } = &record.arrival;
+    let ArrivalRecord { id, method, route, trace, .. } = &record.arrival;
     let (trace_id, span_id) = (trace.trace.into(), trace.span.into());
     let end = SystemTime::now();
     let mut attributes = vec![
@@ -273,8 +274,11 @@ mod tests {
 
     #[test]
     fn spans_without_room_and_spans_not_delivered_are_counted_as_lost() {
-        let tally =
-            Tally { collector: String::new(), waiting: AtomicUsize::new(0), lost: AtomicUsize::new(0) };
+        let tally = SpanCounters {
+            collector: String::new(),
+            waiting: AtomicUsize::new(0),
+            lost: AtomicUsize::new(0),
+        };
         let admitted = (0..QUEUE_SPANS + 10).filter(|_| tally.admit()).count();
         assert_eq!((admitted, tally.lost.load(Ordering::Relaxed)), (QUEUE_SPANS, 10));
         tally.sent(BATCH_SPANS, &Ok(()));

@@ -5,11 +5,11 @@ use std::{sync::Arc, time::Duration};
 use tracing::Span;
 
 use super::trace::Trace;
-use crate::{metrics::meter::Waits, usage::Usage};
+use crate::{metrics::meter::AdmissionWaits, usage::Usage};
 
 /// Who asks for what.
 #[derive(Debug, Clone)]
-pub struct Arrival {
+pub struct ArrivalRecord {
     /// What the request is called.
     pub id: Arc<str>,
     /// Its HTTP method.
@@ -34,7 +34,7 @@ pub struct Generated {
     /// From the request's start to its first token.
     pub first_token: Option<Duration>,
     /// What it waited for of that time.
-    pub waits: Option<Waits>,
+    pub waits: Option<AdmissionWaits>,
     /// How its choices ended, each way once.
     pub finish: String,
     /// How often a sequence was redone.
@@ -46,7 +46,7 @@ pub struct Generated {
 #[derive(Debug, Clone)]
 pub struct SpanRecord {
     /// Who asked for what.
-    pub arrival: Arrival,
+    pub arrival: ArrivalRecord,
     /// The HTTP status.
     pub status: u16,
     /// The code of its error.

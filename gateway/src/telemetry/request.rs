@@ -20,7 +20,7 @@ use hyper::body::{Frame, SizeHint};
 use tracing::Instrument as _;
 
 use super::{
-    record::{Arrival, Generated},
+    record::{ArrivalRecord, Generated},
     sinks::Sinks,
 };
 
@@ -28,7 +28,7 @@ use super::{
 const CALLER_GONE: u16 = 499;
 
 tokio::task_local! {
-    static CURRENT: Arc<Request>;
+    static CURRENT: Arc<RequestRecord>;
 }
 
 /// What went wrong.
@@ -41,7 +41,7 @@ struct Failure {
 
 /// What is learnt on the way.
 #[derive(Debug, Default)]
-struct Facts {
+struct RequestFacts {
     status: Option<u16>,
     failure: Option<Failure>,
     generated: Option<Generated>,
@@ -51,11 +51,11 @@ struct Facts {
 
 /// See the module's description.
 #[derive(Debug)]
-struct Request {
-    arrival: Arrival,
+struct RequestRecord {
+    arrival: ArrivalRecord,
     started: Instant,
     sinks: Sinks,
-    facts: Mutex<Facts>,
+    facts: Mutex<RequestFacts>,
 }
 
 /// The id of the current request.
@@ -92,7 +92,7 @@ pub fn generated(generated: Generated) {
     with_current(|_, facts| facts.generated = Some(generated));
 }
 
-fn with_current(note: impl FnOnce(&Request, &mut Facts)) {
+fn with_current(note: impl FnOnce(&RequestRecord, &mut RequestFacts)) {
     // An error means that nobody is being answered.
     let _ = CURRENT.try_with(|request| note(request, &mut request.facts()));
 }
@@ -108,20 +108,28 @@ fn is_refusal(status: StatusCode) -> bool {
 }
 
 /// Keeps the record of a request that `answer` answers.
-pub async fn observe(sinks: &Sinks, arrival: Arrival, answer: impl Future<Output = Response>) -> Response {
-    let record =
-        Arc::new(Request { arrival, started: Instant::now(), sinks: sinks.clone(), facts: Mutex::default() });
+pub async fn observe(
+    sinks: &Sinks,
+    arrival: ArrivalRecord,
+    answer: impl Future<Output = Response>,
+) -> Response {
+    let record = Arc::new(RequestRecord {
+        arrival,
+        started: Instant::now(),
+        sinks: sinks.clone(),
+        facts: Mutex::default(),
+    });
     // Declared before the future it outlives: what the future still notes while it is dropped is not lost.
-    let mut unanswered = Unanswered(Some(Arc::clone(&record)));
+    let mut unanswered = UnansweredRequest(Some(Arc::clone(&record)));
     let answer = answer.instrument(record.arrival.span.clone());
     let response = CURRENT.scope(Arc::clone(&record), answer).await;
     unanswered.0 = None;
     record.answered(response.status().as_u16());
-    response.map(|body| Body::new(Observed { body: Some(body), record }))
+    response.map(|body| Body::new(ObservedBody { body: Some(body), record }))
 }
 
-impl Request {
-    fn facts(&self) -> MutexGuard<'_, Facts> {
+impl RequestRecord {
+    fn facts(&self) -> MutexGuard<'_, RequestFacts> {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -138,7 +146,7 @@ impl Request {
         self.export(&facts);
     }
 
-    fn log(&self, facts: &Facts) {
+    fn log(&self, facts: &RequestFacts) {
         let status = facts.status.unwrap_or(CALLER_GONE);
         let failure = facts.failure.as_ref();
         let generated = facts.generated.as_ref();
@@ -180,7 +188,7 @@ impl Request {
     }
 
     #[cfg(feature = "otel")]
-    fn export(&self, facts: &Facts) {
+    fn export(&self, facts: &RequestFacts) {
         if let Some(exporter) = &self.sinks.exporter {
             exporter.send(&super::record::SpanRecord {
                 arrival: self.arrival.clone(),
@@ -205,9 +213,9 @@ fn milliseconds(time: Duration) -> f64 {
 }
 
 /// Ends the record of a request that is dropped before it has an answer.
-struct Unanswered(Option<Arc<Request>>);
+struct UnansweredRequest(Option<Arc<RequestRecord>>);
 
-impl Drop for Unanswered {
+impl Drop for UnansweredRequest {
     fn drop(&mut self) {
         if let Some(record) = self.0.take() {
             if std::thread::panicking() {
@@ -224,13 +232,13 @@ impl Drop for Unanswered {
 }
 
 /// A body whose writing belongs to a request; its end, or its drop, is the request's.
-struct Observed {
+struct ObservedBody {
     /// `None` only while this is dropped.
     body: Option<Body>,
-    record: Arc<Request>,
+    record: Arc<RequestRecord>,
 }
 
-impl HttpBody for Observed {
+impl HttpBody for ObservedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -256,7 +264,7 @@ impl HttpBody for Observed {
     }
 }
 
-impl Drop for Observed {
+impl Drop for ObservedBody {
     fn drop(&mut self) {
         let record = Arc::clone(&self.record);
         // What is generated is noted when the answer inside is dropped.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 #[cfg(feature = "otel")]
 use super::otlp::Exporter;
-use crate::metrics::Metrics;
+use crate::metrics::GatewayMetrics;
 
 /// Spans cannot be sent there.
 #[derive(Debug, thiserror::Error)]
@@ -16,7 +16,7 @@ pub struct EndpointError(pub String);
 /// See the module's description; clones tell the same.
 #[derive(Debug, Clone)]
 pub struct Sinks {
-    pub(super) metrics: Arc<Metrics>,
+    pub(super) metrics: Arc<GatewayMetrics>,
     #[cfg(feature = "otel")]
     pub(super) exporter: Option<Exporter>,
 }
@@ -27,7 +27,7 @@ impl Sinks {
     /// # Errors
     /// If spans cannot be sent there.
     #[cfg(feature = "otel")]
-    pub fn open(metrics: Arc<Metrics>, otlp_endpoint: Option<&str>) -> Result<Self, EndpointError> {
+    pub fn open(metrics: Arc<GatewayMetrics>, otlp_endpoint: Option<&str>) -> Result<Self, EndpointError> {
         let start =
             |endpoint: &str| Exporter::start(endpoint).ok_or_else(|| EndpointError(endpoint.to_owned()));
         Ok(Self { metrics, exporter: otlp_endpoint.map(start).transpose()? })
@@ -38,7 +38,7 @@ impl Sinks {
     /// # Errors
     /// If spans are to be sent.
     #[cfg(not(feature = "otel"))]
-    pub fn open(metrics: Arc<Metrics>, otlp_endpoint: Option<&str>) -> Result<Self, EndpointError> {
+    pub fn open(metrics: Arc<GatewayMetrics>, otlp_endpoint: Option<&str>) -> Result<Self, EndpointError> {
         match otlp_endpoint {
             None => Ok(Self { metrics }),
             Some(endpoint) => Err(EndpointError(endpoint.to_owned())),

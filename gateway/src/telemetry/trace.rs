@@ -17,12 +17,12 @@ pub struct Trace {
     /// The caller's span, if it sent one.
     pub parent: Option<u64>,
     /// Whether the trace is kept: as the caller says, otherwise yes.
-    pub sampled: Sampled,
+    pub sampled: TraceFlag,
 }
 
 /// The flag that asks for a trace to be kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sampled {
+pub enum TraceFlag {
     /// It is set.
     Yes,
     /// It is not.
@@ -38,7 +38,7 @@ impl Trace {
             Some((trace, parent, sampled)) => {
                 Self { trace, span: random_u64() | 1, parent: Some(parent), sampled }
             }
-            None => Self { trace: own(), span: random_u64() | 1, parent: None, sampled: Sampled::Yes },
+            None => Self { trace: own(), span: random_u64() | 1, parent: None, sampled: TraceFlag::Yes },
         }
     }
 }
@@ -46,11 +46,17 @@ impl Trace {
 impl fmt::Display for Trace {
     /// As the header that names this request's span as the parent.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "00-{:032x}-{:016x}-{:02x}", self.trace, self.span, u8::from(self.sampled == Sampled::Yes))
+        write!(
+            f,
+            "00-{:032x}-{:016x}-{:02x}",
+            self.trace,
+            self.span,
+            u8::from(self.sampled == TraceFlag::Yes)
+        )
     }
 }
 
-fn parse(header: &str) -> Option<(u128, u64, Sampled)> {
+fn parse(header: &str) -> Option<(u128, u64, TraceFlag)> {
     let mut parts = header.trim().split('-');
     let version = hex(parts.next()?, 2)?;
     let trace = hex(parts.next()?, 32).filter(|trace| *trace != 0)?;
@@ -60,7 +66,7 @@ fn parse(header: &str) -> Option<(u128, u64, Sampled)> {
     if version == 255 || (version == 0 && parts.next().is_some()) {
         return None;
     }
-    let sampled = if flags & 1 == 1 { Sampled::Yes } else { Sampled::No };
+    let sampled = if flags & 1 == 1 { TraceFlag::Yes } else { TraceFlag::No };
     Some((trace, u64::try_from(parent).ok()?, sampled))
 }
 
@@ -78,7 +84,7 @@ mod tests {
     #[test]
     fn a_callers_trace_goes_on_under_a_span_of_our_own() {
         let trace = Trace::after(Some(HEADER));
-        assert_eq!((trace.parent, trace.sampled), (Some(0x00f0_67aa_0ba9_02b7), Sampled::No));
+        assert_eq!((trace.parent, trace.sampled), (Some(0x00f0_67aa_0ba9_02b7), TraceFlag::No));
         let header = trace.to_string();
         assert!(
             header.starts_with("00-4bf92f3577b34da6a3ce929d0e0e4736-") && header.ends_with("-00"),

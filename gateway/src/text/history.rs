@@ -17,13 +17,13 @@ const SECOND: &str = "holobiont-second";
 /// Which system messages a chat template shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SystemMessages {
-    leading: Leading,
-    later: Later,
+    leading: LeadingSystemMessages,
+    later: LaterSystemMessages,
 }
 
 /// Several system messages at the beginning of a conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Leading {
+enum LeadingSystemMessages {
     /// Each is shown.
     Apart,
     /// One is shown, or taken.
@@ -32,7 +32,7 @@ enum Leading {
 
 /// System messages behind others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Later {
+enum LaterSystemMessages {
     /// The template shows them, or refuses them itself.
     Judged,
     /// The template leaves them out.
@@ -53,8 +53,8 @@ impl SystemMessages {
         let is_apart = leading.is_ok_and(|text| text.contains(FIRST) && text.contains(SECOND));
         let is_dropped = later.is_ok_and(|text| text.contains(FIRST) && !text.contains(SECOND));
         Self {
-            leading: if is_apart { Leading::Apart } else { Leading::One },
-            later: if is_dropped { Later::Dropped } else { Later::Judged },
+            leading: if is_apart { LeadingSystemMessages::Apart } else { LeadingSystemMessages::One },
+            later: if is_dropped { LaterSystemMessages::Dropped } else { LaterSystemMessages::Judged },
         }
     }
 
@@ -65,10 +65,10 @@ impl SystemMessages {
     pub(super) fn prepared(self, messages: &[ChatMessage]) -> Result<Cow<'_, [ChatMessage]>, TextError> {
         let is_system = |message: &ChatMessage| message.role == "system";
         let leading = messages.iter().take_while(|message| is_system(message)).count();
-        if self.later == Later::Dropped && messages[leading..].iter().any(is_system) {
+        if self.later == LaterSystemMessages::Dropped && messages[leading..].iter().any(is_system) {
             return Err(TextError::LaterSystem);
         }
-        if self.leading == Leading::Apart || leading < 2 {
+        if self.leading == LeadingSystemMessages::Apart || leading < 2 {
             return Ok(Cow::Borrowed(messages));
         }
         let texts = messages[..leading].iter().map(|message| message.content.as_str());

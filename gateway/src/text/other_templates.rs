@@ -50,7 +50,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::text::{ChatMessage, Showing};
+    use crate::text::{ChatMessage, TemplateOptions};
 
     fn model() -> Arc<dyn Text> {
         let directory = tempfile::tempdir().unwrap();
@@ -69,7 +69,7 @@ mod tests {
 
     fn chat(text: &dyn Text) -> String {
         let message = ChatMessage { role: "user", content: "a".to_owned(), ..ChatMessage::default() };
-        text.decode(&text.encode_chat(&[message], &Showing::default()).unwrap())
+        text.decode(&text.encode_chat(&[message], &TemplateOptions::default()).unwrap())
     }
 
     #[test]

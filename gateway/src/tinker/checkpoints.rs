@@ -12,17 +12,17 @@ use serde_json::{Value, json};
 
 use super::sessions::read;
 use crate::{
-    adapters::{AdapterError, Entry},
+    adapters::{AdapterEntry, AdapterError},
     app::App,
     body::JsonBody,
     caller::Caller,
     clock::seconds_since_1970,
     errors::ApiError,
     runs::{
-        book::Live,
+        book::ActiveModel,
         expiry,
-        kept::{self, Checkpoint, Kind, States},
-        saved::{self, Kept},
+        kept::{self, Checkpoint, CheckpointKind, CheckpointStore},
+        saved::{self, CheckpointPath},
     },
     thread,
 };
@@ -34,12 +34,12 @@ const MAX_PIECE: usize = 1000;
 
 /// Which piece of a list is asked for. The rest of what clients say is about projects, which there are none of.
 #[derive(Debug, Deserialize)]
-pub struct Piece {
+pub struct ListRange {
     limit: Option<String>,
     offset: Option<String>,
 }
 
-impl Piece {
+impl ListRange {
     /// That piece of `all`.
     fn of(&self, name: &str, all: Vec<Value>) -> Result<Json<Value>, ApiError> {
         let limit = number("limit", self.limit.as_deref(), USUAL_PIECE)?.min(MAX_PIECE);
@@ -74,7 +74,7 @@ async fn all(app: &App, caller: &Caller) -> Result<Vec<Checkpoint>, ApiError> {
 }
 
 /// What a tenant trains now, by run.
-fn live(app: &App, caller: &Caller) -> BTreeMap<String, Live> {
+fn live(app: &App, caller: &Caller) -> BTreeMap<String, ActiveModel> {
     let own = app.runs.book.live().into_iter().filter(|live| live.tenant == caller.tenant);
     own.map(|live| (live.run.clone(), live)).collect()
 }
@@ -105,8 +105,8 @@ async fn all_runs(app: &App, caller: &Caller) -> Result<Vec<Value>, ApiError> {
         let run = json!({
             "training_run_id": run, "base_model": base, "model_owner": &*caller.tenant, "is_lora": true,
             "lora_rank": rank, "last_request_time": at,
-            "last_checkpoint": last(Kind::State).map(described),
-            "last_sampler_checkpoint": last(Kind::Sampler).map(described),
+            "last_checkpoint": last(CheckpointKind::State).map(described),
+            "last_sampler_checkpoint": last(CheckpointKind::Sampler).map(described),
         });
         (at, run)
     };
@@ -119,7 +119,7 @@ async fn all_runs(app: &App, caller: &Caller) -> Result<Vec<Value>, ApiError> {
 pub async fn runs(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Query(piece): Query<Piece>,
+    Query(piece): Query<ListRange>,
 ) -> Result<Json<Value>, ApiError> {
     piece.of("training_runs", all_runs(&app, &caller).await?)
 }
@@ -158,33 +158,33 @@ pub async fn of_run(
 pub async fn list(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Query(piece): Query<Piece>,
+    Query(piece): Query<ListRange>,
 ) -> Result<Json<Value>, ApiError> {
     let all = all(&app, &caller).await?;
     piece.of("checkpoints", all.iter().map(described).collect())
 }
 
 /// What a route names of a run.
-pub(super) struct Named {
+pub(super) struct RunPath {
     pub(super) path: String,
-    kept: Kept,
+    kept: CheckpointPath,
 }
 
-impl Named {
+impl RunPath {
     pub(super) fn read((run, kind, name): (String, String, String)) -> Result<Self, ApiError> {
         let path = format!("tinker://{}/{kind}/{name}", named(&run)?);
-        match Kept::parse(&path) {
+        match CheckpointPath::parse(&path) {
             Ok(kept) => Ok(Self { path, kept }),
             Err(_) => Err(nothing(&path)),
         }
     }
 
     /// The adapter, if the path is one of an adapter of the caller's tenant.
-    pub(super) fn adapter(&self, app: &App, caller: &Caller) -> Result<Arc<Entry>, ApiError> {
-        let (Kept::Sampler { adapter } | Kept::External { adapter }) = &self.kept else {
+    pub(super) fn adapter(&self, app: &App, caller: &Caller) -> Result<Arc<AdapterEntry>, ApiError> {
+        let (CheckpointPath::Sampler { adapter } | CheckpointPath::External { adapter }) = &self.kept else {
             return Err(nothing(&self.path));
         };
-        let own = |entry: &&Arc<Entry>| entry.record.tenant.as_deref() == Some(&*caller.tenant);
+        let own = |entry: &&Arc<AdapterEntry>| entry.record.tenant.as_deref() == Some(&*caller.tenant);
         app.registry.entries().get(adapter).filter(own).cloned().ok_or_else(|| nothing(&self.path))
     }
 
@@ -193,9 +193,9 @@ impl Named {
         &self,
         app: &App,
         caller: &Caller,
-        work: impl FnOnce(&States, &str, &str, &str) -> io::Result<()> + Send + 'static,
+        work: impl FnOnce(&CheckpointStore, &str, &str, &str) -> io::Result<()> + Send + 'static,
     ) -> Result<(), ApiError> {
-        let Kept::State { run, name } = self.kept.clone() else { return Err(nothing(&self.path)) };
+        let CheckpointPath::State { run, name } = self.kept.clone() else { return Err(nothing(&self.path)) };
         let (states, tenant) = (app.runs.means.states.clone(), Arc::clone(&caller.tenant));
         let done = thread::run("tinker-states", move || match states.has(&tenant, &run, &name) {
             true => work(&states, &tenant, &run, &name).map(|()| true),
@@ -219,10 +219,11 @@ pub async fn delete(
     Extension(caller): Extension<Caller>,
     Path(place): Path<(String, String, String)>,
 ) -> Result<Json<Value>, ApiError> {
-    let named = Named::read(place)?;
-    if matches!(named.kept, Kept::State { .. }) {
-        let remove =
-            |states: &States, tenant: &str, run: &str, name: &str| states.remove(tenant, run, name).map(drop);
+    let named = RunPath::read(place)?;
+    if matches!(named.kept, CheckpointPath::State { .. }) {
+        let remove = |states: &CheckpointStore, tenant: &str, run: &str, name: &str| {
+            states.remove(tenant, run, name).map(drop)
+        };
         named.with_state(&app, &caller, remove).await?;
         return Ok(Json(json!({})));
     }
@@ -246,12 +247,12 @@ pub async fn set_ttl(
     Path(place): Path<(String, String, String)>,
     body: JsonBody,
 ) -> Result<Json<Value>, ApiError> {
-    let (named, Ttl { ttl_seconds }) = (Named::read(place)?, read(&app, body).await?);
+    let (named, Ttl { ttl_seconds }) = (RunPath::read(place)?, read(&app, body).await?);
     let ttl_s = saved::checked_ttl(ttl_seconds);
     let ttl_s = ttl_s.map_err(|refusal| ApiError::invalid("ttl_seconds", refusal.message))?;
     let at = ttl_s.map(|ttl_s| seconds_since_1970().saturating_add(ttl_s));
-    if matches!(named.kept, Kept::State { .. }) {
-        let set = move |states: &States, tenant: &str, run: &str, name: &str| {
+    if matches!(named.kept, CheckpointPath::State { .. }) {
+        let set = move |states: &CheckpointStore, tenant: &str, run: &str, name: &str| {
             expiry::set(&states.directory(tenant, run, name), at)
         };
         named.with_state(&app, &caller, set).await?;
@@ -288,8 +289,8 @@ pub async fn weights_info(
     let found = found.ok_or_else(|| ApiError::not_found("nothing is kept at this path"))?;
     let directory = app.runs.means.states.directory(&caller.tenant, &found.run, &found.name);
     let about = match found.kind {
-        Kind::Sampler | Kind::External => None,
-        Kind::State => thread::run("tinker-states", move || States::about(&directory))
+        CheckpointKind::Sampler | CheckpointKind::External => None,
+        CheckpointKind::State => thread::run("tinker-states", move || CheckpointStore::about(&directory))
             .await
             .map_err(|error| ApiError::internal(error.to_string()))?,
     };

@@ -12,7 +12,7 @@ use blake3::Hash;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::checkpoints::Named;
+use super::checkpoints::RunPath;
 use crate::{
     adapters::AdapterError, app::App, caller::Caller, clock::seconds_since_1970, errors::ApiError,
     openai::adapter_files,
@@ -23,7 +23,7 @@ const GOOD_S: u64 = 3600;
 
 /// What an address says besides the name of the file.
 #[derive(Debug, Deserialize)]
-pub struct Signed {
+pub struct SignedQuery {
     adapter: String,
     generation: String,
     expires: u64,
@@ -58,7 +58,7 @@ pub async fn urls(
     headers: HeaderMap,
     uri: Uri,
 ) -> Result<Json<Value>, ApiError> {
-    let entry = Named::read(place)?.adapter(&app, &caller)?;
+    let entry = RunPath::read(place)?.adapter(&app, &caller)?;
     let secret = app.registry.download_secret().await.map_err(AdapterError::from)?;
     let (expires, server) = (seconds_since_1970() + GOOD_S, server(&headers, &uri)?);
     let (adapter, generation) = (&entry.record.name, entry.record.generation.to_string());
@@ -79,9 +79,9 @@ pub async fn urls(
 pub async fn one(
     State(app): State<Arc<App>>,
     Path(file): Path<String>,
-    Query(signed): Query<Signed>,
+    Query(signed): Query<SignedQuery>,
 ) -> Result<Response, ApiError> {
-    let Signed { adapter, generation, expires, signature: given } = signed;
+    let SignedQuery { adapter, generation, expires, signature: given } = signed;
     let secret = app.registry.download_secret().await.map_err(AdapterError::from)?;
     let is_signed = Hash::from_hex(&given)
         .is_ok_and(|given| given == signature(secret, &file, &adapter, &generation, expires));

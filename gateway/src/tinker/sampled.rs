@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use shmproto::message::TokenOutput;
-use training_protocol::session::Refusal;
+use training_protocol::session::CommandRefusal;
 
 use crate::{
     app::App,
     errors::ApiError,
-    openai::{answer::Answer, job::Job},
+    openai::{answer::GenerationResponse, job::GenerationRequest},
     runs::{
-        outcome::Outcome,
-        promises::Promise,
+        outcome::FutureResult,
+        promises::RequestFuture,
         wire::{NO_LOGPROB, SampleResponse, SampledSequence, StopReason, TopkLogprobs},
     },
     usage::FinishReason,
@@ -22,7 +22,7 @@ const HELD_STEP_BYTES: usize = 64 << 10;
 
 /// What is to be said of a sample besides its tokens.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wanted {
+pub(super) struct SampleOptions {
     /// Log-probabilities of the prompt's tokens.
     pub(super) prompt_logprobs: bool,
     /// Likeliest tokens at each place of the prompt.
@@ -34,12 +34,12 @@ pub(super) struct Wanted {
 /// Samples, and keeps the promise with what comes of it. `prompt_bytes` are counted in the promise already.
 pub(super) async fn keep(
     app: Arc<App>,
-    job: Result<(Job, Wanted), Refusal>,
+    job: Result<(GenerationRequest, SampleOptions), CommandRefusal>,
     prompt_bytes: usize,
-    promise: Arc<Promise>,
+    promise: Arc<RequestFuture>,
 ) {
-    let _answered = Answered(Arc::clone(&promise));
-    let mut held = Held { promise: &promise, bytes: prompt_bytes, counted: prompt_bytes };
+    let _answered = FutureGuard(Arc::clone(&promise));
+    let mut held = SampleMemory { promise: &promise, bytes: prompt_bytes, counted: prompt_bytes };
     let sampled = match job {
         Ok((job, wanted)) => collect(&app, job, wanted, &mut held).await,
         Err(failure) => Err(failure),
@@ -48,34 +48,34 @@ pub(super) async fn keep(
 }
 
 /// Sees that a promise is kept even if the task that samples ends by a fault: one that stands forever would count forever.
-struct Answered(Arc<Promise>);
+struct FutureGuard(Arc<RequestFuture>);
 
-impl Drop for Answered {
+impl Drop for FutureGuard {
     fn drop(&mut self) {
         let message = "sampling has ended by a fault of this program; send the request again";
-        self.0.keep(Outcome::Failed(Refusal::server(message)));
+        self.0.keep(FutureResult::Failed(CommandRefusal::server(message)));
     }
 }
 
 /// What a continuation is so far.
 #[derive(Default)]
-struct Whole {
+struct SampledTokens {
     tokens: Vec<TokenOutput>,
     finish: Option<FinishReason>,
 }
 
 /// Memory of what is collected, counted to the tenant as it grows.
-struct Held<'a> {
-    promise: &'a Promise,
+struct SampleMemory<'a> {
+    promise: &'a RequestFuture,
     /// Bytes that there are.
     bytes: usize,
     /// Bytes that are counted.
     counted: usize,
 }
 
-impl Held<'_> {
+impl SampleMemory<'_> {
     /// Counts tokens with their alternatives.
-    fn add(&mut self, tokens: &[TokenOutput]) -> Result<(), Refusal> {
+    fn add(&mut self, tokens: &[TokenOutput]) -> Result<(), CommandRefusal> {
         let alternatives = tokens.iter().map(|token| size_of_val(&*token.top)).sum::<usize>();
         self.bytes += size_of_val(tokens) + alternatives;
         if self.bytes > self.counted {
@@ -86,15 +86,20 @@ impl Held<'_> {
     }
 }
 
-async fn collect(app: &App, job: Job, wanted: Wanted, held: &mut Held<'_>) -> Result<Outcome, Refusal> {
+async fn collect(
+    app: &App,
+    job: GenerationRequest,
+    wanted: SampleOptions,
+    held: &mut SampleMemory<'_>,
+) -> Result<FutureResult, CommandRefusal> {
     if let Some(lease) = &job.target.lease {
         app.adapter_limits.check(&lease.id.0, &job.target.name).map_err(ApiError::from)?;
     }
-    let mut wholes: Vec<Whole> = (0..job.choices()).map(|_| Whole::default()).collect();
+    let mut wholes: Vec<SampledTokens> = (0..job.choices()).map(|_| SampledTokens::default()).collect();
     let mut prompt = Vec::new();
-    let mut answer = Answer::start(app, job).await?;
+    let mut answer = GenerationResponse::start(app, job).await?;
     while !answer.is_over() {
-        let step = answer.next().await.ok_or_else(|| Refusal::server("nothing was generated"))??;
+        let step = answer.next().await.ok_or_else(|| CommandRefusal::server("nothing was generated"))??;
         let whole = &mut wholes[step.index];
         let first = whole.tokens.len();
         whole.tokens.extend(step.piece.scored.into_iter().map(|scored| scored.token));
@@ -118,10 +123,10 @@ async fn collect(app: &App, job: Job, wanted: Wanted, held: &mut Held<'_>) -> Re
         }),
         prompt_cache_hit_tokens: i32::try_from(cached).unwrap_or(i32::MAX),
     };
-    Ok(Outcome::Protobuf(prost::Message::encode_to_vec(&response).into()))
+    Ok(FutureResult::Protobuf(prost::Message::encode_to_vec(&response).into()))
 }
 
-fn sequence(whole: &Whole, k: u32) -> SampledSequence {
+fn sequence(whole: &SampledTokens, k: u32) -> SampledSequence {
     let reason = if whole.finish == Some(FinishReason::Stop) { StopReason::Stop } else { StopReason::Length };
     SampledSequence {
         stop_reason: reason.into(),

@@ -11,10 +11,10 @@ use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Value, json};
 use shmproto::message::Sampling;
 use text::stop::StopStrings;
-use training_protocol::session::Refusal;
+use training_protocol::session::CommandRefusal;
 
 use super::{
-    sampled::{self, Wanted},
+    sampled::{self, SampleOptions},
     sessions::{parse, read},
 };
 use crate::{
@@ -22,17 +22,17 @@ use crate::{
     body::JsonBody,
     caller::Caller,
     errors::ApiError,
-    lifecycle::Serving,
+    lifecycle::ServingState,
     openai::{
-        job::{Echo, Job, Kind, Prompt, namespace},
+        job::{Echo, GenerationKind, GenerationRequest, PromptInput, namespace},
         params::{EndTokens, MAX_LOGPROBS, Params},
-        target::Target,
+        target::ModelTarget,
     },
     random::random_u64,
     runs::{
         book::{SAMPLER_BYTES, Sampler},
-        promises::{Made, PROMISE_BYTES},
-        saved::Kept,
+        promises::{InsertedFuture, PROMISE_BYTES},
+        saved::CheckpointPath,
     },
 };
 
@@ -74,11 +74,14 @@ pub async fn create(
 }
 
 fn adapter_of(app: &App, caller: &Caller, path: &str) -> Result<String, ApiError> {
-    let kept = Kept::parse(path).map_err(|refusal| ApiError::invalid("model_path", refusal.message))?;
+    let kept =
+        CheckpointPath::parse(path).map_err(|refusal| ApiError::invalid("model_path", refusal.message))?;
     match kept {
-        Kept::Sampler { adapter } if app.registry.entries().find(&adapter, caller).is_some() => Ok(adapter),
-        Kept::Sampler { .. } => Err(ApiError::model_not_found(path)),
-        Kept::State { .. } | Kept::External { .. } => Err(ApiError::invalid(
+        CheckpointPath::Sampler { adapter } if app.registry.entries().find(&adapter, caller).is_some() => {
+            Ok(adapter)
+        }
+        CheckpointPath::Sampler { .. } => Err(ApiError::model_not_found(path)),
+        CheckpointPath::State { .. } | CheckpointPath::External { .. } => Err(ApiError::invalid(
             "model_path",
             "a state, or what is kept for download, cannot be sampled from: use the path that save_weights_for_sampler gives",
         )),
@@ -98,12 +101,12 @@ pub async fn one(
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Sample {
+struct SampleRequest {
     sampling_session_id: String,
     seq_id: u64,
     #[serde(default = "one_sample")]
     num_samples: u32,
-    prompt: Input,
+    prompt: ModelInput,
     sampling_params: SamplingParams,
     #[serde(default)]
     prompt_logprobs: bool,
@@ -127,12 +130,12 @@ fn one_sample() -> u32 {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Input {
-    chunks: Vec<Chunk>,
+struct ModelInput {
+    chunks: Vec<InputChunk>,
 }
 
 #[derive(Deserialize)]
-struct Chunk {
+struct InputChunk {
     r#type: String,
     #[serde(default)]
     tokens: Vec<u32>,
@@ -174,7 +177,7 @@ pub async fn sample(
     Extension(caller): Extension<Caller>,
     body: JsonBody,
 ) -> Result<Json<Value>, ApiError> {
-    let request: Sample = app.work(body.len(), move || parse(&body)).await?;
+    let request: SampleRequest = app.work(body.len(), move || parse(&body)).await?;
     let sampler = app.runs.book.find_sampler(&request.sampling_session_id, &caller.tenant)?;
     let id = format!("{}:{}", request.sampling_session_id, request.seq_id);
     let sequences: Vec<String> =
@@ -185,14 +188,14 @@ pub async fn sample(
         let job = job(&app, &caller, &sampler, &request);
         let prompt_bytes = job.as_ref().map_or(0, |(job, _)| size_of_val(&*job.prompts[0].tokens));
         let memory = app.memory.reserve(&caller.tenant, PROMISE_BYTES + prompt_bytes)?;
-        if let Made::Now(promise) = app.runs.promises.make(&id, memory)? {
+        if let InsertedFuture::Now(promise) = app.runs.promises.make(&id, memory)? {
             tokio::spawn(sampled::keep(Arc::clone(&app), job, prompt_bytes, promise));
         }
     }
     Ok(Json(json!({ "request_id": id, "sample_sequence_ids": sequences })))
 }
 
-fn refuse(request: &Sample) -> Result<(), Refusal> {
+fn refuse(request: &SampleRequest) -> Result<(), CommandRefusal> {
     let refused = [
         ("prompt_alt_tokens_k", request.prompt_alt_tokens_k > 0),
         ("prompt_logprobs_last_n", request.prompt_logprobs_last_n.is_some()),
@@ -200,7 +203,7 @@ fn refuse(request: &Sample) -> Result<(), Refusal> {
         ("record_stability_info", request.record_stability_info),
     ];
     if let Some((name, _)) = refused.iter().find(|(_, is_wanted)| *is_wanted) {
-        return Err(Refusal::user(format!("'{name}' is not supported: leave it out")));
+        return Err(CommandRefusal::user(format!("'{name}' is not supported: leave it out")));
     }
     let params = &request.sampling_params;
     let rules = [
@@ -212,24 +215,31 @@ fn refuse(request: &Sample) -> Result<(), Refusal> {
         ("topk_sample_logprobs", request.topk_sample_logprobs <= MAX_LOGPROBS, "at most 20"),
     ];
     match rules.iter().find(|(_, holds, _)| !holds) {
-        Some((name, _, rule)) => Err(Refusal::user(format!("'{name}' must be {rule}"))),
+        Some((name, _, rule)) => Err(CommandRefusal::user(format!("'{name}' must be {rule}"))),
         None => Ok(()),
     }
 }
 
-fn job(app: &App, caller: &Caller, sampler: &Sampler, request: &Sample) -> Result<(Job, Wanted), Refusal> {
+fn job(
+    app: &App,
+    caller: &Caller,
+    sampler: &Sampler,
+    request: &SampleRequest,
+) -> Result<(GenerationRequest, SampleOptions), CommandRefusal> {
     refuse(request)?;
     let serving = app.serving().map_err(ApiError::from)?;
     let mut tokens = Vec::new();
     for chunk in &request.prompt.chunks {
         if chunk.r#type != "encoded_text" {
             let kind = chunk.r#type.chars().take(MAX_STOPS).collect::<String>();
-            return Err(Refusal::user(format!("'{kind}' in prompt is not supported: send text alone")));
+            return Err(CommandRefusal::user(format!(
+                "'{kind}' in prompt is not supported: send text alone"
+            )));
         }
         tokens.extend_from_slice(&chunk.tokens);
     }
     if let Some(token) = tokens.iter().find(|&&token| token >= serving.welcome.vocab_size) {
-        return Err(Refusal::user(format!(
+        return Err(CommandRefusal::user(format!(
             "the prompt has the token {token}, which the model does not know"
         )));
     }
@@ -239,26 +249,26 @@ fn job(app: &App, caller: &Caller, sampler: &Sampler, request: &Sample) -> Resul
             let lease = app.registry.lease(name, caller).map_err(ApiError::from)?;
             let gone =
                 "these weights are not served any more: save them for a sampler under a name to keep them";
-            (name.clone(), Some(lease.ok_or_else(|| Refusal::user(gone))?))
+            (name.clone(), Some(lease.ok_or_else(|| CommandRefusal::user(gone))?))
         }
     };
-    let target = Target { name, lease };
-    let wanted = Wanted {
+    let target = ModelTarget { name, lease };
+    let wanted = SampleOptions {
         prompt_logprobs: request.prompt_logprobs,
         topk_prompt: request.topk_prompt_logprobs,
         topk_sample: request.topk_sample_logprobs,
     };
     let wants_prompt = wanted.prompt_logprobs || wanted.topk_prompt > 0;
     let params = params(&request.sampling_params, request.num_samples, &serving)?;
-    let job = Job {
-        kind: Kind::Tokens,
+    let job = GenerationRequest {
+        kind: GenerationKind::Tokens,
         prompt_field: "prompt",
         tenant: Arc::clone(&caller.tenant),
         namespace: namespace(caller, &target, &serving),
         params: Params { prompt_logprobs: wants_prompt.then_some(wanted.topk_prompt), ..params },
         serving,
         target,
-        prompts: vec![Prompt { tokens, text: None }],
+        prompts: vec![PromptInput { tokens, text: None }],
         logprobs: Some(wanted.topk_sample),
         echo: Echo::Nothing,
         grammar: None,
@@ -268,10 +278,11 @@ fn job(app: &App, caller: &Caller, sampler: &Sampler, request: &Sample) -> Resul
     Ok((job.check()?, wanted))
 }
 
-fn params(asked: &SamplingParams, choices: u32, serving: &Serving) -> Result<Params, Refusal> {
+fn params(asked: &SamplingParams, choices: u32, serving: &ServingState) -> Result<Params, CommandRefusal> {
     let (mut stop, mut stop_tokens, mut end_tokens) = (None, Vec::new(), EndTokens::Stop);
     let strings = |strings: &[String]| {
-        let stops = StopStrings::new(strings).map_err(|error| Refusal::user(format!("'stop': {error}")));
+        let stops =
+            StopStrings::new(strings).map_err(|error| CommandRefusal::user(format!("'stop': {error}")));
         stops.map(Some)
     };
     match &asked.stop {
@@ -281,11 +292,13 @@ fn params(asked: &SamplingParams, choices: u32, serving: &Serving) -> Result<Par
         Some(Stop::Tokens(tokens)) if tokens.len() <= MAX_STOPS => stop_tokens.clone_from(tokens),
         Some(Stop::Strings(all)) if all.len() <= MAX_STOPS => stop = strings(all)?,
         Some(_) => {
-            return Err(Refusal::user(format!("'stop' may hold at most {MAX_STOPS} strings or tokens")));
+            return Err(CommandRefusal::user(format!(
+                "'stop' may hold at most {MAX_STOPS} strings or tokens"
+            )));
         }
     }
     if stop_tokens.iter().any(|&token| token >= serving.welcome.vocab_size) {
-        return Err(Refusal::user("'stop' has a token that the model does not know"));
+        return Err(CommandRefusal::user("'stop' has a token that the model does not know"));
     }
     let plain = Params::plain(asked.seed.map_or_else(random_u64, i64::cast_unsigned));
     Ok(Params {

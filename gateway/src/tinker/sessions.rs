@@ -132,7 +132,7 @@ pub async fn telemetry(_batch: JsonBody) -> Json<Value> {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Retrieve {
+struct RetrieveFuture {
     request_id: String,
     #[serde(default, rename = "allow_metadata_only")]
     _allow_metadata_only: bool,
@@ -144,7 +144,7 @@ pub async fn retrieve(
     Extension(caller): Extension<Caller>,
     body: JsonBody,
 ) -> Result<Response<Body>, ApiError> {
-    let Retrieve { request_id, .. } = read(&app, body).await?;
+    let RetrieveFuture { request_id, .. } = read(&app, body).await?;
     let promise = app.runs.promises.find(&request_id, &caller.tenant);
     let promise = promise.ok_or_else(|| {
         ApiError::gone(

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::{Extension, Json, extract::State};
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Value, json};
-use training_protocol::session::{Adam, Lora, Refusal};
+use training_protocol::session::{Adam, CommandRefusal, Lora};
 
 use super::sessions::{clipped, read};
 use crate::{
@@ -16,31 +16,31 @@ use crate::{
     errors::ApiError,
     random::random_u64,
     runs::{
-        batch::Batch,
-        book::{MODEL_BYTES, Model, SAMPLER_BYTES, Sampler},
-        desk::{Turn, Work},
+        batch::TrainingBatch,
+        book::{MODEL_BYTES, SAMPLER_BYTES, Sampler, TrainedModel},
+        desk::{CommandTiming, ModelCommand},
         parts::{self, MAX_PARTS},
-        promises::{Made, PROMISE_BYTES},
+        promises::{InsertedFuture, PROMISE_BYTES},
         saved,
-        wire::{Addressed, ForwardBackwardRequest},
+        wire::{ForwardBackwardRequest, RequestAddress},
     },
 };
 
 /// `lora_alpha` of every adapter: whatever the rank, the same learning rate suits ("LoRA Without Regret", 2025).
 const ALPHA: f64 = 32.0;
 
-type Promised = Result<Json<Value>, ApiError>;
+type FutureReply = Result<Json<Value>, ApiError>;
 
 /// Takes a piece of work in, unless it is there already.
-fn promise(app: &App, caller: &Caller, model: &Model, seq: u64, work: Work) -> Promised {
+fn promise(app: &App, caller: &Caller, model: &TrainedModel, seq: u64, work: ModelCommand) -> FutureReply {
     let id = format!("{}:{seq}", model.run);
     if app.runs.promises.find(&id, &caller.tenant).is_none() {
         let bytes = PROMISE_BYTES + work.bytes();
         let memory = match model.desk.check(seq)? {
-            Turn::Next => app.memory.reserve(&caller.tenant, bytes)?,
-            Turn::Later => app.memory.reserve_waiting(&caller.tenant, bytes)?,
+            CommandTiming::Next => app.memory.reserve(&caller.tenant, bytes)?,
+            CommandTiming::Later => app.memory.reserve_waiting(&caller.tenant, bytes)?,
         };
-        if let Made::Now(promise) = app.runs.promises.make(&id, memory)? {
+        if let InsertedFuture::Now(promise) = app.runs.promises.make(&id, memory)? {
             model.desk.put(seq, work, promise);
         }
     }
@@ -48,8 +48,10 @@ fn promise(app: &App, caller: &Caller, model: &Model, seq: u64, work: Work) -> P
 }
 
 /// Work, or that it was refused: either way its number has had its turn.
-fn or_refused(work: Result<Work, Refusal>) -> Work {
-    let refused = |refusal: Refusal| Work::Refused(Refusal { message: clipped(refusal.message), ..refusal });
+fn or_refused(work: Result<ModelCommand, CommandRefusal>) -> ModelCommand {
+    let refused = |refusal: CommandRefusal| {
+        ModelCommand::Refused(CommandRefusal { message: clipped(refusal.message), ..refusal })
+    };
     work.unwrap_or_else(refused)
 }
 
@@ -120,7 +122,7 @@ pub async fn create(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     body: JsonBody,
-) -> Promised {
+) -> FutureReply {
     let request: CreateModel = read(&app, body).await?;
     check_base(&app, &request.base_model)?;
     check_optimizer(request.optimizer_config.as_ref())?;
@@ -131,7 +133,7 @@ pub async fn create(
     promise(&app, &caller, &model, 0, begin(&lora))
 }
 
-fn model(app: &Arc<App>, caller: &Caller, session: &str, number: u64) -> Result<Arc<Model>, ApiError> {
+fn model(app: &Arc<App>, caller: &Caller, session: &str, number: u64) -> Result<Arc<TrainedModel>, ApiError> {
     let memory = app.memory.reserve(&caller.tenant, MODEL_BYTES)?;
     app.runs.book.model(session, number, memory, &app.runs.means)
 }
@@ -141,17 +143,17 @@ const ATTENTION: [&str; 4] = ["q_proj", "k_proj", "v_proj", "o_proj"];
 const MLP: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 const UNEMBED: [&str; 1] = ["lm_head"];
 
-fn begin(lora: &LoraConfig) -> Work {
+fn begin(lora: &LoraConfig) -> ModelCommand {
     let parts = [(lora.train_attn, &ATTENTION[..]), (lora.train_mlp, &MLP), (lora.train_unembed, &UNEMBED)];
     let targets = parts.iter().filter(|(is_wanted, _)| *is_wanted).flat_map(|(_, names)| *names);
     let size =
         Lora { rank: lora.rank, alpha: ALPHA, targets: targets.map(|name| (*name).to_owned()).collect() };
-    Work::Create { lora: size, seed: lora.seed.map_or_else(random_u64, i64::cast_unsigned) }
+    ModelCommand::Create { lora: size, seed: lora.seed.map_or_else(random_u64, i64::cast_unsigned) }
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct OfModel {
+struct ModelQuery {
     model_id: String,
     #[serde(rename = "type")]
     _type: Option<String>,
@@ -162,8 +164,8 @@ pub async fn info(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     body: JsonBody,
-) -> Promised {
-    let OfModel { model_id, .. } = read(&app, body).await?;
+) -> FutureReply {
+    let ModelQuery { model_id, .. } = read(&app, body).await?;
     let model = app.runs.book.find_model(&model_id, &caller.tenant)?;
     let base = app.serving()?.base_name.clone();
     Ok(Json(json!({
@@ -182,23 +184,23 @@ pub async fn forward_backward(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     ProtobufBody(body): ProtobufBody,
-) -> Promised {
+) -> FutureReply {
     let (model_id, seq, work) = app.work(body.len(), move || read_batch(&body)).await?;
     let model = app.runs.book.find_model(&model_id, &caller.tenant)?;
     promise(&app, &caller, &model, check_seq(u64::try_from(seq).ok())?, work)
 }
 
 /// Whose batch it is, its number, and what is to be done. Its parts are counted before they are decoded.
-fn read_batch(body: &[u8]) -> Result<(String, i32, Work), ApiError> {
+fn read_batch(body: &[u8]) -> Result<(String, i32, ModelCommand), ApiError> {
     if parts::count(body) > MAX_PARTS {
-        let Addressed { model_id, seq_id } = decoded(body)?;
-        let refusal = Refusal::user(format!(
+        let RequestAddress { model_id, seq_id } = decoded(body)?;
+        let refusal = CommandRefusal::user(format!(
             "a request has at most {MAX_PARTS} parts (sequences, chunks, tensors and their fields): send fewer sequences at once"
         ));
-        return Ok((model_id, seq_id, Work::Refused(refusal)));
+        return Ok((model_id, seq_id, ModelCommand::Refused(refusal)));
     }
     let request: ForwardBackwardRequest = decoded(body)?;
-    let batch = Batch::read(&request).map(|batch| Work::ForwardBackward(Box::new(batch)));
+    let batch = TrainingBatch::read(&request).map(|batch| ModelCommand::ForwardBackward(Box::new(batch)));
     Ok((request.model_id, request.seq_id, or_refused(batch)))
 }
 
@@ -222,16 +224,16 @@ struct OptimStep {
 const ADAM: Adam =
     Adam { learning_rate: 1e-4, beta1: 0.9, beta2: 0.95, eps: 1e-12, weight_decay: 0.0, grad_clip_norm: 0.0 };
 
-fn step(request: OptimStep) -> Result<Work, Refusal> {
+fn step(request: OptimStep) -> Result<ModelCommand, CommandRefusal> {
     if let Some(OptimizerConfig { r#type }) = request.optimizer_params {
-        return Err(Refusal::user(format!("the optimizer '{type}' is not supported; use AdamParams")));
+        return Err(CommandRefusal::user(format!("the optimizer '{type}' is not supported; use AdamParams")));
     }
     let mut all = json!(ADAM);
     if let (Value::Object(all), Some(Value::Object(given))) = (&mut all, request.adam_params) {
         all.extend(given);
     }
     let adam = serde_json::from_value(all);
-    adam.map(Work::Step).map_err(|error| Refusal::user(format!("adam_params: {error}")))
+    adam.map(ModelCommand::Step).map_err(|error| CommandRefusal::user(format!("adam_params: {error}")))
 }
 
 /// Makes a step of what was gathered.
@@ -239,7 +241,7 @@ pub async fn optim_step(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     body: JsonBody,
-) -> Promised {
+) -> FutureReply {
     let request: OptimStep = read(&app, body).await?;
     let model = app.runs.book.find_model(&request.model_id, &caller.tenant)?;
     let seq = check_seq(request.seq_id)?;
@@ -269,7 +271,7 @@ pub async fn save(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     body: JsonBody,
-) -> Promised {
+) -> FutureReply {
     let request: Save = read(&app, body).await?;
     let model = app.runs.book.find_model(&request.model_id, &caller.tenant)?;
     let seq = check_seq(request.seq_id)?;
@@ -277,7 +279,7 @@ pub async fn save(
     let ttl_s = saved::checked_ttl(request.ttl_seconds);
     let work = ttl_s.and_then(|ttl_s| {
         let name = saved::checked(&name)?.to_owned();
-        Ok(Work::SaveState { name, overwrite: request.overwrite, ttl_s })
+        Ok(ModelCommand::SaveState { name, overwrite: request.overwrite, ttl_s })
     });
     promise(&app, &caller, &model, seq, or_refused(work))
 }
@@ -287,22 +289,22 @@ pub async fn save_for_sampler(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     body: JsonBody,
-) -> Promised {
+) -> FutureReply {
     let request: Save = read(&app, body).await?;
     let model = app.runs.book.find_model(&request.model_id, &caller.tenant)?;
     let (seq, run) = (check_seq(request.seq_id)?, model.run.clone());
     let ttl_s = saved::checked_ttl(request.ttl_seconds);
     let work = match (&request.path, request.sampling_session_seq_id) {
-        (Some(name), _) => {
-            ttl_s.and_then(|ttl_s| Ok((saved::checked(name)?, ttl_s))).map(|(name, ttl_s)| Work::Publish {
+        (Some(name), _) => ttl_s.and_then(|ttl_s| Ok((saved::checked(name)?, ttl_s))).map(|(name, ttl_s)| {
+            ModelCommand::Publish {
                 adapter: saved::adapter(&run, name),
                 ttl_s,
                 answer: json!({
                     "type": "save_weights_for_sampler",
                     "path": format!("tinker://{run}/sampler_weights/{name}"),
                 }),
-            })
-        }
+            }
+        }),
         (None, Some(number)) => {
             let adapter = saved::snapshot(&run, seq);
             let session = run.rsplit_once('-').map_or("", |(session, _)| session);
@@ -310,9 +312,9 @@ pub async fn save_for_sampler(
             let sampler = Sampler { model_path: None, adapter: Some(adapter.clone()), memory };
             let id = app.runs.book.sampler(session, number, &caller.tenant, sampler)?;
             let answer = json!({ "type": "save_weights_for_sampler", "sampling_session_id": id });
-            ttl_s.map(|ttl_s| Work::Publish { adapter, answer, ttl_s })
+            ttl_s.map(|ttl_s| ModelCommand::Publish { adapter, answer, ttl_s })
         }
-        (None, None) => Err(Refusal::user("either 'path' or 'sampling_session_seq_id' is needed")),
+        (None, None) => Err(CommandRefusal::user("either 'path' or 'sampling_session_seq_id' is needed")),
     };
     promise(&app, &caller, &model, seq, or_refused(work))
 }
@@ -329,15 +331,15 @@ struct SaveExternal {
     _type: Option<String>,
 }
 
-fn external(run: &str, request: &SaveExternal) -> Result<Work, Refusal> {
+fn external(run: &str, request: &SaveExternal) -> Result<ModelCommand, CommandRefusal> {
     if request.age_encryption_recipients.as_ref().is_some_and(|recipients| !recipients.is_empty()) {
         let why = "'age_encryption_recipients' is not supported: leave it out, and encrypt what you download";
-        return Err(Refusal::user(why));
+        return Err(CommandRefusal::user(why));
     }
     let (name, ttl_s) = (saved::checked(&request.path)?, saved::checked_ttl(request.ttl_seconds)?);
     let path = format!("tinker://{run}/external_weights/{name}");
     let answer = json!({ "type": "save_weights_external", "path": path });
-    Ok(Work::Publish { adapter: saved::export(run, name), answer, ttl_s })
+    Ok(ModelCommand::Publish { adapter: saved::export(run, name), answer, ttl_s })
 }
 
 /// Keeps the adapter for download, as PEFT has it.
@@ -345,7 +347,7 @@ pub async fn save_external(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     body: JsonBody,
-) -> Promised {
+) -> FutureReply {
     let request: SaveExternal = read(&app, body).await?;
     let model = app.runs.book.find_model(&request.model_id, &caller.tenant)?;
     let seq = check_seq(request.seq_id)?;
@@ -354,7 +356,7 @@ pub async fn save_external(
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Load {
+struct LoadWeightsRequest {
     model_id: Option<String>,
     seq_id: Option<u64>,
     session_id: Option<String>,
@@ -374,8 +376,8 @@ pub async fn load(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     body: JsonBody,
-) -> Promised {
-    let request: Load = read(&app, body).await?;
+) -> FutureReply {
+    let request: LoadWeightsRequest = read(&app, body).await?;
     check_optimizer(request.optimizer_config.as_ref())?;
     if let Some(base) = &request.base_model {
         check_base(&app, base)?;
@@ -390,7 +392,7 @@ pub async fn load(
             return Err(ApiError::missing("model_id", message));
         }
     };
-    let Load { path, optimizer, .. } = request;
-    let work = saved::state(&path).map(|(run, name)| Work::Load { run, name, optimizer });
+    let LoadWeightsRequest { path, optimizer, .. } = request;
+    let work = saved::state(&path).map(|(run, name)| ModelCommand::Load { run, name, optimizer });
     promise(&app, &caller, &model, seq, or_refused(work))
 }

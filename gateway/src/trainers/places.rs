@@ -26,16 +26,16 @@ const LEAST_BYTES: u64 = 1 << 20;
 
 /// All of them.
 #[derive(Debug, Clone, Default)]
-pub struct Places(Arc<Mutex<State>>);
+pub struct TrainerSlots(Arc<Mutex<TrainerSlotState>>);
 
 #[derive(Debug, Default)]
-struct State {
+struct TrainerSlotState {
     tickets: Ticket,
     /// Who waits, in the order in which they came.
     waiting: BTreeMap<Ticket, Waiting>,
     /// When models that have a trainer and nothing to do were last used.
     idle: HashMap<Ticket, Instant>,
-    tenants: HashMap<Arc<str>, Tenant>,
+    tenants: HashMap<Arc<str>, TenantModels>,
     /// When a model last gave its trainer back.
     yielded: Option<Instant>,
 }
@@ -53,14 +53,14 @@ struct Waiting {
 
 /// Models and jobs of a tenant.
 #[derive(Debug, Default, PartialEq)]
-struct Tenant {
+struct TenantModels {
     /// With a trainer, or asking for one.
     trained: usize,
     /// Of those that are suspended, on the disk.
     suspended_bytes: u64,
 }
 
-impl State {
+impl TrainerSlotState {
     /// Whose places wait, but for those who have not asked for long.
     fn present(&self) -> impl Iterator<Item = (Ticket, &Arc<str>)> {
         let present = self.waiting.iter().filter(|(_, waiting)| waiting.asked.elapsed() < ABSENCE);
@@ -78,25 +78,25 @@ impl State {
         self.tenants.get(tenant).map_or(0, |tenant| tenant.trained)
     }
 
-    fn change(&mut self, tenant: &Arc<str>, change: impl FnOnce(&mut Tenant)) {
+    fn change(&mut self, tenant: &Arc<str>, change: impl FnOnce(&mut TenantModels)) {
         change(self.tenants.entry(Arc::clone(tenant)).or_default());
-        self.tenants.retain(|_, tenant| *tenant != Tenant::default());
+        self.tenants.retain(|_, tenant| *tenant != TenantModels::default());
     }
 }
 
-impl Places {
+impl TrainerSlots {
     /// Waits for a trainer, behind whoever waits already.
     #[must_use]
-    pub fn wait(&self, tenant: &str) -> Place {
-        let place = self.place(tenant, Stage::Waits);
+    pub fn wait(&self, tenant: &str) -> TrainerSlot {
+        let place = self.place(tenant, SlotStage::Waits);
         place.stay();
         place
     }
 
     /// Counts a trainer that the tenant has on another host.
     #[must_use]
-    pub fn elsewhere(&self, tenant: &str) -> Place {
-        let place = self.place(tenant, Stage::Trains);
+    pub fn elsewhere(&self, tenant: &str) -> TrainerSlot {
+        let place = self.place(tenant, SlotStage::Trains);
         lock(&self.0).change(&place.tenant, |tenant| tenant.trained += 1);
         place
     }
@@ -107,24 +107,24 @@ impl Places {
         lock(&self.0).first()
     }
 
-    fn place(&self, tenant: &str, stage: Stage) -> Place {
+    fn place(&self, tenant: &str, stage: SlotStage) -> TrainerSlot {
         let mut state = lock(&self.0);
         state.tickets.0 += 1;
-        Place { places: self.clone(), tenant: tenant.into(), ticket: state.tickets, stage }
+        TrainerSlot { places: self.clone(), tenant: tenant.into(), ticket: state.tickets, stage }
     }
 }
 
 /// What a model or a job has of trainers, until this is dropped.
 #[derive(Debug)]
-pub struct Place {
-    places: Places,
+pub struct TrainerSlot {
+    places: TrainerSlots,
     tenant: Arc<str>,
     ticket: Ticket,
-    stage: Stage,
+    stage: SlotStage,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum SlotStage {
     /// Nothing yet.
     Waits,
     /// A trainer, or it asks for one.
@@ -133,7 +133,7 @@ enum Stage {
     Suspended(u64),
 }
 
-impl Place {
+impl TrainerSlot {
     /// Whether it may ask for a trainer now; while it asks, the next one may.
     pub fn ask(&mut self) -> bool {
         if !self.waits() {
@@ -146,7 +146,7 @@ impl Place {
         }
         state.waiting.remove(&self.ticket);
         state.change(&self.tenant, |tenant| tenant.trained += 1);
-        self.stage = Stage::Trains;
+        self.stage = SlotStage::Trains;
         true
     }
 
@@ -154,7 +154,7 @@ impl Place {
     pub fn wait_on(&mut self) {
         let mut state = lock(&self.places.0);
         state.change(&self.tenant, |tenant| tenant.trained -= 1);
-        self.stage = Stage::Waits;
+        self.stage = SlotStage::Waits;
         drop(state);
         self.stay();
     }
@@ -168,7 +168,7 @@ impl Place {
     /// Whether it has no trainer and is to get one.
     #[must_use]
     pub fn waits(&self) -> bool {
-        self.stage == Stage::Waits
+        self.stage == SlotStage::Waits
     }
 
     /// Says that whoever waits is still there.
@@ -214,18 +214,20 @@ impl Place {
             tenant.trained -= 1;
             tenant.suspended_bytes += bytes;
         });
-        self.stage = Stage::Suspended(bytes);
+        self.stage = SlotStage::Suspended(bytes);
     }
 }
 
-impl Drop for Place {
+impl Drop for TrainerSlot {
     fn drop(&mut self) {
         let mut state = lock(&self.places.0);
         state.idle.remove(&self.ticket);
         match self.stage {
-            Stage::Waits => drop(state.waiting.remove(&self.ticket)),
-            Stage::Trains => state.change(&self.tenant, |tenant| tenant.trained -= 1),
-            Stage::Suspended(bytes) => state.change(&self.tenant, |tenant| tenant.suspended_bytes -= bytes),
+            SlotStage::Waits => drop(state.waiting.remove(&self.ticket)),
+            SlotStage::Trains => state.change(&self.tenant, |tenant| tenant.trained -= 1),
+            SlotStage::Suspended(bytes) => {
+                state.change(&self.tenant, |tenant| tenant.suspended_bytes -= bytes)
+            }
         }
     }
 }
@@ -241,7 +243,7 @@ mod tests {
         Instant::now().checked_sub(time).unwrap()
     }
 
-    fn trained(places: &Places, tenant: &str) -> Place {
+    fn trained(places: &TrainerSlots, tenant: &str) -> TrainerSlot {
         let mut place = places.wait(tenant);
         assert!(place.ask());
         place
@@ -249,7 +251,7 @@ mod tests {
 
     #[test]
     fn a_tenant_with_fewer_trainers_asks_first_and_then_who_waits_longest() {
-        let places = Places::default();
+        let places = TrainerSlots::default();
         let first = trained(&places, "alice");
         let [mut second, mut third, mut other] = ["alice", "alice", "bob"].map(|tenant| places.wait(tenant));
         assert!(!second.ask() && !third.ask() && other.ask());
@@ -263,7 +265,7 @@ mod tests {
 
     #[test]
     fn an_idle_model_gives_its_trainer_back_only_while_somebody_waits_and_one_at_a_time() {
-        let places = Places::default();
+        let places = TrainerSlots::default();
         let idle = [trained(&places, "alice"), trained(&places, "alice")];
         assert!(!idle[0].is_to_yield(ago(IDLE), NOW), "nobody waits");
         let waiting = places.wait("alice");
@@ -275,7 +277,7 @@ mod tests {
 
     #[test]
     fn of_idle_models_of_all_tenants_the_one_that_is_idle_longest_gives_its_trainer_to_a_job() {
-        let places = Places::default();
+        let places = TrainerSlots::default();
         let [shorter, longer, busy] = ["alice", "bob", "bob"].map(|tenant| trained(&places, tenant));
         for (place, idle) in [(&shorter, IDLE), (&longer, IDLE * 2), (&busy, IDLE * 3)] {
             assert!(!place.is_to_yield(ago(idle), NOW), "nobody waits");
@@ -290,7 +292,7 @@ mod tests {
 
     #[test]
     fn who_waits_and_does_not_ask_keeps_nobody_waiting_and_comes_first_again() {
-        let places = Places::default();
+        let places = TrainerSlots::default();
         let mut job = places.wait("alice");
         let mut model = places.wait("alice");
         assert!(!model.ask());
@@ -303,7 +305,7 @@ mod tests {
 
     #[test]
     fn a_trainer_on_another_host_counts_until_it_is_given_back() {
-        let places = Places::default();
+        let places = TrainerSlots::default();
         let elsewhere = places.elsewhere("alice");
         let [mut alices, mut bobs] = ["alice", "bob"].map(|tenant| places.wait(tenant));
         assert!(!alices.ask() && bobs.ask());
@@ -313,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_tenant_who_keeps_all_trainers_busy_gives_some_to_others_and_keeps_the_last() {
-        let places = Places::default();
+        let places = TrainerSlots::default();
         let busy = [trained(&places, "alice"), trained(&places, "alice")];
         let _waiting = places.wait("bob");
         assert!(!busy[0].is_to_yield(ago(NOW), NOW), "it has just got it");
@@ -326,7 +328,7 @@ mod tests {
 
     #[test]
     fn a_suspended_model_counts_its_bytes_and_no_trainer() {
-        let places = Places::default();
+        let places = TrainerSlots::default();
         let [mut small, mut large] = [trained(&places, "alice"), trained(&places, "alice")];
         small.suspend(0);
         large.suspend(LEAST_BYTES * 3);

@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use super::{
-    Training, TrainingError, failed, fleet::Fleet, job::Author, notes, order::CHECKPOINT_NAME,
+    Training, TrainingError, failed, fleet::TrainingFleet, job::JobActor, notes, order::CHECKPOINT_NAME,
     records::JobRecord,
 };
 
@@ -24,7 +24,7 @@ const LAST_TRIES: u32 = 10;
 
 /// Where a trainer's checkpoints are handed over.
 #[derive(Debug)]
-pub(super) struct Outgoing {
+pub(super) struct CheckpointSender {
     directory: PathBuf,
     /// After which step; none if no checkpoint is needed any more.
     steps: UnboundedSender<Option<u64>>,
@@ -32,16 +32,16 @@ pub(super) struct Outgoing {
 
 /// The other end of it.
 #[derive(Debug)]
-pub(super) struct Steps {
+pub(super) struct CheckpointUploader {
     directory: PathBuf,
     steps: UnboundedReceiver<Option<u64>>,
 }
 
-impl Outgoing {
+impl CheckpointSender {
     /// Both ends, for a job in `directory`.
-    pub(super) fn new(directory: PathBuf) -> (Self, Steps) {
+    pub(super) fn new(directory: PathBuf) -> (Self, CheckpointUploader) {
         let (to, from) = unbounded_channel();
-        (Self { directory: directory.clone(), steps: to }, Steps { directory, steps: from })
+        (Self { directory: directory.clone(), steps: to }, CheckpointUploader { directory, steps: from })
     }
 
     /// Hands over the checkpoint that is there now, before the trainer puts another in its place.
@@ -72,7 +72,7 @@ fn link(directory: &Path, step: u64) -> PathBuf {
 
 impl Training {
     /// Brings checkpoints to the bucket until the trainer has ended, and the last one too.
-    pub(super) async fn carry(&self, job: &JobRecord, mut from: Steps) {
+    pub(super) async fn carry(&self, job: &JobRecord, mut from: CheckpointUploader) {
         let Some(fleet) = &self.fleet else { return };
         let mut tries = LAST_TRIES;
         let Some(mut step) = from.steps.recv().await.flatten() else { return };
@@ -99,7 +99,7 @@ impl Training {
 
     async fn carry_one(
         &self,
-        fleet: &Fleet,
+        fleet: &TrainingFleet,
         job: &JobRecord,
         from: &Path,
         step: u64,
@@ -115,7 +115,7 @@ impl Training {
             job.objects.push(object);
             Ok(Vec::new())
         };
-        let named = self.change(&job.id, Author::Worker, named).await;
+        let named = self.change(&job.id, JobActor::Worker, named).await;
         if !matches!(named, Ok(Some(_))) {
             fleet.discard(&path).await;
         }

@@ -4,12 +4,12 @@ use std::{path::PathBuf, sync::Arc};
 
 use super::{
     Training, TrainingError, files, fresh_id,
-    job::Live,
+    job::ActiveJob,
     order,
-    records::{EventRecord, FileRecord, JobRecord, Level, ObjectRecord, Order, Purpose, file_of},
+    records::{EventLevel, EventRecord, FileRecord, JobRecord, JobSpec, ObjectRecord, Purpose, file_of},
     table::{JobAdded, NewJob},
 };
-use crate::{caller::Caller, lifecycle::Serving, tenant_slots::TenantSlots};
+use crate::{caller::Caller, lifecycle::ServingState, tenant_slots::TenantSlots};
 
 impl Training {
     /// Who may create a job takes a slot here first, and has it until the job is created.
@@ -24,10 +24,10 @@ impl Training {
     /// What it names is not there, the caller has enough to do, or the key was another request's.
     pub async fn create(
         &self,
-        order: Order,
+        order: JobSpec,
         key: Option<&[u8]>,
         caller: &Caller,
-        serving: &Serving,
+        serving: &ServingState,
     ) -> Result<JobRecord, TrainingError> {
         // Of a fleet, another host may train.
         if self.fleet.is_none() {
@@ -76,7 +76,7 @@ impl Training {
 
     /// Keeps a job that has all it needs, unless the same request has created one.
     async fn keep(&self, job: &JobRecord, key: Option<&[u8]>) -> Result<JobRecord, TrainingError> {
-        let event = EventRecord::now(Level::Info, format!("created fine-tuning job {}", job.id));
+        let event = EventRecord::now(EventLevel::Info, format!("created fine-tuning job {}", job.id));
         let limit = self.limits.tenant_jobs;
         let _changing = self.changing.lock(job.id.clone()).await;
         match self.table.add_job(NewJob { job, key, event: &event, limit }).await? {
@@ -87,7 +87,7 @@ impl Training {
             JobAdded::Kept => {
                 failpoint::pass("gateway.job_committed");
                 // Whoever follows the fleet may have heard of it first, and it may be worked on already.
-                self.live().entry(job.id.clone()).or_insert_with(|| Live::new(job.clone()));
+                self.live().entry(job.id.clone()).or_insert_with(|| ActiveJob::new(job.clone()));
                 self.due.notify_one();
                 Ok(job.clone())
             }
@@ -127,7 +127,7 @@ impl Training {
     /// The job that the same request with this key has created.
     async fn created_before(
         &self,
-        order: &Order,
+        order: &JobSpec,
         key: Option<&[u8]>,
         tenant: &str,
     ) -> Result<Option<JobRecord>, TrainingError> {

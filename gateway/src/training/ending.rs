@@ -7,10 +7,10 @@ use std::{
 
 use super::{
     Training, TrainingError,
-    job::{Author, fail},
+    job::{JobActor, fail},
     notes,
     order::ADAPTER,
-    records::{EventRecord, JobRecord, Level, Status},
+    records::{EventLevel, EventRecord, JobRecord, JobStatus},
     table::Page,
 };
 use crate::adapters::{
@@ -26,7 +26,7 @@ const UNAVAILABLE: Duration = Duration::from_secs(3);
 const PUBLISH_AGAIN: Duration = Duration::from_secs(15);
 
 /// How work on a job ended.
-pub(super) enum Ending {
+pub(super) enum JobOutcome {
     /// The adapter is there.
     Done,
     /// All trainers are busy.
@@ -43,36 +43,36 @@ pub(super) enum Ending {
 
 impl Training {
     /// Writes down how it ended, and puts the adapter under its name if there is one.
-    pub(super) async fn conclude(&self, id: &str, ending: Ending) -> Result<(), TrainingError> {
+    pub(super) async fn conclude(&self, id: &str, ending: JobOutcome) -> Result<(), TrainingError> {
         match ending {
-            Ending::Stopped => {}
-            Ending::Busy(why) => {
+            JobOutcome::Stopped => {}
+            JobOutcome::Busy(why) => {
                 tracing::debug!(job = id, why, "no trainer for a fine-tuning job");
                 self.requeue(id, None).await?;
             }
-            Ending::Unavailable(why) => {
+            JobOutcome::Unavailable(why) => {
                 tracing::debug!(job = id, why, "a fine-tuning job cannot be worked on now");
                 if let Some(found) = self.live().get_mut(id) {
                     found.not_before = Some(Instant::now() + UNAVAILABLE);
                 }
                 self.requeue(id, None).await?;
             }
-            Ending::Done => self.publish(id).await?,
-            Ending::Failed { message, exit } => {
+            JobOutcome::Done => self.publish(id).await?,
+            JobOutcome::Failed { message, exit } => {
                 let (code, param) = match exit.as_str() {
                     "usage" | "not_found" => ("invalid_training_file", Some("training_file")),
                     _ => ("training_failed", None),
                 };
-                self.change(id, Author::Worker, fail(code, message, param)).await?;
+                self.change(id, JobActor::Worker, fail(code, message, param)).await?;
             }
-            Ending::Lost(why) => {
+            JobOutcome::Lost(why) => {
                 self.counters.trainers_lost.fetch_add(1, Relaxed);
                 if self.put_off(id) < MAX_FAILURES {
                     self.requeue(id, Some(why)).await?;
                 } else {
                     let message =
                         format!("{MAX_FAILURES} trainers in a row ended without a step; the last: {why}");
-                    self.change(id, Author::Worker, fail("trainer_lost", message, None)).await?;
+                    self.change(id, JobActor::Worker, fail("trainer_lost", message, None)).await?;
                 }
             }
         }
@@ -104,14 +104,14 @@ impl Training {
     pub(super) async fn requeue(&self, id: &str, why: Option<String>) -> Result<(), TrainingError> {
         let requeued = |job: &mut JobRecord| {
             if job.status.is_due() {
-                job.status = Status::Queued;
+                job.status = JobStatus::Queued;
             }
             job.is_closing = false;
             let event =
-                why.map(|why| EventRecord::now(Level::Warn, format!("{why}; another trainer goes on")));
+                why.map(|why| EventRecord::now(EventLevel::Warn, format!("{why}; another trainer goes on")));
             Ok(event.into_iter().collect())
         };
-        self.change(id, Author::Worker, requeued).await.map(drop)
+        self.change(id, JobActor::Worker, requeued).await.map(drop)
     }
 
     /// Registers the adapter of a job and ends the job. From its first write on nobody can cancel the job.
@@ -127,7 +127,7 @@ impl Training {
             job.is_closing = job.status.is_due();
             Ok(Vec::new())
         };
-        let job = self.change(id, Author::Worker, close).await?;
+        let job = self.change(id, JobActor::Worker, close).await?;
         let Some(job) = job.filter(|job| job.is_closing) else { return Ok(()) };
         let generation = match &job.generation {
             Some(generation) => Ok(generation.clone()),
@@ -145,7 +145,7 @@ impl Training {
             Err(error) if may_succeed_later(&error) => self.publish_later(id, &error).await,
             Err(error) => {
                 let failed = fail("publishing_failed", error.to_string(), None);
-                self.change(id, Author::Worker, failed).await.map(drop)
+                self.change(id, JobActor::Worker, failed).await.map(drop)
             }
         }
     }
@@ -182,13 +182,13 @@ impl Training {
         let results = self.keep_results(job, &results).await?;
         let succeeded = |job: &mut JobRecord| {
             (job.status, job.generation, job.result_file) =
-                (Status::Succeeded, Some(generation), Some(results));
+                (JobStatus::Succeeded, Some(generation), Some(results));
             Ok(vec![
-                EventRecord::now(Level::Info, format!("new fine-tuned model created: {}", job.name)),
-                EventRecord::now(Level::Info, "the job has successfully completed"),
+                EventRecord::now(EventLevel::Info, format!("new fine-tuned model created: {}", job.name)),
+                EventRecord::now(EventLevel::Info, "the job has successfully completed"),
             ])
         };
-        self.change(&job.id, Author::Worker, succeeded).await.map(drop)
+        self.change(&job.id, JobActor::Worker, succeeded).await.map(drop)
     }
 }
 

@@ -2,17 +2,17 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use training_protocol::Event;
+use training_protocol::TrainingEvent;
 
 use super::{
     Training,
-    job::Live,
-    records::{JobRecord, Status},
+    job::ActiveJob,
+    records::{JobRecord, JobStatus},
 };
 
 /// Counts since the process began.
 #[derive(Debug, Default)]
-pub(super) struct Counters {
+pub(super) struct TrainingCounters {
     succeeded: AtomicU64,
     failed: AtomicU64,
     cancelled: AtomicU64,
@@ -23,7 +23,7 @@ pub(super) struct Counters {
 
 /// The counters at one moment, and what there is now.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Figures {
+pub struct TrainingStats {
     /// Jobs that have not ended, by what they do.
     pub unfinished: [(&'static str, u64); 3],
     /// Jobs that ended, by how.
@@ -38,28 +38,28 @@ pub struct Figures {
 
 /// A job that has not ended, for whoever watches all of them.
 #[derive(Debug, Clone, PartialEq)]
-pub struct UnderWay {
+pub struct JobInProgress {
     /// As it is now.
     pub job: JobRecord,
     /// What its trainer learns from in a second, if it has one that has made a step.
     pub tokens_per_s: Option<f64>,
 }
 
-impl Counters {
+impl TrainingCounters {
     /// Counts a job that has just ended, if it has.
     pub(super) fn changed(&self, job: &JobRecord) {
         let counter = match job.status {
-            Status::Succeeded => &self.succeeded,
-            Status::Failed => &self.failed,
-            Status::Cancelled => &self.cancelled,
+            JobStatus::Succeeded => &self.succeeded,
+            JobStatus::Failed => &self.failed,
+            JobStatus::Cancelled => &self.cancelled,
             _ => return,
         };
         counter.fetch_add(1, Relaxed);
     }
 
     /// Counts what a trainer says.
-    pub(super) fn said(&self, event: &Event) {
-        if let Event::Step(step) = event {
+    pub(super) fn said(&self, event: &TrainingEvent) {
+        if let TrainingEvent::Step(step) = event {
             self.steps.fetch_add(1, Relaxed);
             self.tokens.fetch_add(step.tokens, Relaxed);
         }
@@ -69,25 +69,30 @@ impl Counters {
 impl Training {
     /// Every job that has not ended, the oldest first.
     #[must_use]
-    pub fn under_way(&self) -> Vec<UnderWay> {
+    pub fn under_way(&self) -> Vec<JobInProgress> {
         let live = self.live();
-        let under_way = |live: &Live| UnderWay { job: live.job.clone(), tokens_per_s: live.tokens_per_s };
-        let mut all: Vec<UnderWay> = live.values().map(under_way).collect();
+        let under_way =
+            |live: &ActiveJob| JobInProgress { job: live.job.clone(), tokens_per_s: live.tokens_per_s };
+        let mut all: Vec<JobInProgress> = live.values().map(under_way).collect();
         all.sort_by(|a, b| (a.job.created_at, &a.job.id).cmp(&(b.job.created_at, &b.job.id)));
         all
     }
 
     /// What has been counted since the process began, and what there is now.
     #[must_use]
-    pub fn figures(&self) -> Figures {
+    pub fn figures(&self) -> TrainingStats {
         let live = self.live();
-        let count = |is: fn(Status) -> bool| live.values().filter(|live| is(live.job.status)).count() as u64;
+        let count =
+            |is: fn(JobStatus) -> bool| live.values().filter(|live| is(live.job.status)).count() as u64;
         let counters = &self.counters;
-        Figures {
+        TrainingStats {
             unfinished: [
-                ("queued", count(|status| status == Status::Queued)),
-                ("training", count(|status| matches!(status, Status::ValidatingFiles | Status::Running))),
-                ("paused", count(|status| status == Status::Paused)),
+                ("queued", count(|status| status == JobStatus::Queued)),
+                (
+                    "training",
+                    count(|status| matches!(status, JobStatus::ValidatingFiles | JobStatus::Running)),
+                ),
+                ("paused", count(|status| status == JobStatus::Paused)),
             ],
             ended: [
                 ("succeeded", counters.succeeded.load(Relaxed)),

@@ -13,7 +13,7 @@ use super::{
     Training, TrainingError, failed, fresh_id,
     records::{FileRecord, JobRecord, Purpose},
     shown,
-    table::{FileAdded, Listed, Page},
+    table::{FileAdded, ListedPage, Page},
 };
 use crate::{clock::seconds_since_1970, random::random_u64, tenant_slots::TenantSlots, thread};
 
@@ -78,7 +78,7 @@ impl Training {
     ///
     /// # Errors
     /// The database's.
-    pub async fn files(&self, tenant: &str, page: &Page) -> Result<Listed<FileRecord>, TrainingError> {
+    pub async fn files(&self, tenant: &str, page: &Page) -> Result<ListedPage<FileRecord>, TrainingError> {
         Ok(self.table.files(tenant, page).await?)
     }
 

@@ -33,7 +33,7 @@ const ATTEMPTS: usize = 2;
 
 /// See the module's description.
 #[derive(Debug)]
-pub(super) struct Fleet {
+pub(super) struct TrainingFleet {
     pub(super) table: Arc<SharedTable>,
     bucket: Arc<Bucket>,
     /// A trainer has said something that is to be written.
@@ -42,7 +42,7 @@ pub(super) struct Fleet {
     pub(super) litter: Notify,
 }
 
-impl Fleet {
+impl TrainingFleet {
     pub(super) fn new(table: Arc<SharedTable>, bucket: Arc<Bucket>) -> Self {
         Self { table, bucket, notes: Notify::new(), litter: Notify::new() }
     }

@@ -8,7 +8,10 @@ use std::{
 
 use tokio::time::{sleep, timeout};
 
-use super::{Training, TrainingError, files, fleet::Fleet, job::Live, sweep, table::shared::leases::Seen};
+use super::{
+    Training, TrainingError, files, fleet::TrainingFleet, job::ActiveJob, sweep,
+    table::shared::leases::ObservedJob,
+};
 
 /// How often jobs are read when nothing is heard.
 const LOOK: Duration = Duration::from_secs(1);
@@ -17,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 
 impl Training {
     /// Takes over what happens to jobs elsewhere.
-    pub(super) async fn follow(&self, fleet: &Fleet) {
+    pub(super) async fn follow(&self, fleet: &TrainingFleet) {
         let mut is_swept = false;
         loop {
             if let Err(error) = self.listen_to(fleet, &mut is_swept).await {
@@ -28,7 +31,7 @@ impl Training {
     }
 
     /// The same over one connection.
-    async fn listen_to(&self, fleet: &Fleet, is_swept: &mut bool) -> Result<(), TrainingError> {
+    async fn listen_to(&self, fleet: &TrainingFleet, is_swept: &mut bool) -> Result<(), TrainingError> {
         let mut listener = fleet.table.listener().await?;
         loop {
             let asked = Instant::now();
@@ -49,13 +52,14 @@ impl Training {
     }
 
     /// Takes over what was there when it was `asked` for.
-    fn take_over(&self, fleet: &Fleet, seen: Vec<Seen>, asked: Instant) {
+    fn take_over(&self, fleet: &TrainingFleet, seen: Vec<ObservedJob>, asked: Instant) {
         let ids: HashSet<String> = seen.iter().map(|seen| seen.job.id.clone()).collect();
         let mut live = self.live();
         for seen in seen {
             let is_elsewhere = seen.holder.as_deref().is_some_and(|holder| holder != fleet.table.holder());
-            let found =
-                live.entry(seen.job.id.clone()).or_insert_with(|| Live::known_at(asked, seen.job.clone()));
+            let found = live
+                .entry(seen.job.id.clone())
+                .or_insert_with(|| ActiveJob::known_at(asked, seen.job.clone()));
             if found.known > asked {
                 continue;
             }
@@ -76,7 +80,7 @@ impl Training {
 }
 
 /// Jobs that are not among `ids` have ended: who works on one lets go of it first, the others are removed.
-fn remove_ended(live: &mut HashMap<String, Live>, ids: &HashSet<String>, asked: Instant) -> Vec<String> {
+fn remove_ended(live: &mut HashMap<String, ActiveJob>, ids: &HashSet<String>, asked: Instant) -> Vec<String> {
     let ended = live.iter().filter(|(id, found)| !ids.contains(*id) && found.known <= asked);
     let (attended, gone): (Vec<_>, Vec<_>) = ended.partition(|(_, found)| found.is_attended);
     for (_, found) in attended {

@@ -11,12 +11,12 @@ use tokio::time::{sleep, timeout};
 
 use super::{
     Training, TrainingError,
-    ending::Ending,
+    ending::JobOutcome,
     failed,
-    fleet::{self, Fleet},
-    job::{Author, Hold},
+    fleet::{self, TrainingFleet},
+    job::{JobActor, JobLease},
     order::{CHECKPOINT, CHECKPOINT_NAME},
-    records::{EventRecord, JobRecord, Level, ObjectRecord, Status},
+    records::{EventLevel, EventRecord, JobRecord, JobStatus, ObjectRecord},
     table::shared::leases::Fence,
 };
 
@@ -40,7 +40,7 @@ impl Training {
         found.is_elsewhere = taken.is_none();
         let Some((fence, job)) = taken else { return Ok(false) };
         (found.job, found.known) = (job, Instant::now());
-        found.hold = Some(Hold { fence, until: asked + LEASE });
+        found.hold = Some(JobLease { fence, until: asked + LEASE });
         found.unwritten.clear();
         found.stop.send_replace(false);
         Ok(true)
@@ -49,12 +49,12 @@ impl Training {
     /// Lets others work on a job, once all is written that is to be.
     pub(super) async fn let_go(&self, id: &str) {
         let Some(fleet) = &self.fleet else { return };
-        let written = self.change(id, Author::Worker, |_| Ok(Vec::new())).await;
+        let written = self.change(id, JobActor::Worker, |_| Ok(Vec::new())).await;
         let hold = self.live().get_mut(id).and_then(|found| {
             found.unwritten.clear();
             found.hold.take()
         });
-        let Some(Hold { fence, .. }) = hold else { return };
+        let Some(JobLease { fence, .. }) = hold else { return };
         let given = fleet.table.give_back(id, fence).await.map_err(TrainingError::from);
         if let Err(error) = written.and(given) {
             tracing::warn!(job = id, %error, "a fine-tuning job is given back by and by");
@@ -87,7 +87,7 @@ impl Training {
     }
 
     /// Keeps jobs this host's that it works on.
-    pub(super) async fn stay(&self, fleet: &Fleet) {
+    pub(super) async fn stay(&self, fleet: &TrainingFleet) {
         loop {
             sleep(RENEWAL).await;
             let held = self.held();
@@ -108,7 +108,7 @@ impl Training {
         }
     }
 
-    fn held(&self) -> Vec<(String, Hold)> {
+    fn held(&self) -> Vec<(String, JobLease)> {
         self.live().iter().filter_map(|(id, found)| Some((id.clone(), found.hold?))).collect()
     }
 
@@ -116,7 +116,7 @@ impl Training {
         self.live().get(id).and_then(|found| found.hold).is_some_and(|hold| hold.until <= now)
     }
 
-    fn renew(&self, held: &[(String, Hold)], kept: &[String], until: Instant) {
+    fn renew(&self, held: &[(String, JobLease)], kept: &[String], until: Instant) {
         for (id, was) in held {
             if !kept.contains(id) {
                 self.lose(id, was.fence);
@@ -127,7 +127,7 @@ impl Training {
     }
 
     /// Writes what trainers say, as fast as it can be written; what cannot be is written later.
-    pub(super) async fn write(&self, fleet: &Fleet) {
+    pub(super) async fn write(&self, fleet: &TrainingFleet) {
         loop {
             fleet.notes.notified().await;
             let unwritten: Vec<_> = {
@@ -136,7 +136,7 @@ impl Training {
                 live.keys().filter(is_to_write).cloned().collect()
             };
             for id in unwritten {
-                if let Err(error) = self.change(&id, Author::Worker, |_| Ok(Vec::new())).await {
+                if let Err(error) = self.change(&id, JobActor::Worker, |_| Ok(Vec::new())).await {
                     tracing::debug!(job = id, %error, "what a trainer says is written later");
                     sleep(PAUSE).await;
                     fleet.notes.notify_one();
@@ -146,7 +146,7 @@ impl Training {
     }
 
     /// Removes from the bucket what nothing names any more.
-    pub(super) async fn sweep_bucket(&self, fleet: &Fleet) {
+    pub(super) async fn sweep_bucket(&self, fleet: &TrainingFleet) {
         loop {
             let _ = timeout(SWEEP, fleet.litter.notified()).await;
             if let Err(error) = fleet.sweep().await {
@@ -160,9 +160,9 @@ impl Training {
         &self,
         job: &JobRecord,
         directory: &Path,
-    ) -> Result<Option<Ending>, TrainingError> {
+    ) -> Result<Option<JobOutcome>, TrainingError> {
         let Some(fleet) = &self.fleet else { return Ok(None) };
-        if job.status != Status::Queued {
+        if job.status != JobStatus::Queued {
             self.requeue(&job.id, Some("the host that worked on it has let go".to_owned())).await?;
         }
         fs::create_dir_all(directory.join(CHECKPOINT)).map_err(failed("creating", directory))?;
@@ -179,9 +179,9 @@ impl Training {
                 }
                 Err(TrainingError::Damaged(path)) => {
                     let message = TrainingError::Damaged(path).to_string();
-                    return Ok(Some(Ending::Failed { message, exit: "not_found".to_owned() }));
+                    return Ok(Some(JobOutcome::Failed { message, exit: "not_found".to_owned() }));
                 }
-                Err(error) => return Ok(Some(Ending::Unavailable(error.to_string()))),
+                Err(error) => return Ok(Some(JobOutcome::Unavailable(error.to_string()))),
             }
         }
         Ok(None)
@@ -192,14 +192,14 @@ impl Training {
         let anew = |job: &mut JobRecord| {
             job.objects.retain(|object| object.name != CHECKPOINT_NAME);
             job.mark = None;
-            Ok(vec![EventRecord::now(Level::Warn, "the checkpoint is gone; the job begins anew")])
+            Ok(vec![EventRecord::now(EventLevel::Warn, "the checkpoint is gone; the job begins anew")])
         };
-        self.change(id, Author::Worker, anew).await.map(drop)
+        self.change(id, JobActor::Worker, anew).await.map(drop)
     }
 }
 
 /// Brings an object here as `to`, unless it is here.
-async fn bring(fleet: &Fleet, object: &ObjectRecord, to: &Path) -> Result<(), TrainingError> {
+async fn bring(fleet: &TrainingFleet, object: &ObjectRecord, to: &Path) -> Result<(), TrainingError> {
     if let Ok(about) = fs::metadata(to) {
         // Data have their name only since they were whole; of checkpoints there are many.
         let is_it =

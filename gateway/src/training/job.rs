@@ -4,16 +4,16 @@
 use std::time::Instant;
 
 use tokio::sync::watch;
-use training_protocol::Event;
+use training_protocol::TrainingEvent;
 
 use super::{
     Training, TrainingError, files, notes,
-    records::{EventRecord, Failure, JobRecord, Level, Status},
-    table::{By, Listed, Page, shared::leases::Fence},
+    records::{EventLevel, EventRecord, Failure, JobRecord, JobStatus},
+    table::{ListedPage, Page, UpdatedBy, shared::leases::Fence},
 };
 use crate::{
     clock::seconds_since_1970,
-    trainers::places::{Place, Places},
+    trainers::places::{TrainerSlot, TrainerSlots},
 };
 
 /// How often a job may be paused: each time is an event that is kept.
@@ -23,14 +23,14 @@ const KEPT_JOBS: u32 = 1000;
 
 /// A job that has not ended.
 #[derive(Debug)]
-pub(super) struct Live {
+pub(super) struct ActiveJob {
     pub(super) job: JobRecord,
     /// Its trainer, if it has one, ends when this says so.
     pub(super) stop: watch::Sender<bool>,
     /// Whether somebody works on it: has a trainer for it, or puts its adapter under its name.
     pub(super) is_attended: bool,
     /// What it has of trainers: it waits for one, or has one here or on another host.
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<TrainerSlot>,
     /// Trainers in a row that got nowhere.
     pub(super) failures: u32,
     /// Whether its events say that its adapter is made and waits to be published.
@@ -40,18 +40,18 @@ pub(super) struct Live {
     /// What its trainer learns from in a second, as it said last.
     pub(super) tokens_per_s: Option<f64>,
     /// In a fleet, as long as it is this host that works on it.
-    pub(super) hold: Option<Hold>,
+    pub(super) hold: Option<JobLease>,
     /// In a fleet, whether another host works on it.
     pub(super) is_elsewhere: bool,
     /// In a fleet, what its trainer has said and nobody has written yet.
-    pub(super) unwritten: Vec<Event>,
+    pub(super) unwritten: Vec<TrainingEvent>,
     /// When this was so: what was read before says nothing of it.
     pub(super) known: Instant,
 }
 
 /// That it is this host that works on a job.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Hold {
+pub(super) struct JobLease {
     pub(super) fence: Fence,
     /// Until it is no longer sure of that.
     pub(super) until: Instant,
@@ -59,14 +59,14 @@ pub(super) struct Hold {
 
 /// Who changes a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Author {
+pub(super) enum JobActor {
     /// Whoever asks for it.
     Caller,
     /// Who works on it, here.
     Worker,
 }
 
-impl Live {
+impl ActiveJob {
     /// One that waits.
     pub(super) fn new(job: JobRecord) -> Self {
         Self::known_at(Instant::now(), job)
@@ -75,7 +75,7 @@ impl Live {
     /// One that waited at a time.
     pub(super) fn known_at(known: Instant, mut job: JobRecord) -> Self {
         if job.status.is_due() {
-            job.status = Status::Queued;
+            job.status = JobStatus::Queued;
         }
         let stop = watch::Sender::new(false);
         Self {
@@ -95,19 +95,19 @@ impl Live {
     }
 
     /// Brings the place of a job that nobody attends to here up to date: it waits for a trainer, has one elsewhere, or neither.
-    pub(super) fn queue(&mut self, places: &Places, now: Instant) {
+    pub(super) fn queue(&mut self, places: &TrainerSlots, now: Instant) {
         let waits = self.job.status.is_due() && self.not_before.is_none_or(|time| time <= now);
         let (found, tenant) = (self.place.take(), &self.job.tenant);
         self.place = match (self.is_elsewhere, waits) {
             (true, _) => found.filter(|place| !place.waits()).or_else(|| Some(places.elsewhere(tenant))),
-            (false, true) => found.filter(Place::waits).or_else(|| Some(places.wait(tenant))),
+            (false, true) => found.filter(TrainerSlot::waits).or_else(|| Some(places.wait(tenant))),
             (false, false) => None,
         };
-        self.place.iter().filter(|place| place.waits()).for_each(Place::stay);
+        self.place.iter().filter(|place| place.waits()).for_each(TrainerSlot::stay);
     }
 }
 
-impl Status {
+impl JobStatus {
     /// As people say it.
     fn said(self) -> &'static str {
         match self {
@@ -127,7 +127,7 @@ impl Training {
     ///
     /// # Errors
     /// The database's.
-    pub async fn jobs(&self, tenant: &str, page: &Page) -> Result<Listed<JobRecord>, TrainingError> {
+    pub async fn jobs(&self, tenant: &str, page: &Page) -> Result<ListedPage<JobRecord>, TrainingError> {
         Ok(self.table.jobs(tenant, page).await?)
     }
 
@@ -140,7 +140,7 @@ impl Training {
         id: &str,
         tenant: &str,
         page: &Page,
-    ) -> Result<Listed<(i64, EventRecord)>, TrainingError> {
+    ) -> Result<ListedPage<(i64, EventRecord)>, TrainingError> {
         let job = self.job(id, tenant).await?;
         Ok(self.table.events(&job.id, page).await?)
     }
@@ -150,7 +150,7 @@ impl Training {
     /// # Errors
     /// It has ended already.
     pub async fn cancel(&self, id: &str, tenant: &str) -> Result<JobRecord, TrainingError> {
-        self.turn_to(id, tenant, Status::Cancelled, "cancelled", |status| !status.is_final()).await
+        self.turn_to(id, tenant, JobStatus::Cancelled, "cancelled", |status| !status.is_final()).await
     }
 
     /// Lets a job wait, at its last checkpoint.
@@ -158,7 +158,7 @@ impl Training {
     /// # Errors
     /// It neither runs nor waits for its turn.
     pub async fn pause(&self, id: &str, tenant: &str) -> Result<JobRecord, TrainingError> {
-        self.turn_to(id, tenant, Status::Paused, "paused", Status::is_due).await
+        self.turn_to(id, tenant, JobStatus::Paused, "paused", JobStatus::is_due).await
     }
 
     /// Lets a job go on that was paused.
@@ -166,16 +166,16 @@ impl Training {
     /// # Errors
     /// It is not paused.
     pub async fn resume(&self, id: &str, tenant: &str) -> Result<JobRecord, TrainingError> {
-        self.turn_to(id, tenant, Status::Queued, "resumed", |status| status == Status::Paused).await
+        self.turn_to(id, tenant, JobStatus::Queued, "resumed", |status| status == JobStatus::Paused).await
     }
 
     async fn turn_to(
         &self,
         id: &str,
         tenant: &str,
-        status: Status,
+        status: JobStatus,
         wanted: &'static str,
-        is_possible: fn(Status) -> bool,
+        is_possible: fn(JobStatus) -> bool,
     ) -> Result<JobRecord, TrainingError> {
         let job = self.job(id, tenant).await?;
         let turn = |job: &mut JobRecord| {
@@ -186,16 +186,16 @@ impl Training {
             if !is_possible(found) {
                 return Err(TrainingError::WrongState { status: found.said(), wanted });
             }
-            if status == Status::Paused {
+            if status == JobStatus::Paused {
                 job.pauses += 1;
                 if job.pauses > MAX_PAUSES {
                     return Err(TrainingError::TooManyPauses(MAX_PAUSES));
                 }
             }
             job.status = status;
-            Ok(vec![EventRecord::now(Level::Info, format!("the job was {wanted}"))])
+            Ok(vec![EventRecord::now(EventLevel::Info, format!("the job was {wanted}"))])
         };
-        let changed = self.change(&job.id, Author::Caller, turn).await?;
+        let changed = self.change(&job.id, JobActor::Caller, turn).await?;
         changed.ok_or(TrainingError::WrongState { status: job.status.said(), wanted })
     }
 
@@ -204,7 +204,7 @@ impl Training {
     pub(super) async fn change(
         &self,
         id: &str,
-        author: Author,
+        author: JobActor,
         change: impl FnOnce(&mut JobRecord) -> Result<Vec<EventRecord>, TrainingError>,
     ) -> Result<Option<JobRecord>, TrainingError> {
         let _changing = self.changing.lock(id.to_owned()).await;
@@ -221,7 +221,7 @@ impl Training {
             Ok(events)
         };
         let Some(job) = self.table.change(id, by, change).await? else {
-            if let By::Holder(fence) = by {
+            if let UpdatedBy::Holder(fence) = by {
                 self.lose(id, fence);
             }
             return Ok(None);
@@ -251,13 +251,13 @@ impl Training {
     }
 
     /// In whose name a job is changed, and what is to be written of it before; `None` if it is somebody else's to change.
-    fn hand(&self, id: &str, author: Author) -> Option<(By, Vec<Event>)> {
-        if author == Author::Caller || self.fleet.is_none() {
-            return Some((By::Anyone, Vec::new()));
+    fn hand(&self, id: &str, author: JobActor) -> Option<(UpdatedBy, Vec<TrainingEvent>)> {
+        if author == JobActor::Caller || self.fleet.is_none() {
+            return Some((UpdatedBy::Anyone, Vec::new()));
         }
         let live = self.live();
         let found = live.get(id)?;
-        Some((By::Holder(found.hold?.fence), found.unwritten.clone()))
+        Some((UpdatedBy::Holder(found.hold?.fence), found.unwritten.clone()))
     }
 
     /// Takes over a job as it was written, with the first `written` of what its trainer has said.
@@ -292,8 +292,8 @@ pub(super) fn fail(
 ) -> impl FnOnce(&mut JobRecord) -> Result<Vec<EventRecord>, TrainingError> {
     let (code, param) = (code.to_owned(), param.map(ToOwned::to_owned));
     move |job| {
-        let event = EventRecord::now(Level::Error, format!("the job failed: {message}"));
-        (job.status, job.error) = (Status::Failed, Some(Failure { code, message, param }));
+        let event = EventRecord::now(EventLevel::Error, format!("the job failed: {message}"));
+        (job.status, job.error) = (JobStatus::Failed, Some(Failure { code, message, param }));
         Ok(vec![event])
     }
 }

@@ -2,9 +2,9 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-use training_protocol::{Event, Step};
+use training_protocol::{StepReport, TrainingEvent};
 
-use super::records::{EventRecord, JobRecord, Level, Mark, Metrics, Status};
+use super::records::{CheckpointRecord, EventLevel, EventRecord, JobRecord, JobStatus, StepMetrics};
 use crate::clock::seconds_since_1970;
 
 /// Most steps of a job that are kept as events; of longer jobs every second is, or every third ...
@@ -13,19 +13,19 @@ const MAX_STEP_EVENTS: u64 = 1000;
 const MAX_PROBLEMS: usize = 20;
 
 /// Figures of a job, the oldest first, as CSV.
-pub(super) fn table(metrics: impl Iterator<Item = Metrics>) -> String {
-    let mut steps: BTreeMap<u64, Metrics> = BTreeMap::new();
+pub(super) fn table(metrics: impl Iterator<Item = StepMetrics>) -> String {
+    let mut steps: BTreeMap<u64, StepMetrics> = BTreeMap::new();
     for metrics in metrics {
         // A step that was made again has the same figures.
         let of_step = steps.entry(metrics.step).or_insert(metrics);
         of_step.valid_loss = of_step.valid_loss.or(metrics.valid_loss);
         if metrics.train_loss.is_some() {
-            *of_step = Metrics { valid_loss: of_step.valid_loss, ..metrics };
+            *of_step = StepMetrics { valid_loss: of_step.valid_loss, ..metrics };
         }
     }
     let mut text = "step,train_loss,valid_loss,grad_norm,learning_rate\n".to_owned();
     let number = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
-    for (step, Metrics { train_loss, valid_loss, grad_norm, learning_rate, .. }) in steps {
+    for (step, StepMetrics { train_loss, valid_loss, grad_norm, learning_rate, .. }) in steps {
         let [train, valid, norm, rate] = [train_loss, valid_loss, grad_norm, learning_rate].map(number);
         // Into memory: it cannot fail.
         let _ = writeln!(text, "{step},{train},{valid},{norm},{rate}");
@@ -43,14 +43,15 @@ pub(super) fn with_problems(message: String, problems: &[(u64, String)]) -> Stri
 }
 
 /// A job to which this happened, and what is said of it. A checkpoint is pending until it is [`confirmed`].
-pub(super) fn noted(job: &mut JobRecord, event: Event) -> Vec<EventRecord> {
+pub(super) fn noted(job: &mut JobRecord, event: TrainingEvent) -> Vec<EventRecord> {
     // A trainer that is told to stop ends its step first, and keeps a checkpoint.
-    let is_heard = job.status.is_due() || matches!(event, Event::Step(_) | Event::Checkpoint { .. });
+    let is_heard =
+        job.status.is_due() || matches!(event, TrainingEvent::Step(_) | TrainingEvent::Checkpoint { .. });
     if !is_heard || job.status.is_final() {
         return Vec::new();
     }
     match event {
-        Event::Plan(plan) => {
+        TrainingEvent::Plan(plan) => {
             let message = match job.plan.is_some() {
                 true => format!("going on after step {}", plan.resumed_step.unwrap_or(0)),
                 false => format!("fine-tuning started: {} examples, {} steps", plan.examples, plan.steps),
@@ -64,23 +65,23 @@ pub(super) fn noted(job: &mut JobRecord, event: Event) -> Vec<EventRecord> {
             job.step = resumed_step;
             job.pending_marks.clear();
             job.started_at.get_or_insert_with(seconds_since_1970);
-            (job.status, job.plan) = (Status::Running, Some(plan));
-            vec![EventRecord::now(Level::Info, message)]
+            (job.status, job.plan) = (JobStatus::Running, Some(plan));
+            vec![EventRecord::now(EventLevel::Info, message)]
         }
-        Event::Step(step) => of_step(job, &step),
-        Event::Evaluation { step, loss } => {
+        TrainingEvent::Step(step) => of_step(job, &step),
+        TrainingEvent::Evaluation { step, loss } => {
             let marks = job.pending_marks.iter_mut().chain(&mut job.mark);
             marks.filter(|mark| mark.step == step).for_each(|mark| mark.held_out_loss = Some(loss));
             let total_steps = job.plan.as_ref().map_or(0, |plan| plan.steps);
-            let metrics = Metrics { step, total_steps, valid_loss: Some(loss), ..Metrics::default() };
+            let metrics = StepMetrics { step, total_steps, valid_loss: Some(loss), ..StepMetrics::default() };
             let message = format!("step {step}/{total_steps}: validation loss={loss:.4}");
-            vec![EventRecord { metrics: Some(metrics), ..EventRecord::now(Level::Info, message) }]
+            vec![EventRecord { metrics: Some(metrics), ..EventRecord::now(EventLevel::Info, message) }]
         }
-        Event::Checkpoint { step } => {
+        TrainingEvent::Checkpoint { step } => {
             let JobRecord { loss, trained_tokens, .. } = *job;
             let at = seconds_since_1970();
-            job.pending_marks.push(Mark { step, loss, held_out_loss: None, trained_tokens, at });
-            vec![EventRecord::now(Level::Info, format!("checkpoint after step {step}"))]
+            job.pending_marks.push(CheckpointRecord { step, loss, held_out_loss: None, trained_tokens, at });
+            vec![EventRecord::now(EventLevel::Info, format!("checkpoint after step {step}"))]
         }
         _ => Vec::new(),
     }
@@ -92,7 +93,7 @@ pub(super) fn confirmed(job: &mut JobRecord, step: u64) {
     job.pending_marks.retain(|mark| mark.step > step);
 }
 
-fn of_step(job: &mut JobRecord, step: &Step) -> Vec<EventRecord> {
+fn of_step(job: &mut JobRecord, step: &StepReport) -> Vec<EventRecord> {
     if step.step <= job.step {
         // It has been written, though nobody heard that it was.
         return Vec::new();
@@ -109,7 +110,7 @@ fn of_step(job: &mut JobRecord, step: &Step) -> Vec<EventRecord> {
         return Vec::new();
     }
     let message = format!("step {}/{}: training loss={:.4}", step.step, step.steps, step.loss);
-    let metrics = Metrics {
+    let metrics = StepMetrics {
         step: step.step,
         total_steps: step.steps,
         train_loss: Some(step.loss),
@@ -117,5 +118,5 @@ fn of_step(job: &mut JobRecord, step: &Step) -> Vec<EventRecord> {
         learning_rate: Some(step.learning_rate),
         valid_loss: None,
     };
-    vec![EventRecord { metrics: Some(metrics), ..EventRecord::now(Level::Info, message) }]
+    vec![EventRecord { metrics: Some(metrics), ..EventRecord::now(EventLevel::Info, message) }]
 }

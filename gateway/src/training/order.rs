@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::records::{Choices, JobRecord};
+use super::records::{JobHyperparameters, JobRecord};
 
 /// Names within a job's directory: its data.
 pub(super) const DATA: &str = "data.jsonl";
@@ -26,8 +26,16 @@ impl JobRecord {
         let mut say = |option: &str, value: Option<String>| {
             arguments.extend(value.into_iter().flat_map(|value| [format!("--{option}"), value]));
         };
-        let Choices {
-            n_epochs, batch_size, learning_rate_multiplier, beta, rank, alpha, dropout, seed, ..
+        let JobHyperparameters {
+            n_epochs,
+            batch_size,
+            learning_rate_multiplier,
+            beta,
+            rank,
+            alpha,
+            dropout,
+            seed,
+            ..
         } = self.order.choices;
         say("data", Some(path(DATA)));
         say("validation", self.order.validation_file.as_ref().map(|_| path(VALIDATION)));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use training_protocol::Plan;
+use training_protocol::TrainingPlan;
 
 /// A file that somebody sent, or that came of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,7 +88,7 @@ impl Purpose {
 /// How far a job is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Status {
+pub enum JobStatus {
     /// It waits for a trainer.
     Queued,
     /// Its trainer reads the data.
@@ -105,7 +105,7 @@ pub enum Status {
     Cancelled,
 }
 
-impl Status {
+impl JobStatus {
     /// True if nothing will happen any more.
     #[must_use]
     pub fn is_final(self) -> bool {
@@ -122,7 +122,7 @@ impl Status {
 /// What the losses of a job are made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Method {
+pub enum TrainingMethod {
     /// The log-probabilities of what should be said.
     Supervised,
     /// Which of two answers is the better one.
@@ -131,7 +131,7 @@ pub enum Method {
 
 /// What a caller chose of a job; the rest is left to the trainer.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct Choices {
+pub struct JobHyperparameters {
     /// How often every example is seen.
     pub n_epochs: Option<u64>,
     /// Examples of a step.
@@ -157,7 +157,7 @@ pub struct Choices {
 
 /// A job as its caller described it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Order {
+pub struct JobSpec {
     /// The base, or the adapter that is trained further.
     pub model: String,
     /// The file to learn from.
@@ -167,16 +167,16 @@ pub struct Order {
     /// What the adapter will be called, behind the tenant's name.
     pub suffix: Option<String>,
     /// What losses are made of.
-    pub method: Method,
+    pub method: TrainingMethod,
     /// What is chosen of it.
-    pub choices: Choices,
+    pub choices: JobHyperparameters,
     /// The caller's own words.
     pub metadata: BTreeMap<String, String>,
 }
 
 /// Where a job has got to, that it can go on from.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Mark {
+pub struct CheckpointRecord {
     /// After this step.
     pub step: u64,
     /// Of this step's batch.
@@ -208,13 +208,13 @@ pub struct JobRecord {
     /// Whose it is.
     pub tenant: String,
     /// As it was asked for.
-    pub order: Order,
+    pub order: JobSpec,
     /// What the adapter will be called.
     pub name: String,
     /// The generation that the name stood for when the job was created; nothing else is replaced.
     pub replaces: Option<String>,
     /// How far it is.
-    pub status: Status,
+    pub status: JobStatus,
     /// Seconds since 1970.
     pub created_at: u64,
     /// When its first trainer began to learn.
@@ -224,7 +224,7 @@ pub struct JobRecord {
     /// When its trainer thinks it will.
     pub estimated_finish: Option<u64>,
     /// Every choice, once its trainer has made them.
-    pub plan: Option<Plan>,
+    pub plan: Option<TrainingPlan>,
     /// Steps that were made.
     pub step: u64,
     /// Tokens that were learned from, over all steps.
@@ -232,10 +232,10 @@ pub struct JobRecord {
     /// Of the last step's batch.
     pub loss: Option<f64>,
     /// Where it can go on.
-    pub mark: Option<Mark>,
+    pub mark: Option<CheckpointRecord>,
     /// In a fleet, checkpoints that are there and not yet in the bucket, the oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub pending_marks: Vec<Mark>,
+    pub pending_marks: Vec<CheckpointRecord>,
     /// In a fleet, what it needs, by the name it has here: data, checkpoint, the adapter to go on from.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub objects: Vec<ObjectRecord>,
@@ -256,14 +256,14 @@ pub struct JobRecord {
 impl JobRecord {
     /// A job that waits.
     #[must_use]
-    pub fn new(id: String, tenant: &str, order: Order, name: String, replaces: Option<String>) -> Self {
+    pub fn new(id: String, tenant: &str, order: JobSpec, name: String, replaces: Option<String>) -> Self {
         Self {
             id,
             tenant: tenant.to_owned(),
             order,
             name,
             replaces,
-            status: Status::Queued,
+            status: JobStatus::Queued,
             created_at: crate::clock::seconds_since_1970(),
             started_at: None,
             finished_at: None,
@@ -317,17 +317,17 @@ pub struct EventRecord {
     /// Seconds since 1970.
     pub created_at: u64,
     /// `info`, `warn` or `error`.
-    pub level: Level,
+    pub level: EventLevel,
     /// For a person.
     pub message: String,
     /// Of a step: its figures.
-    pub metrics: Option<Metrics>,
+    pub metrics: Option<StepMetrics>,
 }
 
 /// How much an event matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Level {
+pub enum EventLevel {
     /// It goes as it should.
     Info,
     /// It goes on, but not as it should.
@@ -339,7 +339,7 @@ pub enum Level {
 /// Figures of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Metrics {
+pub struct StepMetrics {
     /// From 1.
     pub step: u64,
     /// Of how many.
@@ -361,7 +361,7 @@ pub struct Metrics {
 impl EventRecord {
     /// An event without figures, now.
     #[must_use]
-    pub fn now(level: Level, message: impl Into<String>) -> Self {
+    pub fn now(level: EventLevel, message: impl Into<String>) -> Self {
         Self { created_at: crate::clock::seconds_since_1970(), level, message: message.into(), metrics: None }
     }
 }

@@ -17,18 +17,18 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
-use training_protocol::Event;
+use training_protocol::TrainingEvent;
 
 use super::{
     Training, TrainingError,
-    carrier::Outgoing,
-    ending::Ending,
-    job::{Author, Live},
+    carrier::CheckpointSender,
+    ending::JobOutcome,
+    job::{ActiveJob, JobActor},
     notes,
     order::ADAPTER,
-    records::{JobRecord, Method},
+    records::{JobRecord, TrainingMethod},
 };
-use crate::trainers::places::Place;
+use crate::trainers::places::TrainerSlot;
 
 /// How long nobody is asked for a trainer after one was refused.
 const WAIT_FOR_PLACE: Duration = Duration::from_secs(2);
@@ -79,13 +79,14 @@ impl Training {
         }
         let (now, places) = (Instant::now(), self.trainers.places());
         let mut live = self.live();
-        let mut idle: Vec<&mut Live> = live.values_mut().filter(|live| !live.is_attended).collect();
+        let mut idle: Vec<&mut ActiveJob> = live.values_mut().filter(|live| !live.is_attended).collect();
         idle.sort_by(|one, other| {
             (one.job.created_at, &one.job.id).cmp(&(other.job.created_at, &other.job.id))
         });
         idle.iter_mut().for_each(|live| live.queue(places, now));
         let first = places.first()?;
-        let is_first = |live: &&mut Live| live.place.as_ref().is_some_and(|place| place.ticket() == first);
+        let is_first =
+            |live: &&mut ActiveJob| live.place.as_ref().is_some_and(|place| place.ticket() == first);
         let found = idle.into_iter().find(is_first)?;
         found.is_attended = found.place.as_mut()?.ask();
         found.is_attended.then(|| found.job.id.clone())
@@ -97,8 +98,8 @@ impl Training {
         match self.take(id).await {
             Ok(true) => {
                 let ending =
-                    self.work(id, begun).await.unwrap_or_else(|error| Ending::Lost(error.to_string()));
-                waits_on = matches!(ending, Ending::Busy(_));
+                    self.work(id, begun).await.unwrap_or_else(|error| JobOutcome::Lost(error.to_string()));
+                waits_on = matches!(ending, JobOutcome::Busy(_));
                 if let Err(error) = self.conclude(id, ending).await {
                     tracing::error!(job = id, %error, "what became of a fine-tuning job could not be kept");
                     self.put_off(id);
@@ -116,7 +117,7 @@ impl Training {
             let Some(found) = live.get_mut(id) else { return };
             (found.is_attended, found.tokens_per_s) = (false, None);
             found.place = found.place.take().filter(|_| waits_on);
-            found.place.iter_mut().for_each(Place::wait_on);
+            found.place.iter_mut().for_each(TrainerSlot::wait_on);
             let is_over = found.job.status.is_final();
             if is_over {
                 live.remove(id);
@@ -130,33 +131,33 @@ impl Training {
     }
 
     /// Has a trainer work on a job, if there is one to be had and something left to do.
-    async fn work(&self, id: &str, begun: oneshot::Sender<bool>) -> Result<Ending, TrainingError> {
+    async fn work(&self, id: &str, begun: oneshot::Sender<bool>) -> Result<JobOutcome, TrainingError> {
         let Some((job, stop)) = self.live().get(id).map(|live| (live.job.clone(), live.stop.subscribe()))
         else {
-            return Ok(Ending::Stopped);
+            return Ok(JobOutcome::Stopped);
         };
         let directory = self.job_directory(id);
         if directory.join(ADAPTER).exists() || job.generation.is_some() {
             // The adapter is there; what is left is to register it and to end the job.
             let _ = begun.send(true);
-            return Ok(Ending::Done);
+            return Ok(JobOutcome::Done);
         }
         let started = match self.furnish(&job, &directory).await? {
             Some(ending) => Err(ending),
             None => {
                 let connection =
                     self.trainers.start(&job.arguments(&directory, self.limits.checkpoint_steps)).await;
-                connection.map_err(|error| Ending::Unavailable(error.to_string()))
+                connection.map_err(|error| JobOutcome::Unavailable(error.to_string()))
             }
         };
         let connection = match started {
             Ok(connection) => connection,
             Err(ending) => {
-                let _ = begun.send(!matches!(ending, Ending::Unavailable(_)));
+                let _ = begun.send(!matches!(ending, JobOutcome::Unavailable(_)));
                 return Ok(ending);
             }
         };
-        let (outgoing, steps) = Outgoing::new(directory);
+        let (outgoing, steps) = CheckpointSender::new(directory);
         let heard = self.listen(&job, connection, stop, begun, outgoing);
         let (ending, ()) = tokio::join!(heard, self.carry(&job, steps));
         ending
@@ -169,11 +170,11 @@ impl Training {
         connection: UnixStream,
         mut stop: watch::Receiver<bool>,
         begun: oneshot::Sender<bool>,
-        outgoing: Outgoing,
-    ) -> Result<Ending, TrainingError> {
+        outgoing: CheckpointSender,
+    ) -> Result<JobOutcome, TrainingError> {
         let (id, method) = (job.id.as_str(), job.order.method);
         let (read, mut write) = connection.into_split();
-        let mut lines = Lines::new(read);
+        let mut lines = TrainerLines::new(read);
         let (mut begun, mut problems, mut has_plan) = (Some(begun), Vec::new(), false);
         loop {
             let next = tokio::select! {
@@ -182,7 +183,7 @@ impl Training {
                     // The end of its stdin tells the trainer to keep a checkpoint and end.
                     let _ = write.shutdown().await;
                     let _ = timeout(WAIT_FOR_END, self.hear_out(id, &mut lines, &outgoing)).await;
-                    return Ok(Ending::Stopped);
+                    return Ok(JobOutcome::Stopped);
                 }
                 () = sleep(WAIT_FOR_REFUSAL), if begun.is_some() => {
                     begun.take().map(|begun| begun.send(true));
@@ -190,34 +191,40 @@ impl Training {
                 }
             };
             let Ok(Some(text)) = next else {
-                return Ok(Ending::Lost("the trainer ended without a word".to_owned()));
+                return Ok(JobOutcome::Lost("the trainer ended without a word".to_owned()));
             };
             let event = training_protocol::parse(&text);
-            let is_refused = matches!(&event, Event::Failed { exit, .. } if exit == "unavailable");
+            let is_refused = matches!(&event, TrainingEvent::Failed { exit, .. } if exit == "unavailable");
             if let Some(begun) = begun.take() {
                 let _ = begun.send(!is_refused);
             }
             match event {
-                Event::Failed { message, .. } if is_refused && !has_plan => {
-                    return Ok(Ending::Busy(message));
+                TrainingEvent::Failed { message, .. } if is_refused && !has_plan => {
+                    return Ok(JobOutcome::Busy(message));
                 }
                 // Its executor went away: that is nobody's fault.
-                Event::Failed { message, .. } if is_refused => return Ok(Ending::Lost(message)),
-                Event::Failed { message, exit } => {
-                    return Ok(Ending::Failed { message: notes::with_problems(message, &problems), exit });
+                TrainingEvent::Failed { message, .. } if is_refused => return Ok(JobOutcome::Lost(message)),
+                TrainingEvent::Failed { message, exit } => {
+                    return Ok(JobOutcome::Failed {
+                        message: notes::with_problems(message, &problems),
+                        exit,
+                    });
                 }
-                Event::Problem { line, message } => problems.push((line, message)),
-                Event::Done(_) => {
+                TrainingEvent::Problem { line, message } => problems.push((line, message)),
+                TrainingEvent::Done(_) => {
                     outgoing.is_not_needed();
-                    return Ok(Ending::Done);
+                    return Ok(JobOutcome::Done);
                 }
-                Event::Plan(plan) if (plan.kind == PREFERENCES) != (method == Method::Dpo) => {
-                    let learns = if method == Method::Dpo { PREFERENCES } else { "what should be said" };
+                TrainingEvent::Plan(plan)
+                    if (plan.kind == PREFERENCES) != (method == TrainingMethod::Dpo) =>
+                {
+                    let learns =
+                        if method == TrainingMethod::Dpo { PREFERENCES } else { "what should be said" };
                     let message = format!("the method learns from {learns}, and the data are {}", plan.kind);
-                    return Ok(Ending::Failed { message, exit: "usage".to_owned() });
+                    return Ok(JobOutcome::Failed { message, exit: "usage".to_owned() });
                 }
                 event => {
-                    has_plan |= matches!(event, Event::Plan(_));
+                    has_plan |= matches!(event, TrainingEvent::Plan(_));
                     self.note(id, event, &outgoing).await?;
                 }
             }
@@ -225,10 +232,15 @@ impl Training {
     }
 
     /// Hears of the checkpoint that a trainer keeps when it is told to stop.
-    async fn hear_out(&self, id: &str, lines: &mut Lines<impl AsyncRead + Unpin>, outgoing: &Outgoing) {
+    async fn hear_out(
+        &self,
+        id: &str,
+        lines: &mut TrainerLines<impl AsyncRead + Unpin>,
+        outgoing: &CheckpointSender,
+    ) {
         while let Ok(Some(text)) = lines.next().await {
             let event = training_protocol::parse(&text);
-            if matches!(event, Event::Checkpoint { .. } | Event::Step(_))
+            if matches!(event, TrainingEvent::Checkpoint { .. } | TrainingEvent::Step(_))
                 && let Err(error) = self.note(id, event, outgoing).await
             {
                 tracing::warn!(job = id, %error, "the last checkpoint of a trainer could not be noted");
@@ -237,14 +249,19 @@ impl Training {
     }
 
     /// Writes down what a trainer says; in a fleet, has it written down.
-    async fn note(&self, id: &str, event: Event, outgoing: &Outgoing) -> Result<(), TrainingError> {
+    async fn note(
+        &self,
+        id: &str,
+        event: TrainingEvent,
+        outgoing: &CheckpointSender,
+    ) -> Result<(), TrainingError> {
         self.counters.said(&event);
-        if let Event::Step(step) = &event
+        if let TrainingEvent::Step(step) = &event
             && let Some(live) = self.live().get_mut(id)
         {
             (live.failures, live.tokens_per_s) = (0, step.tokens_per_second);
         }
-        let kept = if let Event::Checkpoint { step } = event { Some(step) } else { None };
+        let kept = if let TrainingEvent::Checkpoint { step } = event { Some(step) } else { None };
         if let Some(fleet) = &self.fleet {
             if let Some(found) = self.live().get_mut(id) {
                 found.unwritten.push(event);
@@ -259,7 +276,7 @@ impl Training {
             }
             Ok(events)
         };
-        self.change(id, Author::Worker, change).await.map(drop)
+        self.change(id, JobActor::Worker, change).await.map(drop)
     }
 }
 
@@ -270,13 +287,13 @@ async fn told(stop: &mut watch::Receiver<bool>) {
 }
 
 /// Lines of a trainer.
-struct Lines<R> {
+struct TrainerLines<R> {
     read: BufReader<R>,
     /// What has come of a line. The bytes stay here when a wait for the rest is given up.
     begun: Vec<u8>,
 }
 
-impl<R: AsyncRead + Unpin> Lines<R> {
+impl<R: AsyncRead + Unpin> TrainerLines<R> {
     fn new(read: R) -> Self {
         Self { read: BufReader::new(read), begun: Vec::new() }
     }
@@ -303,7 +320,7 @@ mod tests {
     #[tokio::test]
     async fn a_line_that_comes_in_pieces_is_whole_although_the_wait_for_it_was_given_up() {
         let (near, mut far) = duplex(64);
-        let mut lines = Lines::new(near);
+        let mut lines = TrainerLines::new(near);
         for piece in ["{\"event\":", "\"check", "point\"}"] {
             far.write_all(piece.as_bytes()).await.unwrap();
             // Reads what is there, and is dropped while it waits for more.
@@ -320,7 +337,7 @@ mod tests {
     #[tokio::test]
     async fn a_line_that_is_too_long_or_breaks_off_is_none() {
         for text in ["x".repeat(usize::try_from(MAX_LINE_BYTES).unwrap() + 1), "x".to_owned()] {
-            assert!(Lines::new(text.as_bytes()).next().await.is_err());
+            assert!(TrainerLines::new(text.as_bytes()).next().await.is_err());
         }
     }
 }

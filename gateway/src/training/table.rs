@@ -48,7 +48,7 @@ fn is_storable(id: &str) -> bool {
 
 /// What a page holds, and whether there is more behind it.
 #[derive(Debug, Clone)]
-pub struct Listed<T> {
+pub struct ListedPage<T> {
     /// In order.
     pub items: Vec<T>,
     /// Whether more follow.
@@ -92,7 +92,7 @@ pub enum JobAdded {
 
 /// Who changes a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum By {
+pub enum UpdatedBy {
     /// Anybody who may.
     Anyone,
     /// Whoever works on it, as long as nobody else does.
@@ -101,14 +101,14 @@ pub enum By {
 
 /// See the module's description.
 #[derive(Debug, Clone)]
-pub enum Table {
+pub enum TrainingTable {
     /// Of this host alone.
     Host(Arc<Database>),
     /// Of all hosts of a fleet.
     Shared(Arc<SharedTable>),
 }
 
-impl Table {
+impl TrainingTable {
     /// That which belongs to a registry.
     #[must_use]
     pub fn of(registry: &Registry) -> Self {
@@ -134,7 +134,7 @@ impl Table {
     /// Forgets the file `id` of `tenant`; returns what it was.
     ///
     /// # Errors
-    /// As [`Table::add_file`].
+    /// As [`TrainingTable::add_file`].
     pub async fn remove_file(&self, id: &str, tenant: &str) -> Result<Option<FileRecord>, DatabaseError> {
         match self {
             _ if !is_storable(id) => Ok(None),
@@ -159,7 +159,7 @@ impl Table {
     ///
     /// # Errors
     /// The database's.
-    pub async fn files(&self, tenant: &str, page: &Page) -> Result<Listed<FileRecord>, DatabaseError> {
+    pub async fn files(&self, tenant: &str, page: &Page) -> Result<ListedPage<FileRecord>, DatabaseError> {
         match self {
             Self::Host(database) => database.files(tenant, &page.stored()).await,
             Self::Shared(table) => table.files(tenant, &page.stored()).await,
@@ -169,7 +169,7 @@ impl Table {
     /// Keeps a new job, unless its request came before or its tenant has enough.
     ///
     /// # Errors
-    /// As [`Table::add_file`].
+    /// As [`TrainingTable::add_file`].
     pub async fn add_job(&self, new: NewJob<'_>) -> Result<JobAdded, DatabaseError> {
         match self {
             Self::Host(database) => database.add_job(new).await,
@@ -181,11 +181,11 @@ impl Table {
     /// does not hold it any more.
     ///
     /// # Errors
-    /// As [`Table::add_file`], and what `change` says: then nothing has changed.
+    /// As [`TrainingTable::add_file`], and what `change` says: then nothing has changed.
     pub async fn change(
         &self,
         id: &str,
-        by: By,
+        by: UpdatedBy,
         change: impl FnOnce(&mut JobRecord) -> Result<Vec<EventRecord>, TrainingError>,
     ) -> Result<Option<JobRecord>, TrainingError> {
         match self {
@@ -209,7 +209,7 @@ impl Table {
     /// Removes jobs of `tenant` that have ended, with their events, but for the `keep` newest; returns what is removed.
     ///
     /// # Errors
-    /// As [`Table::add_file`].
+    /// As [`TrainingTable::add_file`].
     pub async fn remove_ended(&self, tenant: &str, keep: u32) -> Result<Vec<JobRecord>, DatabaseError> {
         match self {
             Self::Host(database) => database.remove_ended(tenant, keep).await,
@@ -244,7 +244,7 @@ impl Table {
     ///
     /// # Errors
     /// The database's.
-    pub async fn jobs(&self, tenant: &str, page: &Page) -> Result<Listed<JobRecord>, DatabaseError> {
+    pub async fn jobs(&self, tenant: &str, page: &Page) -> Result<ListedPage<JobRecord>, DatabaseError> {
         match self {
             Self::Host(database) => database.jobs(tenant, &page.stored()).await,
             Self::Shared(table) => table.jobs(tenant, &page.stored()).await,
@@ -266,7 +266,11 @@ impl Table {
     ///
     /// # Errors
     /// The database's.
-    pub async fn events(&self, job: &str, page: &Page) -> Result<Listed<(i64, EventRecord)>, DatabaseError> {
+    pub async fn events(
+        &self,
+        job: &str,
+        page: &Page,
+    ) -> Result<ListedPage<(i64, EventRecord)>, DatabaseError> {
         match self {
             Self::Host(database) => database.events(job, page).await,
             Self::Shared(table) => table.events(job, page).await,
@@ -275,10 +279,10 @@ impl Table {
 }
 
 /// One more was asked for than is given: whether it was there says whether there are more.
-fn cut<T>(mut items: Vec<T>, limit: u32) -> Listed<T> {
+fn cut<T>(mut items: Vec<T>, limit: u32) -> ListedPage<T> {
     let has_more = items.len() > limit as usize;
     items.truncate(limit as usize);
-    Listed { items, has_more }
+    ListedPage { items, has_more }
 }
 
 /// The number of the event that a page lies behind.

@@ -7,19 +7,19 @@ use std::{
 };
 
 use policy::{
-    admission::Places,
+    admission::SlotAvailability,
     clock::Clock,
-    fairness::{Entry, FairLimits, FairQueue, headroom::Headroom, service_rate::ServiceRate},
+    fairness::{FairLimits, FairQueue, QueueEntry, headroom::BurstLimit, service_rate::ServiceRate},
     token_bucket::TokenBucket,
 };
 use tokio::sync::oneshot;
 
-use super::{Asked, Principal, Refused, Turn, TurnLimits};
+use super::{AdmissionLimits, AdmissionPermit, AdmissionRequest, Principal, QueueRefusal};
 use crate::{
-    classes::{Class, Classes, Objective, Outcome},
+    classes::{ClassState, Objective, ServiceClasses, SloOutcome},
     clock::whole_seconds,
-    executors::Room,
-    line::{Line, Standing},
+    executors::FreeCapacity,
+    line::{DelayTracker, WaitingEntry},
 };
 
 /// Tenants remembered before those who have nothing to do with us are forgotten.
@@ -29,13 +29,13 @@ const SWEEP_ABOVE: usize = 1024;
 #[derive(Debug)]
 pub(super) struct Waiter {
     number: u64,
-    pub(super) turn: oneshot::Sender<Result<Turn, Refused>>,
-    pub(super) standing: Vec<Standing>,
+    pub(super) turn: oneshot::Sender<Result<AdmissionPermit, QueueRefusal>>,
+    pub(super) standing: Vec<WaitingEntry>,
 }
 
 /// Somebody whose turn it is.
 #[derive(Debug)]
-pub(super) struct Grant {
+pub(super) struct AdmittedRequest {
     pub(super) principal: Principal,
     pub(super) sequences: usize,
     pub(super) charged_tokens: u64,
@@ -44,7 +44,7 @@ pub(super) struct Grant {
 
 /// What a tenant has and had, in one class.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TenantFigures {
+pub struct TenantQueueStats {
     /// Tenant and class.
     pub principal: Principal,
     /// Sequences without a token, here and in executors.
@@ -54,8 +54,8 @@ pub struct TenantFigures {
 }
 
 #[derive(Debug)]
-struct Tenant {
-    line: Line,
+struct TenantState {
+    line: DelayTracker,
     requests: Option<TokenBucket>,
     tokens: Option<TokenBucket>,
     served_tokens: u64,
@@ -63,22 +63,22 @@ struct Tenant {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Desk {
-    limits: TurnLimits,
-    classes: Arc<Classes>,
+pub(super) struct QueueState {
+    limits: AdmissionLimits,
+    classes: Arc<ServiceClasses>,
     clock: Arc<dyn Clock>,
     started: Instant,
     queue: FairQueue<Principal, Waiter>,
-    tenants: BTreeMap<Principal, Tenant>,
+    tenants: BTreeMap<Principal, TenantState>,
     rate: ServiceRate,
-    headroom: Headroom<Principal>,
+    headroom: BurstLimit<Principal>,
     /// Turns that were given and are not under way.
     reserved: usize,
     last: u64,
 }
 
-impl Desk {
-    pub(super) fn new(limits: TurnLimits, classes: Arc<Classes>, clock: Arc<dyn Clock>) -> Self {
+impl QueueState {
+    pub(super) fn new(limits: AdmissionLimits, classes: Arc<ServiceClasses>, clock: Arc<dyn Clock>) -> Self {
         let bounds = FairLimits { max_waiting: limits.max_sequences, ..FairLimits::default() };
         Self {
             limits,
@@ -88,14 +88,14 @@ impl Desk {
             queue: FairQueue::new(bounds),
             tenants: BTreeMap::new(),
             rate: ServiceRate::default(),
-            headroom: Headroom::default(),
+            headroom: BurstLimit::default(),
             reserved: 0,
             last: 0,
         }
     }
 
     /// Fails if whatever a tenant asks is refused.
-    pub(super) fn check_tenant(&mut self, tenant: &Arc<str>, room: Room) -> Result<(), Refused> {
+    pub(super) fn check_tenant(&mut self, tenant: &Arc<str>, room: FreeCapacity) -> Result<(), QueueRefusal> {
         if self.classes.look_at_adapters() {
             return Ok(());
         }
@@ -103,7 +103,7 @@ impl Desk {
         self.check(&Principal { class, tenant: Arc::clone(tenant) }, room)
     }
 
-    fn check(&mut self, principal: &Principal, room: Room) -> Result<(), Refused> {
+    fn check(&mut self, principal: &Principal, room: FreeCapacity) -> Result<(), QueueRefusal> {
         let (now_us, classes) = (self.now_us(), Arc::clone(&self.classes));
         let class = classes.get(principal.class);
         let tenant = self.tenant(principal);
@@ -116,13 +116,13 @@ impl Desk {
                 bucket.check(now_us).map_err(|empty| {
                     class.tally.throttle();
                     let wait_s = whole_seconds(Duration::from_micros(empty.wait_us));
-                    Refused::UsedUp { class: settings.name.clone(), what, limit: limit.get(), wait_s }
+                    QueueRefusal::UsedUp { class: settings.name.clone(), what, limit: limit.get(), wait_s }
                 })?;
             }
         }
-        let places = if room.requests > 0 { Places::Free } else { Places::Taken };
+        let places = if room.requests > 0 { SlotAvailability::Free } else { SlotAvailability::Taken };
         match tenant.line.check(places) {
-            Err(overload) if self.has_its_share(principal) => Err(Refused::Overload {
+            Err(overload) if self.has_its_share(principal) => Err(QueueRefusal::Overload {
                 target_ms: overload.target.as_millis(),
                 wait_s: whole_seconds(overload.forecast),
             }),
@@ -149,9 +149,9 @@ impl Desk {
     /// Somebody joins: by what number, and where the turn will come.
     pub(super) fn join(
         &mut self,
-        asked: &Asked,
-        room: Room,
-    ) -> Result<(u64, oneshot::Receiver<Result<Turn, Refused>>), Refused> {
+        asked: &AdmissionRequest,
+        room: FreeCapacity,
+    ) -> Result<(u64, oneshot::Receiver<Result<AdmissionPermit, QueueRefusal>>), QueueRefusal> {
         fits(asked.sequences, room)?;
         self.check(&asked.principal, room)?;
         let classes = Arc::clone(&self.classes);
@@ -166,7 +166,7 @@ impl Desk {
         }
         let wait_s = whole_seconds(tenant.line.forecast());
         let standing = tenant.line.join(asked.sequences);
-        let entry = Entry {
+        let entry = QueueEntry {
             item: Waiter { number: self.last, turn, standing },
             cost_tokens: asked.cost_tokens,
             size: asked.sequences.max(1),
@@ -174,7 +174,7 @@ impl Desk {
             deadline_us: None,
         };
         let limit = self.limits.max_sequences;
-        let full = || Refused::Full { limit, wait_s };
+        let full = || QueueRefusal::Full { limit, wait_s };
         let weight = class.settings.weight.get().into();
         let displaced = self.queue.push(&asked.principal, weight, entry).map_err(|_| full())?;
         for turn in displaced {
@@ -187,7 +187,7 @@ impl Desk {
     }
 
     /// Fails if what a class was promised would be missed by a request that joins now.
-    fn keeps_promise(&self, asked: &Asked, class: &Class) -> Result<(), Refused> {
+    fn keeps_promise(&self, asked: &AdmissionRequest, class: &ClassState) -> Result<(), QueueRefusal> {
         let ahead_tokens = match self.queue.is_empty() {
             true => 0,
             false => self.queue.ahead_tokens(&asked.principal),
@@ -203,8 +203,8 @@ impl Desk {
             let Some(promised_us) = promised_us.filter(|promised_us| forecast_us > *promised_us) else {
                 continue;
             };
-            class.tally.promise(objective, Outcome::Refused);
-            return Err(Refused::Promise {
+            class.tally.promise(objective, SloOutcome::Refused);
+            return Err(QueueRefusal::Promise {
                 class: class.settings.name.clone(),
                 objective,
                 forecast_ms: forecast_us.div_ceil(1000),
@@ -216,7 +216,7 @@ impl Desk {
     }
 
     /// Those whose turn it is, and for whom there is room.
-    pub(super) fn give(&mut self, room: Room) -> Vec<Grant> {
+    pub(super) fn give(&mut self, room: FreeCapacity) -> Vec<AdmittedRequest> {
         let now_us = self.now_us();
         let mut grants = Vec::new();
         self.headroom.look(|tenant| self.queue.waiting_of(tenant) > 0, now_us);
@@ -227,9 +227,14 @@ impl Desk {
             };
             let Some(turn) = self.queue.pop(now_us, may) else { break };
             self.reserved += 1;
-            let (principal, Entry { item, size, cost_tokens, .. }) = (turn.tenant, turn.entry);
+            let (principal, QueueEntry { item, size, cost_tokens, .. }) = (turn.tenant, turn.entry);
             self.headroom.send(&principal, size);
-            grants.push(Grant { principal, sequences: size, charged_tokens: cost_tokens, waiter: item });
+            grants.push(AdmittedRequest {
+                principal,
+                sequences: size,
+                charged_tokens: cost_tokens,
+                waiter: item,
+            });
         }
         self.headroom.look(|tenant| self.queue.waiting_of(tenant) > 0, now_us);
         self.rate.observe(0, !self.queue.is_empty(), now_us);
@@ -276,8 +281,8 @@ impl Desk {
         self.queue.len()
     }
 
-    pub(super) fn figures(&self) -> Vec<TenantFigures> {
-        let figures = self.tenants.iter().map(|(principal, tenant)| TenantFigures {
+    pub(super) fn figures(&self) -> Vec<TenantQueueStats> {
+        let figures = self.tenants.iter().map(|(principal, tenant)| TenantQueueStats {
             principal: principal.clone(),
             waiting: tenant.line.waiting(),
             served_tokens: tenant.served_tokens,
@@ -285,7 +290,7 @@ impl Desk {
         figures.collect()
     }
 
-    fn tenant(&mut self, principal: &Principal) -> &mut Tenant {
+    fn tenant(&mut self, principal: &Principal) -> &mut TenantState {
         if self.tenants.len() > SWEEP_ABOVE && !self.tenants.contains_key(principal) {
             // What is left of a minute's allowance is not to be had again by staying away.
             self.tenants.retain(|_, tenant| {
@@ -298,8 +303,8 @@ impl Desk {
             let bucket = |limit: Option<std::num::NonZeroU32>| {
                 limit.map(|limit| TokenBucket::new(limit.get().into(), now_us))
             };
-            Tenant {
-                line: Line::new(delays, Arc::clone(&self.clock)),
+            TenantState {
+                line: DelayTracker::new(delays, Arc::clone(&self.clock)),
                 requests: bucket(settings.requests_per_min),
                 tokens: bucket(settings.tokens_per_min),
                 served_tokens: 0,
@@ -313,9 +318,9 @@ impl Desk {
 }
 
 /// Refuses more sequences than executors ever take together.
-pub(super) fn fits(sequences: usize, room: Room) -> Result<(), Refused> {
+pub(super) fn fits(sequences: usize, room: FreeCapacity) -> Result<(), QueueRefusal> {
     if room.limit > 0 && sequences > room.limit {
-        return Err(Refused::TooMany { asked: sequences, limit: room.limit });
+        return Err(QueueRefusal::TooMany { asked: sequences, limit: room.limit });
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use crate::classes::Objective;
 
 /// See the module.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum QueueRefusal {
     /// The queue is full, and nobody else has more of it.
     #[error("{limit} sequences wait, which is all there may be (--max-sequences); try again in {wait_s} s")]
     Full {

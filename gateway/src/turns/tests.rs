@@ -5,46 +5,47 @@ use std::{
     time::Duration,
 };
 
-use policy::{admission::DelayLimits, clock::Clock, fairness::headroom::Places, routing::Forecast};
+use policy::{admission::DelayLimits, clock::Clock, fairness::headroom::BurstCapacity, routing::Forecast};
 use tokio::sync::oneshot::{Receiver, error::TryRecvError};
 
 use super::{
-    desk::{Desk, Grant},
+    desk::{AdmittedRequest, QueueState},
     *,
 };
 use crate::{
-    classes::{Objective, Outcome},
-    executors::Room,
+    classes::{Objective, SloOutcome},
+    executors::FreeCapacity,
 };
 
 #[derive(Debug)]
-struct TestClock(Mutex<std::time::Instant>);
+struct QueueTestClock(Mutex<std::time::Instant>);
 
-impl Clock for TestClock {
+impl Clock for QueueTestClock {
     fn now(&self) -> std::time::Instant {
         *lock(&self.0)
     }
 }
 
 /// A desk, and whoever asks at it.
-struct Bench {
-    desk: Desk,
-    classes: Arc<Classes>,
-    clock: Arc<TestClock>,
-    waiting: Vec<Receiver<Result<Turn, Refused>>>,
+struct QueueHarness {
+    desk: QueueState,
+    classes: Arc<ServiceClasses>,
+    clock: Arc<QueueTestClock>,
+    waiting: Vec<Receiver<Result<AdmissionPermit, QueueRefusal>>>,
 }
 
-const PLACES: Places = Places { executors: 1, all: 64, floods: 4 };
+const PLACES: BurstCapacity = BurstCapacity { executors: 1, all: 64, floods: 4 };
 /// An executor for nine, with room for one.
-const SMALL: Room = Room { places: PLACES, requests: 1, sequences: 9, limit: 9 };
-const ROOMY: Room = Room { places: PLACES, requests: 1, sequences: 1000, limit: 1000 };
+const SMALL: FreeCapacity = FreeCapacity { places: PLACES, requests: 1, sequences: 9, limit: 9 };
+const ROOMY: FreeCapacity = FreeCapacity { places: PLACES, requests: 1, sequences: 1000, limit: 1000 };
 
-impl Bench {
+impl QueueHarness {
     fn new(classes: &[&str]) -> Self {
-        let classes = Arc::new(Classes::new(classes.iter().map(|text| text.parse().unwrap()).collect()));
-        let clock = Arc::new(TestClock(Mutex::new(std::time::Instant::now())));
-        let limits = TurnLimits { max_sequences: 100, delays: DelayLimits::default(), burst_share: 1.0 };
-        let desk = Desk::new(limits, Arc::clone(&classes), Arc::clone(&clock) as _);
+        let classes =
+            Arc::new(ServiceClasses::new(classes.iter().map(|text| text.parse().unwrap()).collect()));
+        let clock = Arc::new(QueueTestClock(Mutex::new(std::time::Instant::now())));
+        let limits = AdmissionLimits { max_sequences: 100, delays: DelayLimits::default(), burst_share: 1.0 };
+        let desk = QueueState::new(limits, Arc::clone(&classes), Arc::clone(&clock) as _);
         Self { desk, classes, clock, waiting: Vec::new() }
     }
 
@@ -52,24 +53,25 @@ impl Bench {
         *lock(&self.clock.0) += time;
     }
 
-    fn asked(&self, tenant: &str) -> Asked {
+    fn asked(&self, tenant: &str) -> AdmissionRequest {
         let principal = Principal { class: self.classes.of(None, tenant), tenant: tenant.into() };
-        Asked { principal, sequences: 1, cost_tokens: 100, deadline: None, forecast: None }
+        AdmissionRequest { principal, sequences: 1, cost_tokens: 100, deadline: None, forecast: None }
     }
 
-    fn ask(&mut self, asked: &Asked) -> Result<(), Refused> {
-        let (_, receiver) = self.desk.join(asked, Room { requests: 0, sequences: 0, ..ROOMY })?;
+    fn ask(&mut self, asked: &AdmissionRequest) -> Result<(), QueueRefusal> {
+        let (_, receiver) = self.desk.join(asked, FreeCapacity { requests: 0, sequences: 0, ..ROOMY })?;
         self.waiting.push(receiver);
         Ok(())
     }
 
-    fn join(&mut self, tenant: &str) -> Result<(), Refused> {
+    fn join(&mut self, tenant: &str) -> Result<(), QueueRefusal> {
         self.ask(&self.asked(tenant))
     }
 
     /// Serves one as it was charged, and says whose it was.
     fn serve(&mut self) -> Option<String> {
-        let Grant { principal, sequences, charged_tokens, mut waiter } = self.desk.give(ROOMY).pop()?;
+        let AdmittedRequest { principal, sequences, charged_tokens, mut waiter } =
+            self.desk.give(ROOMY).pop()?;
         self.desk.release();
         for mut standing in waiter.standing.drain(..) {
             standing.launched();
@@ -91,7 +93,7 @@ fn of<'a>(served: &[String], tenant: &'a str) -> (&'a str, usize) {
 
 #[test]
 fn tenants_are_served_by_weight_however_many_of_them_wait() {
-    let mut bench = Bench::new(&[r#"{name="gold",tenants=["gold"],weight=3}"#]);
+    let mut bench = QueueHarness::new(&[r#"{name="gold",tenants=["gold"],weight=3}"#]);
     (0..60).for_each(|_| bench.join("flood").unwrap());
     (0..40).for_each(|_| bench.join("gold").unwrap());
     let served = bench.served(40);
@@ -101,7 +103,7 @@ fn tenants_are_served_by_weight_however_many_of_them_wait() {
 
 #[test]
 fn the_more_urgent_go_first_but_nobody_starves() {
-    let mut bench = Bench::new(&[r#"{name="batch",tenants=["batch"],priority=9}"#]);
+    let mut bench = QueueHarness::new(&[r#"{name="batch",tenants=["batch"],priority=9}"#]);
     bench.join("batch").unwrap();
     (0..40).for_each(|_| bench.join("chat").unwrap());
     let served = bench.served(41);
@@ -111,24 +113,24 @@ fn the_more_urgent_go_first_but_nobody_starves() {
 
 #[test]
 fn whoever_has_most_of_a_full_queue_gives_way() {
-    let mut bench = Bench::new(&[]);
+    let mut bench = QueueHarness::new(&[]);
     (0..100).for_each(|_| bench.join("flood").unwrap());
-    assert!(matches!(bench.join("flood").unwrap_err(), Refused::Full { limit: 100, .. }));
+    assert!(matches!(bench.join("flood").unwrap_err(), QueueRefusal::Full { limit: 100, .. }));
     bench.join("guest").unwrap();
-    assert!(matches!(bench.waiting[99].try_recv(), Ok(Err(Refused::Full { .. }))), "the youngest of it");
+    assert!(matches!(bench.waiting[99].try_recv(), Ok(Err(QueueRefusal::Full { .. }))), "the youngest of it");
     assert!(matches!(bench.waiting[98].try_recv(), Err(TryRecvError::Empty)));
-    let many = Asked { sequences: 30, ..bench.asked("guest") };
+    let many = AdmissionRequest { sequences: 30, ..bench.asked("guest") };
     bench.ask(&many).unwrap();
     assert_eq!(bench.served(200).iter().filter(|one| *one == "flood").count(), 69);
 }
 
 #[test]
 fn a_request_that_no_executor_takes_now_lets_others_pass() {
-    let mut bench = Bench::new(&[]);
-    let large = Asked { sequences: 9, ..bench.asked("large") };
+    let mut bench = QueueHarness::new(&[]);
+    let large = AdmissionRequest { sequences: 9, ..bench.asked("large") };
     bench.ask(&large).unwrap();
     bench.join("small").unwrap();
-    let grants = bench.desk.give(Room { requests: 5, sequences: 8, ..SMALL });
+    let grants = bench.desk.give(FreeCapacity { requests: 5, sequences: 8, ..SMALL });
     assert_eq!(grants.iter().map(|grant| &*grant.principal.tenant).collect::<Vec<_>>(), ["small"]);
     bench.desk.release();
     assert_eq!(bench.desk.give(SMALL).len(), 1);
@@ -136,7 +138,7 @@ fn a_request_that_no_executor_takes_now_lets_others_pass() {
 
 #[test]
 fn a_turn_is_given_once_and_whoever_leaves_has_none() {
-    let mut bench = Bench::new(&[]);
+    let mut bench = QueueHarness::new(&[]);
     (0..3).for_each(|_| bench.join("a").unwrap());
     assert!(bench.desk.leave(2).is_some() && bench.desk.leave(2).is_none());
     assert_eq!(bench.desk.give(SMALL).len(), 1);
@@ -148,7 +150,7 @@ fn a_turn_is_given_once_and_whoever_leaves_has_none() {
 
 #[test]
 fn what_a_class_may_have_in_a_minute_is_for_each_tenant_and_time_brings_it_back() {
-    let mut bench = Bench::new(&[
+    let mut bench = QueueHarness::new(&[
         r#"{name="few",tenants=["a","b"],requests_per_min=2}"#,
         r#"{name="short",tenants=["c"],tokens_per_min=150}"#,
     ]);
@@ -166,7 +168,7 @@ fn what_a_class_may_have_in_a_minute_is_for_each_tenant_and_time_brings_it_back(
     bench.join("c").unwrap();
     bench.join("c").unwrap();
     bench.served(2);
-    assert!(matches!(bench.join("c").unwrap_err(), Refused::UsedUp { what: "tokens", wait_s: 21, .. }));
+    assert!(matches!(bench.join("c").unwrap_err(), QueueRefusal::UsedUp { what: "tokens", wait_s: 21, .. }));
     bench.advance(Duration::from_secs(21));
     bench.join("c").unwrap();
     let few = bench.classes.get(bench.classes.of(None, "a"));
@@ -175,15 +177,15 @@ fn what_a_class_may_have_in_a_minute_is_for_each_tenant_and_time_brings_it_back(
 
 #[test]
 fn a_line_that_stands_still_is_its_tenants_alone() {
-    let mut bench = Bench::new(&[]);
+    let mut bench = QueueHarness::new(&[]);
     (0..60).for_each(|_| bench.join("flood").unwrap());
     for _ in 0..20 {
         bench.advance(Duration::from_secs(1));
         bench.serve().unwrap();
     }
-    assert!(matches!(bench.join("flood").unwrap_err(), Refused::Overload { .. }));
+    assert!(matches!(bench.join("flood").unwrap_err(), QueueRefusal::Overload { .. }));
     let flood = "flood".into();
-    assert!(bench.desk.check_tenant(&flood, Room::default()).is_err(), "nor is a body read for it");
+    assert!(bench.desk.check_tenant(&flood, FreeCapacity::default()).is_err(), "nor is a body read for it");
     bench.join("guest").unwrap();
     bench.advance(Duration::from_secs(10));
     bench.join("guest").expect("its line stands still as well, but not for what it sent");
@@ -192,9 +194,9 @@ fn a_line_that_stands_still_is_its_tenants_alone() {
 
 #[test]
 fn what_would_miss_its_promise_is_refused_with_the_forecast() {
-    let mut bench = Bench::new(&[r#"{name="fast",tenants=["fast"],ttft_ms=2000,tpot_ms=50}"#]);
+    let mut bench = QueueHarness::new(&[r#"{name="fast",tenants=["fast"],ttft_ms=2000,tpot_ms=50}"#]);
     let forecast = |ttft_us, tpot_us| Some(Forecast { ttft_us, tpot_us });
-    let slow = Asked { forecast: forecast(1_900_000, 51_000), ..bench.asked("fast") };
+    let slow = AdmissionRequest { forecast: forecast(1_900_000, 51_000), ..bench.asked("fast") };
     let refused = bench.ask(&slow).unwrap_err();
     assert_eq!(
         refused.to_string(),
@@ -207,24 +209,29 @@ fn what_would_miss_its_promise_is_refused_with_the_forecast() {
         bench.advance(Duration::from_secs(1));
         bench.serve().unwrap();
     }
-    let fits = Asked { forecast: forecast(500_000, 20_000), ..bench.asked("fast") };
+    let fits = AdmissionRequest { forecast: forecast(500_000, 20_000), ..bench.asked("fast") };
     bench.ask(&fits).unwrap();
     let refused = bench.ask(&fits).unwrap_err();
     assert!(
         matches!(
             refused,
-            Refused::Promise { objective: Objective::FirstToken, promised_ms: 2000, forecast_ms: 2500.., .. }
+            QueueRefusal::Promise {
+                objective: Objective::FirstToken,
+                promised_ms: 2000,
+                forecast_ms: 2500..,
+                ..
+            }
         ),
         "{refused:?}"
     );
     let fast = bench.classes.get(bench.classes.of(None, "fast"));
-    assert_eq!(Objective::ALL.map(|objective| fast.tally.promises(objective, Outcome::Refused)), [1, 1]);
+    assert_eq!(Objective::ALL.map(|objective| fast.tally.promises(objective, SloOutcome::Refused)), [1, 1]);
 }
 
 #[test]
 fn a_flood_has_few_places_beside_one_who_is_served_as_it_asks_and_all_without() {
-    let mut bench = Bench::new(&[]);
-    let wide = Room { requests: 50, ..ROOMY };
+    let mut bench = QueueHarness::new(&[]);
+    let wide = FreeCapacity { requests: 50, ..ROOMY };
     (0..90).for_each(|_| bench.join("flood").unwrap());
     assert_eq!(of(&bench.served(20), "flood"), ("flood", 20));
     bench.advance(Duration::from_secs(2));

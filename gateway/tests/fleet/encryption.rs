@@ -2,11 +2,11 @@
 
 use std::{fs, path::Path};
 
-use gateway::adapters::{Fleet, OpenError, PostgresAddress};
+use gateway::adapters::{FleetStorage, OpenError, PostgresAddress};
 
 use crate::{
     servers::{self, postgres::Postgres, s3::Bucket},
-    support::{Host, fleet},
+    support::{FleetHost, fleet},
 };
 
 /// A certificate for loopback in `folder`, and its key in PEM.
@@ -18,10 +18,10 @@ fn certified(folder: &Path, name: &str) -> (String, String) {
 }
 
 /// A host that has nothing yet and asks the registry as `parameters` say.
-async fn host(postgres: &Postgres, bucket: &Bucket, parameters: &str) -> Result<Host, OpenError> {
+async fn host(postgres: &Postgres, bucket: &Bucket, parameters: &str) -> Result<FleetHost, OpenError> {
     let registry = PostgresAddress::parse(&format!("{}?{parameters}", postgres.url())).unwrap();
-    let fleet = Fleet { registry, ..fleet(postgres, bucket, 1 << 30) };
-    Host::of(tempfile::tempdir().unwrap(), Some(fleet)).await
+    let fleet = FleetStorage { registry, ..fleet(postgres, bucket, 1 << 30) };
+    FleetHost::of(tempfile::tempdir().unwrap(), Some(fleet)).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,8 +5,8 @@ use std::time::Duration;
 use gateway::adapters::ResidencyError;
 
 use crate::{
-    servers::{self, s3::Bucket, wire::Harm},
-    support::{FILE_BYTES, Host, eventually, long},
+    servers::{self, s3::Bucket, wire::ResponseFault},
+    support::{FILE_BYTES, FleetHost, eventually, long},
 };
 
 const WEIGHTS: &str = "adapter_model.safetensors";
@@ -17,7 +17,7 @@ fn gets(bucket: &Bucket) -> Vec<String> {
     asked.into_iter().filter(|head| head.starts_with("GET") && head.contains(WEIGHTS)).collect()
 }
 
-fn figures(host: &Host) -> (u64, u64, u64) {
+fn figures(host: &FleetHost) -> (u64, u64, u64) {
     let figures = host.registry.fetch_figures().expect("there is a bucket");
     (figures.fetched, figures.failed, figures.damaged)
 }
@@ -25,12 +25,12 @@ fn figures(host: &Host) -> (u64, u64, u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_that_change_on_the_way_are_noticed_and_fetched_again() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let (one, other) = (Host::new(&postgres, &bucket).await, Host::new(&postgres, &bucket).await);
+    let (one, other) = (FleetHost::new(&postgres, &bucket).await, FleetHost::new(&postgres, &bucket).await);
     one.load("a", "first").await.unwrap();
     other.hears(&one, "a").await;
-    bucket.wire.set(Harm::Flip(1));
+    bucket.wire.set(ResponseFault::Flip(1));
     other.ask("a").await.unwrap();
-    assert_eq!((bucket.wire.harm(), figures(&other)), (Harm::Flip(0), (1, 0, 1)));
+    assert_eq!((bucket.wire.harm(), figures(&other)), (ResponseFault::Flip(0), (1, 0, 1)));
     assert_eq!(other.loaded().as_deref(), Some("first"));
     // The same adapter again: it lies here.
     let _ = bucket.wire.take_asked();
@@ -43,7 +43,7 @@ async fn bytes_that_change_on_the_way_are_noticed_and_fetched_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_chat_template_beside_an_adapter_comes_to_every_host_with_the_name() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let (one, other) = (Host::new(&postgres, &bucket).await, Host::new(&postgres, &bucket).await);
+    let (one, other) = (FleetHost::new(&postgres, &bucket).await, FleetHost::new(&postgres, &bucket).await);
     let request = one.request("a", "first");
     std::fs::write(request.path.join("chat_template.jinja"), "{{ messages }}").unwrap();
     let loaded = one.registry.load(request, "base".into()).await.unwrap();
@@ -66,7 +66,7 @@ async fn a_chat_template_beside_an_adapter_comes_to_every_host_with_the_name() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_that_are_changed_in_the_bucket_are_refused_by_name_until_the_adapter_is_loaded_again() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let (one, other) = (Host::new(&postgres, &bucket).await, Host::new(&postgres, &bucket).await);
+    let (one, other) = (FleetHost::new(&postgres, &bucket).await, FleetHost::new(&postgres, &bucket).await);
     one.load("a", "first").await.unwrap();
     one.load("b", "second").await.unwrap();
     other.hears(&one, "b").await;
@@ -87,7 +87,7 @@ async fn bytes_that_are_changed_in_the_bucket_are_refused_by_name_until_the_adap
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_file_that_breaks_off_is_gone_on_with_from_there() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let (one, other) = (Host::new(&postgres, &bucket).await, Host::new(&postgres, &bucket).await);
+    let (one, other) = (FleetHost::new(&postgres, &bucket).await, FleetHost::new(&postgres, &bucket).await);
     let large = format!("large{}", "x".repeat(3 << 20));
     let path = one.files("a", large.as_bytes());
     one.registry
@@ -96,7 +96,7 @@ async fn a_file_that_breaks_off_is_gone_on_with_from_there() {
         .unwrap();
     other.hears(&one, "b").await;
     let _ = bucket.wire.take_asked();
-    bucket.wire.set(Harm::Break(2));
+    bucket.wire.set(ResponseFault::Break(2));
     other.ask("b").await.unwrap();
     let ranges: Vec<_> = gets(&bucket)
         .iter()
@@ -113,12 +113,12 @@ async fn a_file_that_breaks_off_is_gone_on_with_from_there() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bucket_that_is_silent_or_gone_fails_the_adapter_that_lies_there_alone() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let (one, other) = (Host::new(&postgres, &bucket).await, Host::new(&postgres, &bucket).await);
+    let (one, other) = (FleetHost::new(&postgres, &bucket).await, FleetHost::new(&postgres, &bucket).await);
     one.load("here", "first").await.unwrap();
     one.load("there", "second").await.unwrap();
     other.hears(&one, "there").await;
     other.ask("here").await.unwrap();
-    for harm in [Harm::Silence, Harm::Gone] {
+    for harm in [ResponseFault::Silence, ResponseFault::Gone] {
         bucket.wire.set(harm);
         let (refused, served) = tokio::join!(other.ask("there"), async {
             // While the one waits.
@@ -131,12 +131,12 @@ async fn a_bucket_that_is_silent_or_gone_fails_the_adapter_that_lies_there_alone
             matches!(&refused, ResidencyError::Unfetched(unfetched) if unfetched.name == "there"),
             "{refused}"
         );
-        bucket.wire.set(Harm::Gone);
+        bucket.wire.set(ResponseFault::Gone);
         let error = other.load("new", "third").await.unwrap_err();
         assert!(error.to_string().contains("s3://fleet/adapters"), "{error}");
         assert!(other.stands_for("new").is_none(), "nothing is registered that others could not have");
     }
-    bucket.wire.set(Harm::None);
+    bucket.wire.set(ResponseFault::None);
     other.ask("there").await.expect("it heals by itself");
     assert_eq!(other.loaded().as_deref(), Some("second"));
 }
@@ -144,7 +144,7 @@ async fn a_bucket_that_is_silent_or_gone_fails_the_adapter_that_lies_there_alone
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn large_files_go_there_in_parts_and_come_back_whole() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let (one, other) = (Host::new(&postgres, &bucket).await, Host::new(&postgres, &bucket).await);
+    let (one, other) = (FleetHost::new(&postgres, &bucket).await, FleetHost::new(&postgres, &bucket).await);
     let large: Vec<u8> = (0..20u32 << 20).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let path = one.files("a", &large);
     one.registry
@@ -161,13 +161,13 @@ async fn large_files_go_there_in_parts_and_come_back_whole() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_host_holds_no_more_files_than_it_may_and_fetches_what_it_let_go() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let one = Host::new(&postgres, &bucket).await;
+    let one = FleetHost::new(&postgres, &bucket).await;
     for name in ["a", "b", "c", "d"] {
         one.load(name, name).await.unwrap();
     }
     one.registry.pin("a", gateway::adapters::Pin::Keep).await.unwrap();
     // Room for two: a configuration has two bytes.
-    let other = Host::with_cache(&postgres, &bucket, 2 * (FILE_BYTES as u64 + 2)).await;
+    let other = FleetHost::with_cache(&postgres, &bucket, 2 * (FILE_BYTES as u64 + 2)).await;
     eventually("what is pinned has come", || other.stored().len() == 1).await;
     for name in ["b", "c", "d", "b"] {
         other.ask(name).await.unwrap();
@@ -185,7 +185,7 @@ async fn a_host_holds_no_more_files_than_it_may_and_fetches_what_it_let_go() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_rots_on_a_host_is_fetched_again_also_after_a_restart() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let one = Host::new(&postgres, &bucket).await;
+    let one = FleetHost::new(&postgres, &bucket).await;
     one.load("a", "first").await.unwrap();
     one.load("b", "second").await.unwrap();
     one.load("c", "third").await.unwrap();

@@ -5,14 +5,17 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gateway::training::{
     TrainingError,
-    records::{Choices, EventRecord, FileRecord, JobRecord, Level, Method, Order, Purpose, Status},
-    table::{By, FileAdded, JobAdded, NewJob, Page, Table, shared::SharedTable},
+    records::{
+        EventLevel, EventRecord, FileRecord, JobHyperparameters, JobRecord, JobSpec, JobStatus, Purpose,
+        TrainingMethod,
+    },
+    table::{FileAdded, JobAdded, NewJob, Page, TrainingTable, UpdatedBy, shared::SharedTable},
 };
 use sqlx::{Connection as _, PgConnection};
 
 use crate::{
     servers::{self, postgres::Postgres},
-    support::Host,
+    support::FleetHost,
 };
 
 /// Longer than any test takes.
@@ -31,13 +34,13 @@ fn file(id: &str, bytes: u64) -> FileRecord {
 }
 
 pub(crate) fn job(id: &str) -> JobRecord {
-    let order = Order {
+    let order = JobSpec {
         model: "base".to_owned(),
         training_file: "file-1".to_owned(),
         validation_file: None,
         suffix: None,
-        method: Method::Supervised,
-        choices: Choices::default(),
+        method: TrainingMethod::Supervised,
+        choices: JobHyperparameters::default(),
         metadata: BTreeMap::new(),
     };
     // The same job whenever it is asked for.
@@ -45,17 +48,22 @@ pub(crate) fn job(id: &str) -> JobRecord {
 }
 
 fn event(message: &str) -> EventRecord {
-    EventRecord::now(Level::Info, message)
+    EventRecord::now(EventLevel::Info, message)
 }
 
-async fn add_file(table: &Table, file: &FileRecord, limit: Option<u64>) -> FileAdded {
-    if let Table::Shared(shared) = table {
+async fn add_file(table: &TrainingTable, file: &FileRecord, limit: Option<u64>) -> FileAdded {
+    if let TrainingTable::Shared(shared) = table {
         shared.intend(&file.path()).await.unwrap();
     }
     table.add_file(file, limit).await.unwrap()
 }
 
-pub(crate) async fn add(table: &Table, job: &JobRecord, key: Option<&[u8]>, limit: usize) -> JobAdded {
+pub(crate) async fn add(
+    table: &TrainingTable,
+    job: &JobRecord,
+    key: Option<&[u8]>,
+    limit: usize,
+) -> JobAdded {
     table.add_job(NewJob { job, key, event: &event("created"), limit }).await.unwrap()
 }
 
@@ -63,7 +71,9 @@ fn page(after: Option<&str>, limit: u32) -> Page {
     Page { after: after.map(str::to_owned), limit }
 }
 
-pub(crate) fn to(status: Status) -> impl FnOnce(&mut JobRecord) -> Result<Vec<EventRecord>, TrainingError> {
+pub(crate) fn to(
+    status: JobStatus,
+) -> impl FnOnce(&mut JobRecord) -> Result<Vec<EventRecord>, TrainingError> {
     move |job| {
         job.status = status;
         Ok(vec![event("changed")])
@@ -71,17 +81,17 @@ pub(crate) fn to(status: Status) -> impl FnOnce(&mut JobRecord) -> Result<Vec<Ev
 }
 
 /// Both kinds, and the hosts they belong to.
-async fn both(postgres: &Postgres, bucket: &servers::s3::Bucket) -> [(Host, Table); 2] {
-    let hosts = [Host::alone().await, Host::new(postgres, bucket).await];
+async fn both(postgres: &Postgres, bucket: &servers::s3::Bucket) -> [(FleetHost, TrainingTable); 2] {
+    let hosts = [FleetHost::alone().await, FleetHost::new(postgres, bucket).await];
     hosts.map(|host| {
-        let table = Table::of(&host.registry);
+        let table = TrainingTable::of(&host.registry);
         (host, table)
     })
 }
 
-pub(crate) fn shared(host: &Host) -> (Table, Arc<SharedTable>) {
-    let table = Table::of(&host.registry);
-    let Table::Shared(shared) = &table else { panic!("it is a fleet's") };
+pub(crate) fn shared(host: &FleetHost) -> (TrainingTable, Arc<SharedTable>) {
+    let table = TrainingTable::of(&host.registry);
+    let TrainingTable::Shared(shared) = &table else { panic!("it is a fleet's") };
     let shared = Arc::clone(shared);
     (table, shared)
 }
@@ -126,13 +136,18 @@ async fn jobs_are_kept_limited_changed_and_ended_in_either_table() {
         assert_eq!(table.job_of_key(b"k", "other").await.unwrap(), None);
         assert_eq!(add(&table, &job("b"), None, 2).await, JobAdded::Kept);
         assert_eq!(add(&table, &job("c"), None, 2).await, JobAdded::TooMany);
-        let changed = table.change("a", By::Anyone, to(Status::Paused)).await.unwrap().expect("it is there");
-        assert_eq!(changed.status, Status::Paused);
+        let changed =
+            table.change("a", UpdatedBy::Anyone, to(JobStatus::Paused)).await.unwrap().expect("it is there");
+        assert_eq!(changed.status, JobStatus::Paused);
         assert_eq!(table.job("a", "acme").await.unwrap(), Some(changed));
-        let refused = table.change("a", By::Anyone, |_| Err(TrainingError::NoJob("x".to_owned()))).await;
+        let refused =
+            table.change("a", UpdatedBy::Anyone, |_| Err(TrainingError::NoJob("x".to_owned()))).await;
         assert!(matches!(refused, Err(TrainingError::NoJob(_))));
-        assert!(table.change("a", By::Anyone, to(Status::Cancelled)).await.unwrap().is_some());
-        assert!(table.change("a", By::Anyone, to(Status::Queued)).await.unwrap().is_none(), "it has ended");
+        assert!(table.change("a", UpdatedBy::Anyone, to(JobStatus::Cancelled)).await.unwrap().is_some());
+        assert!(
+            table.change("a", UpdatedBy::Anyone, to(JobStatus::Queued)).await.unwrap().is_none(),
+            "it has ended"
+        );
         assert_eq!(add(&table, &job("c"), None, 2).await, JobAdded::Kept);
         let unfinished = table.unfinished_jobs().await.unwrap();
         assert_eq!(unfinished.iter().map(|job| job.id.as_str()).collect::<Vec<_>>(), ["b", "c"]);
@@ -151,14 +166,14 @@ async fn jobs_are_kept_limited_changed_and_ended_in_either_table() {
 }
 
 /// The table of a host alone, and that of a fleet where there are servers for one, with what they need.
-async fn tables() -> (Option<(Postgres, servers::s3::Bucket)>, Vec<(Host, Table)>) {
-    let alone = Host::alone().await;
-    let table = Table::of(&alone.registry);
+async fn tables() -> (Option<(Postgres, servers::s3::Bucket)>, Vec<(FleetHost, TrainingTable)>) {
+    let alone = FleetHost::alone().await;
+    let table = TrainingTable::of(&alone.registry);
     let mut tables = vec![(alone, table)];
     let servers = servers::both();
     if let Some((postgres, bucket)) = &servers {
-        let host = Host::new(postgres, bucket).await;
-        let table = Table::of(&host.registry);
+        let host = FleetHost::new(postgres, bucket).await;
+        let table = TrainingTable::of(&host.registry);
         tables.push((host, table));
     }
     (servers, tables)
@@ -191,7 +206,11 @@ async fn of_jobs_that_have_ended_the_newest_of_a_tenant_are_kept_in_either_table
         }
         assert_eq!(table.unfinished_of("acme").await.unwrap(), 4);
         for id in ["a", "c", "d", "other"] {
-            table.change(id, By::Anyone, to(Status::Cancelled)).await.unwrap().expect("it has not ended");
+            table
+                .change(id, UpdatedBy::Anyone, to(JobStatus::Cancelled))
+                .await
+                .unwrap()
+                .expect("it has not ended");
         }
         assert_eq!(table.unfinished_of("acme").await.unwrap(), 1);
         assert!(table.remove_ended("acme", 3).await.unwrap().is_empty(), "there are no more");
@@ -213,7 +232,7 @@ async fn of_jobs_that_have_ended_the_newest_of_a_tenant_are_kept_in_either_table
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_host_at_a_time_holds_a_job_and_who_has_lost_it_writes_nothing() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let hosts = [Host::new(&postgres, &bucket).await, Host::new(&postgres, &bucket).await];
+    let hosts = [FleetHost::new(&postgres, &bucket).await, FleetHost::new(&postgres, &bucket).await];
     let [(one, holder), (_, other)] = hosts.each_ref().map(shared);
     add(&one, &job("a"), None, 9).await;
     let (lost, _) = holder.take("a", Duration::from_millis(300)).await.unwrap().expect("nobody has it");
@@ -222,26 +241,26 @@ async fn one_host_at_a_time_holds_a_job_and_who_has_lost_it_writes_nothing() {
     assert_eq!(holder.stay(&["a".to_owned()], Duration::from_millis(300)).await.unwrap(), ["a"]);
     tokio::time::sleep(Duration::from_millis(350)).await;
     assert_eq!(other.unfinished().await.unwrap()[0].holder, None, "its time is over");
-    let written = one.change("a", By::Holder(lost), to(Status::Running)).await.unwrap();
+    let written = one.change("a", UpdatedBy::Holder(lost), to(JobStatus::Running)).await.unwrap();
     assert!(written.is_some(), "as long as nobody else has it");
     let (fence, taken) = other.take("a", LONG).await.unwrap().expect("its time was over");
-    assert_eq!(taken.status, Status::Running);
-    assert!(one.change("a", By::Holder(lost), to(Status::Succeeded)).await.unwrap().is_none());
+    assert_eq!(taken.status, JobStatus::Running);
+    assert!(one.change("a", UpdatedBy::Holder(lost), to(JobStatus::Succeeded)).await.unwrap().is_none());
     assert!(holder.stay(&["a".to_owned()], LONG).await.unwrap().is_empty());
     holder.give_back("a", lost).await.unwrap();
     holder.give_all_back().await.unwrap();
     assert!(holder.take("a", LONG).await.unwrap().is_none(), "what is another's is not given back");
     other.give_back("a", fence).await.unwrap();
-    one.change("a", By::Anyone, to(Status::Paused)).await.unwrap();
+    one.change("a", UpdatedBy::Anyone, to(JobStatus::Paused)).await.unwrap();
     assert!(holder.take("a", LONG).await.unwrap().is_none(), "it does not wait");
-    one.change("a", By::Anyone, to(Status::Queued)).await.unwrap();
+    one.change("a", UpdatedBy::Anyone, to(JobStatus::Queued)).await.unwrap();
     assert!(other.take("a", LONG).await.unwrap().is_some(), "it was given back");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_hosts_that_ask_at_once_one_gets_the_job_and_one_the_last_place() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let hosts = [Host::new(&postgres, &bucket).await, Host::new(&postgres, &bucket).await];
+    let hosts = [FleetHost::new(&postgres, &bucket).await, FleetHost::new(&postgres, &bucket).await];
     let tables = hosts.each_ref().map(|host| shared(host).0);
     for round in 0..10 {
         let jobs = [0, 1].map(|host| job(&format!("{round}-{host}")));
@@ -271,7 +290,7 @@ async fn of_hosts_that_ask_at_once_one_gets_the_job_and_one_the_last_place() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_nothing_names_may_go_from_the_bucket_and_nothing_else() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let host = Host::new(&postgres, &bucket).await;
+    let host = FleetHost::new(&postgres, &bucket).await;
     let (table, shared) = shared(&host);
     let data = file("file-1", 10);
     add_file(&table, &data, None).await;
@@ -301,14 +320,14 @@ async fn what_nothing_names_may_go_from_the_bucket_and_nothing_else() {
             job.objects.push(checkpoint);
             Ok(Vec::new())
         };
-        table.change("a", By::Anyone, name).await.unwrap();
+        table.change("a", UpdatedBy::Anyone, name).await.unwrap();
     }
     assert_eq!(litter().await, ["training/jobs/a/checkpoint-1"], "there is a newer one");
     shared.swept("training/jobs/a/checkpoint-1").await.unwrap();
-    table.change("a", By::Anyone, to(Status::Succeeded)).await.unwrap();
+    table.change("a", UpdatedBy::Anyone, to(JobStatus::Succeeded)).await.unwrap();
     assert_eq!(litter().await, ["training/jobs/a/checkpoint-2"], "another job learns from the data");
     shared.swept("training/jobs/a/checkpoint-2").await.unwrap();
-    table.change("b", By::Anyone, to(Status::Cancelled)).await.unwrap();
+    table.change("b", UpdatedBy::Anyone, to(JobStatus::Cancelled)).await.unwrap();
     assert_eq!(litter().await, ["training/files/file-1"]);
     shared.intend("training/files/file-9").await.unwrap();
     shared.discard("training/files/file-9").await.unwrap();
@@ -323,7 +342,7 @@ async fn what_nothing_names_may_go_from_the_bucket_and_nothing_else() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_registry_of_before_gets_the_tables_of_jobs() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let host = Host::new(&postgres, &bucket).await;
+    let host = FleetHost::new(&postgres, &bucket).await;
     host.load("a", "first").await.unwrap();
     drop(host);
     let mut connection = PgConnection::connect(&postgres.url()).await.unwrap();
@@ -333,7 +352,7 @@ async fn a_registry_of_before_gets_the_tables_of_jobs() {
                 DROP COLUMN chat_template, DROP COLUMN weights; \
                 UPDATE holobiont_layout SET number = 1;";
     sqlx::raw_sql(back).execute(&mut connection).await.unwrap();
-    let host = Host::new(&postgres, &bucket).await;
+    let host = FleetHost::new(&postgres, &bucket).await;
     assert_eq!(host.all().len(), 1);
     assert_eq!(add(&shared(&host).0, &job("a"), None, 1).await, JobAdded::Kept);
 }

@@ -7,13 +7,13 @@ use sqlx::Connection as _;
 
 use crate::{
     servers,
-    support::{Host, eventually},
+    support::{FleetHost, eventually},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_adapter_registered_through_one_gateway_is_served_by_every_other() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let (one, other) = (Host::new(&postgres, &bucket).await, Host::new(&postgres, &bucket).await);
+    let (one, other) = (FleetHost::new(&postgres, &bucket).await, FleetHost::new(&postgres, &bucket).await);
     one.load("a", "first").await.unwrap();
     other.hears(&one, "a").await;
     assert_eq!(other.loaded(), None, "it comes when it is asked for");
@@ -29,14 +29,15 @@ async fn an_adapter_registered_through_one_gateway_is_served_by_every_other() {
     eventually("it is gone here", || one.registry.is_empty()).await;
     // Who comes later knows it all at once.
     one.load("b", "third").await.unwrap();
-    let late = Host::new(&postgres, &bucket).await;
+    let late = FleetHost::new(&postgres, &bucket).await;
     assert_eq!(late.all(), one.all());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_two_gateways_that_change_a_name_at_once_one_is_refused_and_all_agree() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let hosts = [Host::new(&postgres, &bucket).await, Host::new(&postgres, &bucket).await].map(Arc::new);
+    let hosts =
+        [FleetHost::new(&postgres, &bucket).await, FleetHost::new(&postgres, &bucket).await].map(Arc::new);
     hosts[0].load("a", "zero").await.unwrap();
     hosts[1].hears(&hosts[0], "a").await;
     let mut refused = 0;
@@ -58,14 +59,15 @@ async fn of_two_gateways_that_change_a_name_at_once_one_is_refused_and_all_agree
         assert_eq!(hosts[0].stands_for("a"), hosts[1].stands_for("a"));
     }
     assert!(refused < 20, "somebody is always first");
-    let late = Host::new(&postgres, &bucket).await;
+    let late = FleetHost::new(&postgres, &bucket).await;
     assert_eq!(late.all(), hosts[0].all(), "what is written is what all have");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn changes_of_many_names_from_all_sides_are_all_heard_of() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let hosts = [Host::new(&postgres, &bucket).await, Host::new(&postgres, &bucket).await].map(Arc::new);
+    let hosts =
+        [FleetHost::new(&postgres, &bucket).await, FleetHost::new(&postgres, &bucket).await].map(Arc::new);
     let mut changes = Vec::new();
     for number in 0..12 {
         let host = Arc::clone(&hosts[number % 2]);
@@ -96,7 +98,7 @@ async fn changes_of_many_names_from_all_sides_are_all_heard_of() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_changes_while_nobody_can_listen_is_read_afterwards() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let (one, other) = (Host::new(&postgres, &bucket).await, Host::new(&postgres, &bucket).await);
+    let (one, other) = (FleetHost::new(&postgres, &bucket).await, FleetHost::new(&postgres, &bucket).await);
     for (name, weights) in [("a", "one"), ("b", "two"), ("c", "three")] {
         one.load(name, weights).await.unwrap();
     }
@@ -127,7 +129,7 @@ async fn what_changes_while_nobody_can_listen_is_read_afterwards() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_is_too_far_behind_the_log_reads_everything() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let (one, other) = (Host::new(&postgres, &bucket).await, Host::new(&postgres, &bucket).await);
+    let (one, other) = (FleetHost::new(&postgres, &bucket).await, FleetHost::new(&postgres, &bucket).await);
     one.load("a", "one").await.unwrap();
     other.hears(&one, "a").await;
     let mut connection = sqlx::PgConnection::connect(&postgres.url()).await.unwrap();

@@ -9,17 +9,17 @@ use gateway::{
 
 use crate::{
     servers::{self, postgres::Postgres},
-    support::{Host, eventually},
+    support::{FleetHost, eventually},
 };
 
-fn freshness(host: &Host) -> Freshness {
+fn freshness(host: &FleetHost) -> Freshness {
     host.registry.freshness().expect("the registry is shared")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_known_is_served_without_postgresql_and_changes_are_refused_until_it_is_back() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let (one, other) = (Host::new(&postgres, &bucket).await, Host::new(&postgres, &bucket).await);
+    let (one, other) = (FleetHost::new(&postgres, &bucket).await, FleetHost::new(&postgres, &bucket).await);
     one.load("a", "first").await.unwrap();
     other.hears(&one, "a").await;
     postgres.stop();
@@ -58,7 +58,7 @@ async fn what_is_known_is_served_without_postgresql_and_changes_are_refused_unti
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_change_under_which_postgresql_dies_has_happened_for_all_or_for_none() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let (one, other) = (Host::new(&postgres, &bucket).await, Host::new(&postgres, &bucket).await);
+    let (one, other) = (FleetHost::new(&postgres, &bucket).await, FleetHost::new(&postgres, &bucket).await);
     for round in 0..3 {
         let name = format!("n{round}");
         let load = one.load(&name, &name);
@@ -78,7 +78,7 @@ async fn a_change_under_which_postgresql_dies_has_happened_for_all_or_for_none()
             eventually("what was answered is there", || other.stands_for(&name).is_some()).await;
         }
         eventually("all agree", || one.all() == other.all()).await;
-        let late = Host::new(&postgres, &bucket).await;
+        let late = FleetHost::new(&postgres, &bucket).await;
         assert_eq!(late.all(), one.all());
         if matches!(loaded, Err(AdapterError::Database(DatabaseError::Unreachable { .. }))) {
             assert_eq!(late.stands_for(&name), None, "nothing was changed");
@@ -89,7 +89,7 @@ async fn a_change_under_which_postgresql_dies_has_happened_for_all_or_for_none()
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_that_starts_without_postgresql_serves_what_its_host_knew_and_hears_the_rest_later() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let (one, other) = (Host::new(&postgres, &bucket).await, Host::new(&postgres, &bucket).await);
+    let (one, other) = (FleetHost::new(&postgres, &bucket).await, FleetHost::new(&postgres, &bucket).await);
     for (name, weights) in [("a", "first"), ("b", "second"), ("gone", "third")] {
         one.load(name, weights).await.unwrap();
     }
@@ -107,7 +107,7 @@ async fn a_gateway_that_starts_without_postgresql_serves_what_its_host_knew_and_
     other.hears(&one, "last").await;
     let directory = other.end().await;
     postgres.stop();
-    let other = Host::at(directory, &postgres, &bucket, 1 << 30).await.unwrap();
+    let other = FleetHost::at(directory, &postgres, &bucket, 1 << 30).await.unwrap();
     let told = freshness(&other);
     assert!(told.fault.is_some(), "{told:?}");
     let mut there = other.all();
@@ -121,7 +121,7 @@ async fn a_gateway_that_starts_without_postgresql_serves_what_its_host_knew_and_
         other.load("c", "fifth").await,
         Err(AdapterError::Database(DatabaseError::Unreachable { .. }))
     ));
-    let empty = Host::at(tempfile::tempdir().unwrap(), &postgres, &bucket, 1 << 30).await;
+    let empty = FleetHost::at(tempfile::tempdir().unwrap(), &postgres, &bucket, 1 << 30).await;
     assert!(empty.is_err(), "who never saw the registry would say that there is nothing");
     postgres.restart();
     eventually("both have it back", || [&one, &other].iter().all(|host| freshness(host).fault.is_none()))
@@ -134,12 +134,12 @@ async fn a_gateway_that_starts_without_postgresql_serves_what_its_host_knew_and_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_registry_that_was_empty_is_known_to_be_empty_and_one_that_is_silent_keeps_nobody_from_starting() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let directory = Host::new(&postgres, &bucket).await.end().await;
+    let directory = FleetHost::new(&postgres, &bucket).await.end().await;
     postgres.stop();
     // Connections to it are taken, and nothing is ever said.
     let _silent = TcpListener::bind(("127.0.0.1", postgres.port())).unwrap();
     let host =
-        Host::at(directory, &postgres, &bucket, 1 << 30).await.expect("it knows that there is nothing");
+        FleetHost::at(directory, &postgres, &bucket, 1 << 30).await.expect("it knows that there is nothing");
     let told = freshness(&host);
     assert!(host.all().is_empty() && told.fault.is_some(), "{told:?}");
 }
@@ -160,8 +160,8 @@ async fn api_keys_of_the_registry_come_to_every_host_and_go_again() {
     let (alice, bob) = (alice.trim(), bob.trim());
     let first = tokio::task::block_in_place(|| keys(&postgres, &["--add", alice]));
     assert_eq!(first.trim(), alice);
-    let (one, other) = (Host::new(&postgres, &bucket).await, Host::new(&postgres, &bucket).await);
-    let held = |host: &Host| {
+    let (one, other) = (FleetHost::new(&postgres, &bucket).await, FleetHost::new(&postgres, &bucket).await);
+    let held = |host: &FleetHost| {
         let text = std::fs::read_to_string(host.directory.path().join("api-keys")).unwrap_or_default();
         text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect::<Vec<_>>()
     };

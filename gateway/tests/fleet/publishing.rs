@@ -5,15 +5,15 @@ use std::time::Duration;
 use gateway::{
     adapters::{AdapterError, LoadRequest, Publication, Terms, database::DatabaseError},
     training::{
-        records::{JobRecord, Status},
-        table::{By, Table, shared::leases::Fence},
+        records::{JobRecord, JobStatus},
+        table::{TrainingTable, UpdatedBy, shared::leases::Fence},
     },
 };
 
 use crate::{
     jobs::{add, job, shared, to},
     servers,
-    support::{BASE, Host},
+    support::{BASE, FleetHost},
 };
 
 /// Long enough for a test.
@@ -22,7 +22,7 @@ const LONG: Duration = Duration::from_secs(600);
 const NAME: &str = "acme/made";
 
 /// Registers the adapter of the job `a`.
-async fn publish(host: &Host, holder: Option<(String, Fence)>) -> Result<(), AdapterError> {
+async fn publish(host: &FleetHost, holder: Option<(String, Fence)>) -> Result<(), AdapterError> {
     let request = LoadRequest { tenant: Some("acme".to_owned()), ..host.request(NAME, "made") };
     let publication = Some(Publication {
         job: "a".to_owned(),
@@ -32,7 +32,7 @@ async fn publish(host: &Host, holder: Option<(String, Fence)>) -> Result<(), Ada
     host.registry.load_made(request, BASE.into(), Terms { publication, ..Terms::default() }).await.map(drop)
 }
 
-async fn close(table: &Table, by: By) {
+async fn close(table: &TrainingTable, by: UpdatedBy) {
     let close = |job: &mut JobRecord| {
         job.is_closing = true;
         Ok(Vec::new())
@@ -47,18 +47,18 @@ fn is_not_held(done: &Result<(), AdapterError>) -> bool {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_that_has_lost_a_job_while_it_was_stopped_does_not_publish_its_adapter() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let (slept, woke) = (Host::new(&postgres, &bucket).await, Host::new(&postgres, &bucket).await);
+    let (slept, woke) = (FleetHost::new(&postgres, &bucket).await, FleetHost::new(&postgres, &bucket).await);
     let ((one, holder), (_, other)) = (shared(&slept), shared(&woke));
     add(&one, &job("a"), None, 9).await;
     let (lost, _) = holder.take("a", Duration::ZERO).await.unwrap().expect("nobody has it");
     let lost = Some((holder.holder().to_owned(), lost));
     assert!(is_not_held(&publish(&slept, lost.clone()).await), "it is not all but done");
-    close(&one, By::Holder(lost.as_ref().unwrap().1)).await;
+    close(&one, UpdatedBy::Holder(lost.as_ref().unwrap().1)).await;
     // Here the gateway is stopped, for longer than its lease.
     let (fence, taken) = other.take("a", LONG).await.unwrap().expect("its time was over");
     assert!(taken.is_closing);
     assert!(is_not_held(&publish(&slept, lost.clone()).await), "another works on the job");
-    one.change("a", By::Anyone, to(Status::Cancelled)).await.unwrap().expect("it has not ended");
+    one.change("a", UpdatedBy::Anyone, to(JobStatus::Cancelled)).await.unwrap().expect("it has not ended");
     let held = Some((other.holder().to_owned(), fence));
     for (host, holder) in [(&slept, lost), (&woke, held)] {
         assert!(is_not_held(&publish(host, holder).await), "a job that was cancelled has no adapter");
@@ -70,19 +70,19 @@ async fn a_gateway_that_has_lost_a_job_while_it_was_stopped_does_not_publish_its
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_whose_adapter_is_registered_knows_it_from_the_same_moment_on() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let hosts = [Host::alone().await, Host::new(&postgres, &bucket).await];
+    let hosts = [FleetHost::alone().await, FleetHost::new(&postgres, &bucket).await];
     for host in hosts {
-        let table = Table::of(&host.registry);
+        let table = TrainingTable::of(&host.registry);
         add(&table, &job("a"), None, 9).await;
         let holder = match &table {
-            Table::Host(_) => None,
-            Table::Shared(shared) => {
+            TrainingTable::Host(_) => None,
+            TrainingTable::Shared(shared) => {
                 let (fence, _) = shared.take("a", LONG).await.unwrap().expect("nobody has it");
                 Some((shared.holder().to_owned(), fence))
             }
         };
         assert!(is_not_held(&publish(&host, holder.clone()).await), "it is not all but done");
-        close(&table, By::Anyone).await;
+        close(&table, UpdatedBy::Anyone).await;
         publish(&host, holder).await.unwrap();
         let known = table.job("a", "acme").await.unwrap().expect("it is there");
         assert_eq!(known.generation, host.stands_for(NAME));

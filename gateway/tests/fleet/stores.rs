@@ -4,7 +4,7 @@ use gateway::adapters::LoadRequest;
 
 use crate::{
     servers::{self, postgres::Postgres, s3::Bucket},
-    support::{Host, long},
+    support::{FleetHost, long},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -14,8 +14,10 @@ async fn a_directory_that_all_hosts_have_is_a_store_as_a_bucket_is() {
         Err(why) => return eprintln!("skipped: {why}"),
     };
     let shared = tempfile::tempdir().unwrap();
-    let (one, other) =
-        (Host::beside(&postgres, shared.path()).await, Host::beside(&postgres, shared.path()).await);
+    let (one, other) = (
+        FleetHost::beside(&postgres, shared.path()).await,
+        FleetHost::beside(&postgres, shared.path()).await,
+    );
     one.load("a", "first").await.unwrap();
     // Longer than a part.
     let path = one.files("long", &vec![b'x'; (8 << 20) + 5]);
@@ -28,7 +30,7 @@ async fn a_directory_that_all_hosts_have_is_a_store_as_a_bucket_is() {
     let content = one.registry.entries()["a"].record.content.to_string();
     let file = shared.path().join(&content).join("adapter_model.safetensors");
     std::fs::write(&file, long("another")).unwrap();
-    let late = Host::beside(&postgres, shared.path()).await;
+    let late = FleetHost::beside(&postgres, shared.path()).await;
     late.ask("a").await.expect_err("it is not what it is called");
     std::fs::write(&file, long("first")).unwrap();
     late.ask("a").await.unwrap();
@@ -47,7 +49,7 @@ fn swept(postgres: &Postgres, bucket: &Bucket, arguments: &[&str]) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_no_name_stands_for_any_more_is_swept_from_the_bucket_and_may_come_again() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let one = Host::new(&postgres, &bucket).await;
+    let one = FleetHost::new(&postgres, &bucket).await;
     for (name, weights) in [("kept", "first"), ("twin", "second"), ("gone", "third")] {
         one.load(name, weights).await.unwrap();
     }
@@ -62,7 +64,7 @@ async fn what_no_name_stands_for_any_more_is_swept_from_the_bucket_and_may_come_
     let said = sweep(&["--older-than-hours", "0"]);
     assert!(said.starts_with("1 adapters") && said.contains("removed"), "{said}");
     assert!(sweep(&["--older-than-hours", "0"]).starts_with("0 adapters"));
-    let other = Host::new(&postgres, &bucket).await;
+    let other = FleetHost::new(&postgres, &bucket).await;
     for name in ["kept", "copy"] {
         other.ask(name).await.unwrap();
     }
@@ -75,7 +77,7 @@ async fn what_no_name_stands_for_any_more_is_swept_from_the_bucket_and_may_come_
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_sweep_in_the_middle_of_a_registration_takes_nothing_from_anybody() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let (one, other) = (Host::new(&postgres, &bucket).await, Host::new(&postgres, &bucket).await);
+    let (one, other) = (FleetHost::new(&postgres, &bucket).await, FleetHost::new(&postgres, &bucket).await);
     for round in 0..4 {
         let weights = format!("round {round}");
         let loads = async {

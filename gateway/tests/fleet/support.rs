@@ -4,11 +4,11 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use gateway::{
     adapters::{
-        AdapterError, BucketAddress, Entry, Fleet, LoadRequest, OpenError, Options, PostgresAddress,
-        Registry, Replace, ResidencyError,
+        AdapterEntry, AdapterError, BucketAddress, FleetStorage, LoadRequest, OpenError, PostgresAddress,
+        Registry, RegistryOptions, Replace, ResidencyError,
     },
-    caller::{Caller, Role},
-    executor::{Common, Door, Executor, ExecutorLimits, link::Link},
+    caller::{Caller, KeyRole},
+    executor::{Endpoint, Executor, ExecutorLimits, SharedConnections, link::LinkState},
     executors::{Executors, ONLY},
     limits::KeyLimit,
 };
@@ -28,13 +28,13 @@ const ROOM: u64 = 2;
 pub(crate) const FILE_BYTES: usize = 8192;
 
 /// One host of a fleet.
-pub(crate) struct Host {
+pub(crate) struct FleetHost {
     pub(crate) directory: TempDir,
     pub(crate) fake: FakeExecutor,
     pub(crate) registry: Arc<Registry>,
 }
 
-impl Host {
+impl FleetHost {
     /// A host that has nothing yet.
     pub(crate) async fn new(postgres: &Postgres, bucket: &Bucket) -> Self {
         Self::with_cache(postgres, bucket, 1 << 30).await
@@ -53,7 +53,7 @@ impl Host {
         cache_bytes: u64,
     ) -> Result<Self, OpenError> {
         let key_file = Some(directory.path().join("api-keys"));
-        let fleet = Fleet { key_file, ..fleet(postgres, bucket, cache_bytes) };
+        let fleet = FleetStorage { key_file, ..fleet(postgres, bucket, cache_bytes) };
         Self::of(directory, Some(fleet)).await
     }
 
@@ -61,7 +61,7 @@ impl Host {
     pub(crate) async fn beside(postgres: &Postgres, shared: &std::path::Path) -> Self {
         let store = BucketAddress::parse(&format!("file://{}", shared.display()), []).unwrap();
         let registry = PostgresAddress::parse(&postgres.url()).unwrap();
-        let fleet = Fleet { registry, store, cache_bytes: 1 << 30, key_file: None };
+        let fleet = FleetStorage { registry, store, cache_bytes: 1 << 30, key_file: None };
         Self::of(tempfile::tempdir().unwrap(), Some(fleet)).await.unwrap()
     }
 
@@ -71,15 +71,15 @@ impl Host {
     }
 
     /// A host with what is in `directory`, of `fleet`, if it belongs to one.
-    pub(crate) async fn of(directory: TempDir, fleet: Option<Fleet>) -> Result<Self, OpenError> {
+    pub(crate) async fn of(directory: TempDir, fleet: Option<FleetStorage>) -> Result<Self, OpenError> {
         let path = directory.path();
         std::fs::create_dir_all(path.join("root")).unwrap();
         let fake = FakeExecutor::start(&path.join("socket"), ROOM, Duration::ZERO).await;
         let limits = ExecutorLimits { max_sequences: 16, silence: Duration::from_secs(30) };
-        let common = Common::default();
-        let executor = Executor::connect(Door::Socket(path.join("socket")), limits, common.clone());
+        let common = SharedConnections::default();
+        let executor = Executor::connect(Endpoint::Socket(path.join("socket")), limits, common.clone());
         let executors = Executors::of([(ONLY.to_owned(), executor.clone())], &common);
-        let options = Options {
+        let options = RegistryOptions {
             state: path.join("state"),
             adapter_root: path.join("root").canonicalize().unwrap(),
             max_adapters: 2000,
@@ -89,7 +89,7 @@ impl Host {
         };
         let registry = Registry::open(executors, options).await?;
         let mut link = executor.link();
-        let up = link.wait_for(|link| matches!(link, Link::Up { .. }));
+        let up = link.wait_for(|link| matches!(link, LinkState::Up { .. }));
         drop(tokio::time::timeout(WATCHDOG, up).await.expect("a connection").unwrap());
         assert!(registry.restore(0, &[], BASE).await);
         Ok(Self { directory, fake, registry })
@@ -106,7 +106,7 @@ impl Host {
     }
 
     /// Registers an adapter, whatever had its name.
-    pub(crate) async fn load(&self, name: &str, weights: &str) -> Result<Arc<Entry>, AdapterError> {
+    pub(crate) async fn load(&self, name: &str, weights: &str) -> Result<Arc<AdapterEntry>, AdapterError> {
         self.registry.load(self.request(name, weights), BASE.into()).await
     }
 
@@ -126,7 +126,7 @@ impl Host {
 
     /// Brings an adapter into this host's executor, as a request does.
     pub(crate) async fn ask(&self, name: &str) -> Result<(), ResidencyError> {
-        let admin = Caller { tenant: "operator".into(), role: Role::Admin, limit: KeyLimit::new(None) };
+        let admin = Caller { tenant: "operator".into(), role: KeyRole::Admin, limit: KeyLimit::new(None) };
         let lease = self.registry.lease(name, &admin).unwrap().expect("it is registered");
         self.registry.bring(&lease, 0).await.map(drop)
     }
@@ -144,7 +144,7 @@ impl Host {
     /// Every name with its generation and whether it is pinned.
     pub(crate) fn all(&self) -> Vec<(String, String, bool)> {
         let entries = self.registry.entries();
-        let told = |entry: &Arc<Entry>| entry.record.generation.to_string();
+        let told = |entry: &Arc<AdapterEntry>| entry.record.generation.to_string();
         entries.iter().map(|(name, entry)| (name.clone(), told(entry), entry.is_pinned())).collect()
     }
 
@@ -162,9 +162,9 @@ impl Host {
     }
 }
 
-pub(crate) fn fleet(postgres: &Postgres, bucket: &Bucket, cache_bytes: u64) -> Fleet {
+pub(crate) fn fleet(postgres: &Postgres, bucket: &Bucket, cache_bytes: u64) -> FleetStorage {
     let variables = bucket.variables().into_iter().map(|(name, value)| (name.to_owned(), value));
-    Fleet {
+    FleetStorage {
         registry: PostgresAddress::parse(&postgres.url()).unwrap(),
         store: BucketAddress::parse(&bucket.url(), variables).unwrap(),
         cache_bytes,

@@ -5,28 +5,28 @@ use std::{collections::HashSet, path::Path, sync::Arc};
 
 use gateway::{
     adapters::{LoadRequest, Terms},
-    lifecycle::Status,
+    lifecycle::GatewayReadiness,
     runs::{Runs, saved},
     tenant_memory::{MemoryLimits, TenantMemory},
-    trainers::Trainers,
+    trainers::TrainerClient,
 };
 use tokio::sync::watch;
 
 use crate::{
     servers::{self, postgres::Postgres},
-    support::{BASE, Host, eventually},
+    support::{BASE, FleetHost, eventually},
 };
 
 /// A host with the runs of its gateway.
-struct Training {
-    host: Host,
+struct TrainingHost {
+    host: FleetHost,
     runs: Arc<Runs>,
     suspects: HashSet<String>,
 }
 
-impl Training {
-    fn on(host: Host) -> Self {
-        let starting = Status::Starting { stage: "a test".to_owned(), percent: None };
+impl TrainingHost {
+    fn on(host: FleetHost) -> Self {
+        let starting = GatewayReadiness::Starting { stage: "a test".to_owned(), percent: None };
         let (status, state) = (watch::channel(starting).1, host.directory.path().join("state"));
         let runs = runs(&host, status, &state);
         Self { host, runs, suspects: HashSet::new() }
@@ -64,12 +64,12 @@ impl Training {
     }
 }
 
-fn runs(host: &Host, status: watch::Receiver<Status>, state: &Path) -> Arc<Runs> {
-    Runs::new(Trainers::at(None), Arc::clone(&host.registry), status, state, 1 << 20)
+fn runs(host: &FleetHost, status: watch::Receiver<GatewayReadiness>, state: &Path) -> Arc<Runs> {
+    Runs::new(TrainerClient::at(None), Arc::clone(&host.registry), status, state, 1 << 20)
 }
 
 /// Lets a gateway be out of date, as it is when it has been stopped for longer than its lease.
-fn expire(postgres: &Postgres, host: &Host) {
+fn expire(postgres: &Postgres, host: &FleetHost) {
     let id = host.registry.instance();
     let expired = format!("UPDATE holobiont_gateways SET until = now() - interval '1 s' WHERE id = '{id}'");
     tokio::task::block_in_place(|| postgres.ask(&expired));
@@ -78,8 +78,8 @@ fn expire(postgres: &Postgres, host: &Host) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_snapshot_survives_the_sweeps_of_other_gateways_and_ends_with_its_model() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let mut one = Training::on(Host::new(&postgres, &bucket).await);
-    let mut other = Training::on(Host::new(&postgres, &bucket).await);
+    let mut one = TrainingHost::on(FleetHost::new(&postgres, &bucket).await);
+    let mut other = TrainingHost::on(FleetHost::new(&postgres, &bucket).await);
     let (session, run) = one.begin();
     let name = one.snapshot(&run, 1).await;
     other.host.hears(&one.host, &name).await;
@@ -97,9 +97,9 @@ async fn a_snapshot_survives_the_sweeps_of_other_gateways_and_ends_with_its_mode
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn snapshots_of_a_gateway_that_is_gone_are_unloaded_and_nobody_elses() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let lost = Training::on(Host::new(&postgres, &bucket).await);
-    let lives = Training::on(Host::new(&postgres, &bucket).await);
-    let mut sweeps = Training::on(Host::new(&postgres, &bucket).await);
+    let lost = TrainingHost::on(FleetHost::new(&postgres, &bucket).await);
+    let lives = TrainingHost::on(FleetHost::new(&postgres, &bucket).await);
+    let mut sweeps = TrainingHost::on(FleetHost::new(&postgres, &bucket).await);
     let left = lost.snapshot(&lost.begin().1, 1).await;
     let kept = lives.snapshot(&lives.begin().1, 1).await;
     // What people load is theirs, whatever they call it.
@@ -128,7 +128,7 @@ async fn snapshots_of_a_gateway_that_is_gone_are_unloaded_and_nobody_elses() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_a_host_alone_what_an_earlier_process_left_is_unloaded_and_nothing_else() {
-    let mut training = Training::on(Host::alone().await);
+    let mut training = TrainingHost::on(FleetHost::alone().await);
     let kept = training.snapshot(&training.begin().1, 1).await;
     let made_by = Some("an earlier process".to_owned());
     training.register("tinker-before~1", Terms { made_by, ..Terms::default() }).await;
@@ -142,8 +142,8 @@ async fn on_a_host_alone_what_an_earlier_process_left_is_unloaded_and_nothing_el
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_adapter_ends_with_its_time_on_every_host_whoever_made_it() {
     let Some((postgres, bucket)) = servers::both() else { return };
-    let one = Training::on(Host::new(&postgres, &bucket).await);
-    let mut other = Training::on(Host::new(&postgres, &bucket).await);
+    let one = TrainingHost::on(FleetHost::new(&postgres, &bucket).await);
+    let mut other = TrainingHost::on(FleetHost::new(&postgres, &bucket).await);
     for (name, expires_at) in [("over", Some(1)), ("later", Some(u64::MAX >> 1)), ("never", None)] {
         one.register(name, Terms { expires_at, ..Terms::default() }).await;
     }
@@ -151,14 +151,14 @@ async fn an_adapter_ends_with_its_time_on_every_host_whoever_made_it() {
     other.sweep().await;
     eventually("its time is over", || !one.has("over") && !other.has("over")).await;
     assert!(one.has("later") && one.has("never"));
-    let expiry = |training: &Training, name: &str| training.host.registry.entries()[name].expires_at();
+    let expiry = |training: &TrainingHost, name: &str| training.host.registry.entries()[name].expires_at();
     one.host.registry.set_expiry("later", None).await.unwrap();
     one.host.registry.set_expiry("never", Some(1)).await.unwrap();
     eventually("the other hears of it", || {
         expiry(&other, "later").is_none() && expiry(&other, "never") == Some(1)
     })
     .await;
-    let late = Host::new(&postgres, &bucket).await;
+    let late = FleetHost::new(&postgres, &bucket).await;
     assert_eq!(late.registry.entries()["never"].expires_at(), Some(1), "it is durable");
     other.sweep().await;
     eventually("its time is over", || !one.has("never")).await;

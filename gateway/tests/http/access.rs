@@ -2,8 +2,8 @@
 
 use axum::http::Method;
 use gateway::{
-    caller::{Access, Role},
-    config::Hosts,
+    caller::{Access, KeyRole},
+    config::AllowedHosts,
     keys::{Keys, line_of},
     routes,
 };
@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use crate::{
-    client::Client,
+    client::TestClient,
     fake_executor::say,
     harness::{Harness, WATCHDOG, eventually_async, key_file},
 };
@@ -27,12 +27,12 @@ const ADMIN: &str = "hb-admin";
 /// A route that asks for a signed address in the place of a key.
 const SIGNED: &str = "/api/v1/downloads/{file}";
 /// Every kind of key, and the role it has.
-const ALL: &[(&str, &str, &str, Role)] = &[
-    ("user", "alice", USER, Role::User),
-    ("user", "alice", SAME_TENANT, Role::User),
-    ("user", "bob", OTHER, Role::User),
-    ("metrics", "prometheus", METRICS, Role::Metrics),
-    ("admin", "ops", ADMIN, Role::Admin),
+const ALL: &[(&str, &str, &str, KeyRole)] = &[
+    ("user", "alice", USER, KeyRole::User),
+    ("user", "alice", SAME_TENANT, KeyRole::User),
+    ("user", "bob", OTHER, KeyRole::User),
+    ("metrics", "prometheus", METRICS, KeyRole::Metrics),
+    ("admin", "ops", ADMIN, KeyRole::Admin),
 ];
 
 async fn guarded() -> Harness {
@@ -40,7 +40,7 @@ async fn guarded() -> Harness {
     Harness::start_with(say("x"), |config| config.keys = Keys::read(file.path(), None).unwrap()).await
 }
 
-async fn ask(client: &Client, route: &routes::Route) -> u16 {
+async fn ask(client: &TestClient, route: &routes::HttpRoute) -> u16 {
     let path = route.path.replace("{*id}", "base").replace("{part}", "main.js");
     let body = if route.method == Method::POST { "{}" } else { "" };
     client.send(route.method.as_str(), &path, "application/json", body).await.status
@@ -166,7 +166,7 @@ async fn without_keys_only_names_of_this_machine_are_answered_to() {
     let page = harness.client.with_header("origin", "http://evil.example");
     assert_eq!(page.get("/v1/models").await.status, 403);
     assert_eq!(harness.client.with_host("localhost").get("/v1/models").await.status, 200);
-    let any = Harness::start_with(say("x"), |config| config.hosts = Hosts::Any).await;
+    let any = Harness::start_with(say("x"), |config| config.hosts = AllowedHosts::Any).await;
     assert_eq!(any.client.with_host("evil.example").get("/v1/models").await.status, 200);
 }
 

@@ -12,7 +12,7 @@ use tokio::{
 use crate::harness::WATCHDOG;
 
 #[derive(Debug, Clone)]
-pub(crate) struct Client {
+pub(crate) struct TestClient {
     address: SocketAddr,
     /// Header lines of every request.
     headers: String,
@@ -66,7 +66,7 @@ impl Response {
     }
 }
 
-impl Client {
+impl TestClient {
     pub(crate) fn new(address: SocketAddr) -> Self {
         Self { address, headers: format!("host: {address}\r\n") }
     }
@@ -120,7 +120,7 @@ impl Client {
         path: &str,
         content_type: &str,
         body: impl AsRef<[u8]>,
-    ) -> Exchange {
+    ) -> HttpExchange {
         let body = body.as_ref();
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         let head = format!(
@@ -132,22 +132,22 @@ impl Client {
         stream.write_all(head.as_bytes()).await.unwrap();
         // A server that refuses a long body may stop reading it.
         let _ = stream.write_all(body).await;
-        Exchange { stream: BufReader::new(stream), seen: Vec::new() }
+        HttpExchange { stream: BufReader::new(stream), seen: Vec::new() }
     }
 
-    pub(crate) async fn open_post(&self, path: &str, body: &Value) -> Exchange {
+    pub(crate) async fn open_post(&self, path: &str, body: &Value) -> HttpExchange {
         self.open("POST", path, "application/json", &body.to_string()).await
     }
 }
 
 /// A request that has been sent. Dropping it closes the connection.
-pub(crate) struct Exchange {
+pub(crate) struct HttpExchange {
     stream: BufReader<TcpStream>,
     /// What has come so far, as it came.
     seen: Vec<u8>,
 }
 
-impl Exchange {
+impl HttpExchange {
     /// Reads until `text` has come.
     pub(crate) async fn read_until(&mut self, text: &str) {
         self.read_until_any(&[text]).await;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use shmproto::message::{ErrorCode, Finish, Output, Pooling};
 
 use crate::{
-    fake_executor::{CONTEXT_TOKENS, Reply, Script, fail_after},
+    fake_executor::{CONTEXT_TOKENS, Reply, ReplyScript, fail_after},
     harness::Harness,
     text::{BEGIN, tokens},
 };
@@ -20,7 +20,7 @@ fn embed() -> Reply {
         assert!(generate.pooling.is_some() && generate.max_tokens == 0);
         let embedding = vec![generate.prompt[1] as f32, generate.prompt.len() as f32];
         let output = Output { embedding, finish: Some(Finish::Length), ..Output::default() };
-        Script { outputs: vec![output], pause: Duration::ZERO }
+        ReplyScript { outputs: vec![output], pause: Duration::ZERO }
     })
 }
 

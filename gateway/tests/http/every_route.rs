@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::http::Method;
 use gateway::{
-    routes::{Route, table},
+    routes::{HttpRoute, table},
     tenant_memory::MemoryLimits,
 };
 use tokio::{
@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use crate::{
-    client::Client,
+    client::TestClient,
     fake_executor::say,
     harness::{Harness, WATCHDOG},
 };
@@ -45,18 +45,18 @@ const FINISH: &str = "/api/v1/sessions/{id}/finish";
 /// What a body may be.
 const KINDS: [&str; 3] = ["application/json", "application/x-protobuf", "multipart/form-data; boundary=x"];
 
-fn reads_a_body(route: &Route) -> bool {
+fn reads_a_body(route: &HttpRoute) -> bool {
     route.method == Method::POST && !WITHOUT_BODY.contains(&route.path)
 }
 
 /// A path of the route, with `value` for everything that is left open.
-fn path(route: &Route, value: &str) -> String {
+fn path(route: &HttpRoute, value: &str) -> String {
     let parts = route.path.split('/').map(|part| if part.starts_with('{') { value } else { part });
     parts.collect::<Vec<_>>().join("/")
 }
 
 /// Sends a head that promises a body, and a byte of it each `pause`, if one is given; returns what is answered.
-async fn promise(client: &Client, route: &Route, kind: &str, pause: Option<Duration>) -> String {
+async fn promise(client: &TestClient, route: &HttpRoute, kind: &str, pause: Option<Duration>) -> String {
     let (mut read, mut write) = tokio::io::split(client.connect().await.into_inner());
     let head = format!(
         "{} {} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: {kind}\r\ncontent-length: 4096\r\n\r\n",
@@ -83,7 +83,7 @@ async fn promise(client: &Client, route: &Route, kind: &str, pause: Option<Durat
 }
 
 /// What a route answers to a body of the kind that it takes.
-async fn promise_its_kind(client: &Client, route: &Route, pause: Option<Duration>) -> String {
+async fn promise_its_kind(client: &TestClient, route: &HttpRoute, pause: Option<Duration>) -> String {
     let mut answer = String::new();
     for kind in KINDS {
         answer = promise(client, route, kind, pause).await;
@@ -132,7 +132,7 @@ async fn every_route_refuses_a_body_beyond_its_tenants_memory_before_it_comes() 
     // Ollama's shape has no code.
     let is_refused =
         |answer: &str| answer.starts_with("HTTP/1.1 429") && answer.contains("--tenant-memory-bytes");
-    let is_right = |(route, answer): &&(&Route, String)| is_refused(answer) == reads_a_body(route);
+    let is_right = |(route, answer): &&(&HttpRoute, String)| is_refused(answer) == reads_a_body(route);
     let wrong: Vec<_> = answers.iter().filter(|asked| !is_right(asked)).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
 }

@@ -1,29 +1,29 @@
 //! Two executors behind one gateway: who gets a request, and who goes on with it.
 
-use gateway::{executor::Door, executors::Address, lifecycle::Status, server::Gateway};
+use gateway::{executor::Endpoint, executors::Address, lifecycle::GatewayReadiness, server::Gateway};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{
-    client::{Client, Response},
-    fake_executor::{FakeExecutor, Model, Reply, hang_after, say},
+    client::{Response, TestClient},
+    fake_executor::{FakeExecutor, FakeModelIdentity, Reply, hang_after, say},
     harness::{WATCHDOG, config, eventually, eventually_async},
     text::{bytes, tokens},
 };
 
 const TEXT: &str = "/v1/completions";
 
-struct Pair {
+struct ExecutorPair {
     directory: TempDir,
     executors: [Option<FakeExecutor>; 2],
     gateway: Gateway,
-    client: Client,
+    client: TestClient,
 }
 
-impl Pair {
+impl ExecutorPair {
     /// Both serve one base, and are ready.
     async fn start(replies: [Reply; 2]) -> Self {
-        let pair = Self::start_with(replies, Model::default()).await;
+        let pair = Self::start_with(replies, FakeModelIdentity::default()).await;
         let ready = async |status: Value| {
             status["executors"].as_array().unwrap().iter().all(|one| one["state"] == "ready")
         };
@@ -32,21 +32,23 @@ impl Pair {
     }
 
     /// The second serves `model`.
-    async fn start_with([a, b]: [Reply; 2], model: Model) -> Self {
+    async fn start_with([a, b]: [Reply; 2], model: FakeModelIdentity) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::create_dir(directory.path().join("adapters")).unwrap();
         let a = FakeExecutor::start(&directory.path().join("a"), a).await;
         let mut config = config(&directory);
-        let address =
-            |name: &str| Address { name: name.to_owned(), door: Door::Socket(directory.path().join(name)) };
+        let address = |name: &str| Address {
+            name: name.to_owned(),
+            door: Endpoint::Socket(directory.path().join(name)),
+        };
         config.executors = ["a", "b"].map(address).into();
         config.figures.expected_workers = vec![2, 5];
         let gateway = Gateway::start(config, bytes()).await.unwrap();
         let mut status = gateway.status.clone();
-        let ready = status.wait_for(|status| matches!(status, Status::Ready(_)));
+        let ready = status.wait_for(|status| matches!(status, GatewayReadiness::Ready(_)));
         tokio::time::timeout(WATCHDOG, ready).await.expect("one is ready").unwrap();
         let b = FakeExecutor::start_with(&directory.path().join("b"), b, model).await;
-        let client = Client::new(gateway.address);
+        let client = TestClient::new(gateway.address);
         Self { directory, executors: [Some(a), Some(b)], gateway, client }
     }
 
@@ -98,7 +100,7 @@ fn spoken(response: &Response) -> String {
 
 #[tokio::test]
 async fn requests_at_once_go_to_different_executors() {
-    let pair = Pair::start([hang_after("ab"), hang_after("ab")]).await;
+    let pair = ExecutorPair::start([hang_after("ab"), hang_after("ab")]).await;
     let first = pair.under_way(&ask("base", "one")).await;
     let second = pair.under_way(&ask("base", "two")).await;
     assert_eq!(pair.sent(), [1, 1]);
@@ -108,7 +110,7 @@ async fn requests_at_once_go_to_different_executors() {
 
 #[tokio::test]
 async fn what_a_dead_executor_had_goes_on_on_the_other_with_what_was_emitted() {
-    let mut pair = Pair::start([hang_after("ab"), say("cd")]).await;
+    let mut pair = ExecutorPair::start([hang_after("ab"), say("cd")]).await;
     let request = pair.under_way(&ask("base", "xy")).await;
     assert_eq!(pair.sent(), [1, 0]);
     pair.kill(0).await;
@@ -123,7 +125,7 @@ async fn what_a_dead_executor_had_goes_on_on_the_other_with_what_was_emitted() {
 
 #[tokio::test]
 async fn an_adapter_goes_along_with_what_is_gone_on_with() {
-    let mut pair = Pair::start([hang_after("ab"), say("cd")]).await;
+    let mut pair = ExecutorPair::start([hang_after("ab"), say("cd")]).await;
     pair.load("tuned").await;
     assert_eq!(
         (pair.executor(0).loads().len(), pair.executor(1).loads().len()),
@@ -139,8 +141,8 @@ async fn an_adapter_goes_along_with_what_is_gone_on_with() {
 
 #[tokio::test]
 async fn an_executor_of_another_base_is_refused_by_name_and_gets_nothing() {
-    let other = Model { base_hash: [9; 32], ..Model::default() };
-    let mut pair = Pair::start_with([say("ab"), say("cd")], other).await;
+    let other = FakeModelIdentity { base_hash: [9; 32], ..FakeModelIdentity::default() };
+    let mut pair = ExecutorPair::start_with([say("ab"), say("cd")], other).await;
     let told = async || pair.status().await["executors"][1].clone();
     eventually_async("it is refused", async || told().await["state"] == "refused").await;
     let why = told().await["detail"].to_string();
@@ -157,7 +159,7 @@ async fn an_executor_of_another_base_is_refused_by_name_and_gets_nothing() {
 
 #[tokio::test]
 async fn a_drained_executor_gets_nothing_new_and_the_last_one_cannot_be_drained() {
-    let pair = Pair::start([hang_after("ab"), say("cd")]).await;
+    let pair = ExecutorPair::start([hang_after("ab"), say("cd")]).await;
     let request = pair.under_way(&ask("base", "xy")).await;
     let drained = pair.order("a/drain").await.json();
     assert_eq!((&drained["drained"], &drained["sequences_under_way"]), (&json!(true), &json!(1)));
@@ -175,7 +177,7 @@ async fn a_drained_executor_gets_nothing_new_and_the_last_one_cannot_be_drained(
 
 #[tokio::test]
 async fn what_a_drained_executor_still_has_moves_when_it_stops() {
-    let mut pair = Pair::start([hang_after("ab"), say("cd")]).await;
+    let mut pair = ExecutorPair::start([hang_after("ab"), say("cd")]).await;
     let request = pair.under_way(&ask("base", "xy")).await;
     pair.order("a/drain").await;
     pair.kill(0).await;
@@ -192,7 +194,7 @@ async fn what_a_drained_executor_still_has_moves_when_it_stops() {
 
 #[tokio::test]
 async fn a_prompt_goes_where_its_beginning_was_computed() {
-    let pair = Pair::start([say("x"), say("x")]).await;
+    let pair = ExecutorPair::start([say("x"), say("x")]).await;
     let prompt = "a beginning that fills more than one block of sixteen tokens";
     pair.order("a/drain").await;
     pair.client.post(TEXT, &ask("base", prompt)).await;
@@ -205,7 +207,7 @@ async fn a_prompt_goes_where_its_beginning_was_computed() {
 
 #[tokio::test]
 async fn an_adapter_is_unloaded_everywhere_and_pinned_everywhere() {
-    let pair = Pair::start([say("x"), say("x")]).await;
+    let pair = ExecutorPair::start([say("x"), say("x")]).await;
     pair.load("tuned").await;
     let name = json!({ "lora_name": "tuned" });
     let pin = json!({ "lora_name": "tuned", "pinned": true });
@@ -220,7 +222,7 @@ async fn an_adapter_is_unloaded_everywhere_and_pinned_everywhere() {
 
 #[tokio::test]
 async fn figures_of_several_executors_say_whose_they_are() {
-    let pair = Pair::start([say("x"), say("x")]).await;
+    let pair = ExecutorPair::start([say("x"), say("x")]).await;
     let seen = async || pair.client.get("/metrics").await.body;
     let running = |name: &str| format!("holobiont_executor_up{{executor=\"{name}\"}} 1\n");
     eventually_async("both report", async || {

@@ -16,9 +16,9 @@ use shmproto::{
     layer::control::SessionStats,
     message::{
         AdapterLoaded, AdapterPart, AdapterStats, AdapterUnloaded, ColdStart, DeviceFacts, DeviceKind,
-        DraftKind, ErrorCode, Failed, Finish, Generate, HeldStats, LayerRoute, LayerSession, LayerStats,
-        LoadAdapter, MemoryStats, Output, PROTOCOL_VERSION, SpeculationStats, Stats, TenantUse, ToExecutor,
-        ToGateway, TokenOutput, WeightStats, Welcome, WireError, WorkerStats,
+        DraftKind, ErrorCode, Failed, Finish, Generate, LayerRoute, LayerSession, LayerStats, LoadAdapter,
+        MemoryAccountStats, MemoryStats, Output, PROTOCOL_VERSION, SpeculationStats, Stats, TenantUse,
+        ToExecutor, ToGateway, TokenOutput, WeightStats, Welcome, WireError, WorkerStats,
     },
 };
 use tokio::task::{AbortHandle, JoinHandle};
@@ -32,22 +32,22 @@ pub(crate) const MAX_RESIDENT: usize = 8;
 
 /// What a request is answered with.
 #[derive(Debug, Clone)]
-pub(crate) struct Script {
+pub(crate) struct ReplyScript {
     pub(crate) outputs: Vec<Output>,
     /// Before each output.
     pub(crate) pause: Duration,
 }
 
-pub(crate) type Reply = Arc<dyn Fn(&Generate) -> Script + Send + Sync>;
+pub(crate) type Reply = Arc<dyn Fn(&Generate) -> ReplyScript + Send + Sync>;
 
 /// What tells the model it serves from others.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Model {
+pub(crate) struct FakeModelIdentity {
     pub(crate) base_hash: [u8; 32],
     pub(crate) text_hash: [u8; 32],
 }
 
-impl Default for Model {
+impl Default for FakeModelIdentity {
     fn default() -> Self {
         Self { base_hash: [1; 32], text_hash: TEXT_HASH }
     }
@@ -57,22 +57,22 @@ pub(crate) struct FakeExecutor {
     socket: PathBuf,
     pub(crate) log: Arc<Mutex<Vec<ToExecutor>>>,
     task: JoinHandle<()>,
-    running: Running,
+    running: RunningReplies,
 }
 
-type Running = Arc<Mutex<HashMap<u64, AbortHandle>>>;
+type RunningReplies = Arc<Mutex<HashMap<u64, AbortHandle>>>;
 
 impl FakeExecutor {
     pub(crate) async fn start(path: &Path, reply: Reply) -> Self {
-        Self::start_with(path, reply, Model::default()).await
+        Self::start_with(path, reply, FakeModelIdentity::default()).await
     }
 
-    pub(crate) async fn start_with(path: &Path, reply: Reply, model: Model) -> Self {
+    pub(crate) async fn start_with(path: &Path, reply: Reply, model: FakeModelIdentity) -> Self {
         let _ = std::fs::remove_file(path);
         let mut socket = RouterSocket::new();
         socket.bind(&format!("ipc://{}", path.display())).await.unwrap();
         let log = Arc::new(Mutex::new(Vec::new()));
-        let running = Running::default();
+        let running = RunningReplies::default();
         let task = tokio::spawn(serve(socket, reply, model, Arc::clone(&log), Arc::clone(&running)));
         Self { socket: path.to_owned(), log, task, running }
     }
@@ -121,12 +121,13 @@ impl FakeExecutor {
 async fn serve(
     socket: RouterSocket,
     reply: Reply,
-    model: Model,
+    model: FakeModelIdentity,
     log: Arc<Mutex<Vec<ToExecutor>>>,
-    running: Running,
+    running: RunningReplies,
 ) {
     static INSTANCES: AtomicU64 = AtomicU64::new(1);
-    let mut memory = Memory { instance: INSTANCES.fetch_add(1, Relaxed), model, adapters: HashSet::new() };
+    let mut memory =
+        FakeExecutorState { instance: INSTANCES.fetch_add(1, Relaxed), model, adapters: HashSet::new() };
     let (send, mut receive) = socket.split();
     while let Ok(message) = receive.recv().await {
         let peer = message.get(0).unwrap().to_vec();
@@ -149,13 +150,13 @@ async fn serve(
 }
 
 /// What an executor process is, and what it holds.
-struct Memory {
+struct FakeExecutorState {
     instance: u64,
-    model: Model,
+    model: FakeModelIdentity,
     adapters: HashSet<[u8; 32]>,
 }
 
-impl Memory {
+impl FakeExecutorState {
     fn call(&mut self, message: ToExecutor) -> ToGateway {
         match message {
             ToExecutor::LoadAdapter(load) if self.adapters.len() == MAX_RESIDENT => {
@@ -216,7 +217,11 @@ impl Memory {
                 fetched_disk_blocks: 3,
                 spilled_blocks: 30,
                 adapters_required: 2.5,
-                held: HeldStats { limit_bytes: 1 << 20, weights_bytes: 1 << 19, ..HeldStats::default() },
+                held: MemoryAccountStats {
+                    limit_bytes: 1 << 20,
+                    weights_bytes: 1 << 19,
+                    ..MemoryAccountStats::default()
+                },
                 weights: WeightStats { read_bytes: 4096, read_us: 8000, waited_us: 2000 },
                 ..MemoryStats::default()
             },
@@ -391,7 +396,7 @@ pub(crate) fn generation(weights: &[u8]) -> [u8; 32] {
     *blake3::hash(weights).as_bytes()
 }
 
-async fn play(send: RouterSendHalf, peer: Vec<u8>, request: u64, script: Script) {
+async fn play(send: RouterSendHalf, peer: Vec<u8>, request: u64, script: ReplyScript) {
     for output in script.outputs {
         tokio::time::sleep(script.pause).await;
         answer(&send, &peer, &ToGateway::Outputs(vec![Output { request, ..output }])).await;
@@ -443,13 +448,13 @@ pub(crate) fn say_slowly(text: &'static str, pause: Duration) -> Reply {
         if generate.prompt_logprobs.is_some() {
             outputs[0].prompt = generate.prompt[1..].iter().map(|token| scored(*token)).collect();
         }
-        Script { outputs, pause }
+        ReplyScript { outputs, pause }
     })
 }
 
 /// Says `text` and then nothing more, ever.
 pub(crate) fn hang_after(text: &'static str) -> Reply {
-    Arc::new(move |_| Script { outputs: spoken(text), pause: Duration::ZERO })
+    Arc::new(move |_| ReplyScript { outputs: spoken(text), pause: Duration::ZERO })
 }
 
 /// Says `text` and then fails.
@@ -458,6 +463,6 @@ pub(crate) fn fail_after(text: &'static str, code: ErrorCode) -> Reply {
         let error = Some(WireError { code, message: "as the test wants it".to_owned() });
         let mut outputs = spoken(text);
         outputs.push(Output { error, ..Output::default() });
-        Script { outputs, pause: Duration::ZERO }
+        ReplyScript { outputs, pause: Duration::ZERO }
     })
 }

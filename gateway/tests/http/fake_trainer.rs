@@ -17,12 +17,12 @@ use tokio::{
     task::JoinHandle,
 };
 use training_protocol::{
-    Request,
-    session::{Done, Lora, Order},
+    TrainerRequest,
+    session::{CommandDone, Lora, TrainingCommand},
 };
 
 /// Ends when it is dropped; trainers that were given out go on.
-pub(crate) struct FakeTrainers {
+pub(crate) struct FakeTrainerService {
     directory: TempDir,
     counts: Arc<Counts>,
     listener: JoinHandle<()>,
@@ -36,13 +36,13 @@ struct Counts {
     saved: AtomicUsize,
 }
 
-impl Drop for FakeTrainers {
+impl Drop for FakeTrainerService {
     fn drop(&mut self) {
         self.listener.abort();
     }
 }
 
-impl FakeTrainers {
+impl FakeTrainerService {
     /// A service with so many trainers. One that has none left refuses before it reads, and closes.
     pub(crate) fn start(places: usize) -> Self {
         let directory = tempfile::tempdir().unwrap();
@@ -88,7 +88,7 @@ pub(crate) fn weights(number: usize) -> String {
 async fn train(mut stream: BufReader<UnixStream>, saved: &AtomicUsize) -> io::Result<()> {
     let mut line = String::new();
     stream.read_line(&mut line).await?;
-    let Request { arguments } = serde_json::from_str(&line)?;
+    let TrainerRequest { arguments } = serde_json::from_str(&line)?;
     if let Some(at) = arguments.iter().position(|argument| argument == "--output") {
         return work(&mut stream, Path::new(&arguments[at + 1]), saved).await;
     }
@@ -98,7 +98,7 @@ async fn train(mut stream: BufReader<UnixStream>, saved: &AtomicUsize) -> io::Re
         if stream.read_line(&mut line).await? == 0 {
             return Ok(());
         }
-        let order: Order = serde_json::from_str(&line)?;
+        let order: TrainingCommand = serde_json::from_str(&line)?;
         let mut numbers = vec![0; order.numbers().expect("few enough numbers") * size_of::<f32>()];
         stream.read_exact(&mut numbers).await?;
         let done = carry_out(order, saved)?;
@@ -122,20 +122,20 @@ async fn work(stream: &mut BufReader<UnixStream>, output: &Path, saved: &AtomicU
     Ok(())
 }
 
-fn carry_out(order: Order, saved: &AtomicUsize) -> io::Result<Done> {
-    let mut done = Done::default();
+fn carry_out(order: TrainingCommand, saved: &AtomicUsize) -> io::Result<CommandDone> {
+    let mut done = CommandDone::default();
     match order {
-        Order::Create { lora, .. } => done.lora = Some(lora),
-        Order::Load { directory, .. } => {
+        TrainingCommand::Create { lora, .. } => done.lora = Some(lora),
+        TrainingCommand::Load { directory, .. } => {
             assert!(directory.join("checkpoint").exists(), "no state");
             done.lora = Some(Lora { rank: 4, alpha: 32.0, targets: Vec::new() });
         }
-        Order::SaveState { directory } | Order::Suspend { directory } => {
+        TrainingCommand::SaveState { directory } | TrainingCommand::Suspend { directory } => {
             write(&directory, "checkpoint", "a state")?;
         }
-        Order::SaveWeights { directory } => save(&directory, saved)?,
-        Order::ForwardBackward { lengths, .. } => done.numbers = lengths.iter().sum(),
-        Order::OptimStep(_) => {}
+        TrainingCommand::SaveWeights { directory } => save(&directory, saved)?,
+        TrainingCommand::ForwardBackward { lengths, .. } => done.numbers = lengths.iter().sum(),
+        TrainingCommand::OptimStep(_) => {}
     }
     Ok(done)
 }

@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use crate::{
-    client::{Client, Response},
+    client::{Response, TestClient},
     fake_executor::say,
     harness::{Harness, WATCHDOG, key_file},
 };
@@ -22,12 +22,12 @@ const PURPOSE: &str = "--x\r\nContent-Disposition: form-data; name=\"purpose\"\r
 const FILE: &str = "--x\r\nContent-Disposition: form-data; name=\"file\"; filename=\"data.jsonl\"\r\n\r\n{\"text\":\"a\"}\r\n";
 const END: &str = "--x--\r\n";
 
-async fn send(client: &Client, form: &[&str]) -> Response {
+async fn send(client: &TestClient, form: &[&str]) -> Response {
     client.send("POST", FILES, FORM, &form.concat()).await
 }
 
 /// A form of which only `begin` is sent, and which says that more comes.
-async fn hang(client: &Client, key: &str, path: &str, begin: &str) -> BufReader<TcpStream> {
+async fn hang(client: &TestClient, key: &str, path: &str, begin: &str) -> BufReader<TcpStream> {
     let mut stream = client.connect().await;
     let head = format!(
         "POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {key}\r\ncontent-type: {FORM}\r\n\

@@ -1,31 +1,31 @@
 //! Two gateways on one PostgreSQL and one bucket, each with an executor and trainers of its own: what is kept through one of them
 //! is there through the other.
 
-use gateway::adapters::{BucketAddress, Fleet as Shared, PostgresAddress};
+use gateway::adapters::{BucketAddress, FleetStorage as Shared, PostgresAddress};
 use serde_json::{Value, json};
 
 use crate::{
-    client::Client,
+    client::TestClient,
     fake_executor::say,
-    fake_trainer::{FakeTrainers, weights},
+    fake_trainer::{FakeTrainerService, weights},
     harness::{Harness, eventually_async},
     jobs::{JOBS, upload},
     servers::{self, postgres::Postgres, s3::Bucket},
-    tinker_kept::Run,
+    tinker_kept::TinkerRun,
 };
 
 /// See the module's description.
-pub(crate) struct Fleet {
+pub(crate) struct GatewayFleet {
     pub(crate) gateways: [Harness; 2],
-    _trainers: FakeTrainers,
+    _trainers: FakeTrainerService,
     _servers: (Postgres, Bucket),
 }
 
-impl Fleet {
+impl GatewayFleet {
     /// Both gateways, ready; nothing where the servers are not installed.
     pub(crate) async fn start() -> Option<Self> {
         let servers = servers::both()?;
-        let trainers = FakeTrainers::start(4);
+        let trainers = FakeTrainerService::start(4);
         let gateway = || {
             let variables = servers.1.variables().into_iter().map(|(name, value)| (name.to_owned(), value));
             let shared = Shared {
@@ -43,22 +43,22 @@ impl Fleet {
         Some(Self { gateways, _trainers: trainers, _servers: servers })
     }
 
-    fn clients(&self) -> [&Client; 2] {
+    fn clients(&self) -> [&TestClient; 2] {
         self.gateways.each_ref().map(|gateway| &gateway.client)
     }
 }
 
 /// Waits until an adapter may be named through a gateway.
-async fn knows(client: &Client, name: &str) {
+async fn knows(client: &TestClient, name: &str) {
     let knows = async || client.get(&format!("/v1/models/{name}")).await.status == 200;
     eventually_async("the other gateway hears of it", knows).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sampler_that_is_kept_through_one_gateway_is_sampled_through_the_other() {
-    let Some(fleet) = Fleet::start().await else { return };
+    let Some(fleet) = GatewayFleet::start().await else { return };
     let [one, other] = fleet.clients();
-    let mut run = Run::begin(one).await;
+    let mut run = TinkerRun::begin(one).await;
     let path = run.ask("save_weights_for_sampler", json!({ "path": "pirate" })).await["path"].clone();
     run.ask("save_weights_for_sampler", json!({ "sampling_session_seq_id": 1 })).await;
     let name = format!("tinker-{}-pirate", run.name());
@@ -89,9 +89,9 @@ async fn a_sampler_that_is_kept_through_one_gateway_is_sampled_through_the_other
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_one_gateway_keeps_is_downloaded_and_given_an_end_through_the_other() {
-    let Some(fleet) = Fleet::start().await else { return };
+    let Some(fleet) = GatewayFleet::start().await else { return };
     let [one, other] = fleet.clients();
-    let mut run = Run::begin(one).await;
+    let mut run = TinkerRun::begin(one).await;
     run.ask("save_weights_external", json!({ "path": "out" })).await;
     let name = format!("tinker-{}@out", run.name());
     knows(other, &name).await;
@@ -113,7 +113,7 @@ async fn what_one_gateway_keeps_is_downloaded_and_given_an_end_through_the_other
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_through_one_gateway_learns_from_a_file_of_the_other_and_both_serve_its_adapter() {
-    let Some(fleet) = Fleet::start().await else { return };
+    let Some(fleet) = GatewayFleet::start().await else { return };
     let [one, other] = fleet.clients();
     let file = upload(one).await;
     let file = file.as_str().unwrap();
@@ -122,7 +122,7 @@ async fn a_job_through_one_gateway_learns_from_a_file_of_the_other_and_both_serv
     let job = other.post(JOBS, &order).await;
     assert_eq!(job.status, 200, "{}", job.body);
     let route = format!("{JOBS}/{}", job.json()["id"].as_str().unwrap());
-    let is_done = async |client: &Client| client.get(&route).await.json()["status"] == "succeeded";
+    let is_done = async |client: &TestClient| client.get(&route).await.json()["status"] == "succeeded";
     eventually_async("the job ends", async || is_done(one).await && is_done(other).await).await;
     let done = one.get(&route).await.json();
     let name = done["fine_tuned_model"].as_str().unwrap();

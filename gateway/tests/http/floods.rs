@@ -12,7 +12,7 @@ use std::{
 use gateway::{
     lifecycle::LoadText,
     tenant_memory::MemoryLimits,
-    text::{ChatMessage, Decoder, Facts, Showing, Text, TextError},
+    text::{ChatMessage, Decoder, TemplateOptions, Text, TextError, TextFacts},
 };
 use serde_json::{Value, json};
 use text::{chat_template::TemplateError, detokenize::TextStart, grammar::Tokens, tokenizer::AddSpecial};
@@ -96,7 +96,11 @@ impl Text for GatedText {
         self.text.special_token(name)
     }
 
-    fn encode_chat(&self, messages: &[ChatMessage], showing: &Showing) -> Result<Vec<u32>, TextError> {
+    fn encode_chat(
+        &self,
+        messages: &[ChatMessage],
+        showing: &TemplateOptions,
+    ) -> Result<Vec<u32>, TextError> {
         self.text.encode_chat(messages, showing)
     }
 
@@ -104,7 +108,7 @@ impl Text for GatedText {
         self.text.tokens()
     }
 
-    fn facts(&self) -> &Facts {
+    fn facts(&self) -> &TextFacts {
         self.text.facts()
     }
 

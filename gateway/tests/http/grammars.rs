@@ -18,7 +18,7 @@ use text::{
 use tokio::task::JoinSet;
 
 use crate::{
-    client::{Client, Response},
+    client::{Response, TestClient},
     fake_executor::say,
     harness::{Harness, eventually_async, key_file},
 };
@@ -111,11 +111,11 @@ fn asked(field: &str, form: Value) -> Value {
     body
 }
 
-async fn ask(client: Client, body: Value) -> Response {
+async fn ask(client: TestClient, body: Value) -> Response {
     client.post(CHAT, &body).await
 }
 
-async fn with_two_tenants() -> (Harness, Client, Client) {
+async fn with_two_tenants() -> (Harness, TestClient, TestClient) {
     let file = key_file(&[("user", "alice", ALICE), ("user", "bob", BOB)]);
     let harness =
         Harness::start_with(say("{}"), |config| config.keys = Keys::read(file.path(), None).unwrap()).await;

@@ -3,21 +3,24 @@
 use std::{path::PathBuf, time::Duration};
 
 use gateway::{
-    config::{Config, ConnectionLimits, Figures, Hosts, Lifeline, Parsers, Rates, TrainingLimits},
-    executor::{Door, ExecutorLimits},
+    config::{
+        AllowedHosts, ConnectionLimits, GatewayConfig, OutputParsers, RateLimits, ShutdownTrigger,
+        TelemetryConfig, TrainingLimits,
+    },
+    executor::{Endpoint, ExecutorLimits},
     executors::{Address, ONLY},
     keys::{Keys, line_of},
-    lifecycle::{LoadText, Status},
+    lifecycle::{GatewayReadiness, LoadText},
     server::Gateway,
-    turns::TurnLimits,
+    turns::AdmissionLimits,
 };
-use policy::{admission::DelayLimits, routing::Policy};
+use policy::{admission::DelayLimits, routing::RoutingPolicy};
 use settings::{ReasoningParser, ToolCallParser};
 use tempfile::TempDir;
 
 use crate::{
-    client::Client,
-    fake_executor::{FakeExecutor, Model, Reply},
+    client::TestClient,
+    fake_executor::{FakeExecutor, FakeModelIdentity, Reply},
     text::bytes,
 };
 
@@ -28,7 +31,7 @@ pub(crate) struct Harness {
     pub(crate) directory: TempDir,
     pub(crate) executor: Option<FakeExecutor>,
     pub(crate) gateway: Option<Gateway>,
-    pub(crate) client: Client,
+    pub(crate) client: TestClient,
 }
 
 impl Harness {
@@ -38,7 +41,7 @@ impl Harness {
     }
 
     /// Like [`Harness::start`], with settings changed first.
-    pub(crate) async fn start_with(reply: Reply, change: impl FnOnce(&mut Config)) -> Self {
+    pub(crate) async fn start_with(reply: Reply, change: impl FnOnce(&mut GatewayConfig)) -> Self {
         Self::start_with_text(reply, bytes(), change).await
     }
 
@@ -46,7 +49,7 @@ impl Harness {
     pub(crate) async fn start_with_text(
         reply: Reply,
         text: LoadText,
-        change: impl FnOnce(&mut Config),
+        change: impl FnOnce(&mut GatewayConfig),
     ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::create_dir(directory.path().join("adapters")).unwrap();
@@ -54,7 +57,7 @@ impl Harness {
         let mut config = config(&directory);
         change(&mut config);
         let gateway = ready_with_text(config, text).await;
-        let client = Client::new(gateway.address);
+        let client = TestClient::new(gateway.address);
         Self { directory, executor: Some(executor), gateway: Some(gateway), client }
     }
 
@@ -76,10 +79,10 @@ impl Harness {
     }
 
     /// Kills the executor, and returns when one of `model` is served.
-    pub(crate) async fn replace_executor(&mut self, reply: Reply, model: Model) {
+    pub(crate) async fn replace_executor(&mut self, reply: Reply, model: FakeModelIdentity) {
         self.kill_executor().await;
         let mut status = self.gateway.as_ref().unwrap().status.clone();
-        let lost = status.wait_for(|status| !matches!(status, Status::Ready(_)));
+        let lost = status.wait_for(|status| !matches!(status, GatewayReadiness::Ready(_)));
         tokio::time::timeout(WATCHDOG, lost).await.expect("it is missed").unwrap();
         let socket = self.directory.path().join("socket");
         self.executor = Some(FakeExecutor::start_with(&socket, reply, model).await);
@@ -91,7 +94,7 @@ impl Harness {
         // What ran is cut off, which is no fault here.
         let _ = self.gateway.take().unwrap().shut_down().await;
         let gateway = ready(config(&self.directory)).await;
-        self.client = Client::new(gateway.address);
+        self.client = TestClient::new(gateway.address);
         self.gateway = Some(gateway);
     }
 
@@ -117,11 +120,11 @@ pub(crate) fn key_file(keys: &[(&str, &str, &str)]) -> tempfile::NamedTempFile {
     file
 }
 
-pub(crate) fn config(directory: &TempDir) -> Config {
-    Config {
+pub(crate) fn config(directory: &TempDir) -> GatewayConfig {
+    GatewayConfig {
         executors: vec![Address {
             name: ONLY.to_owned(),
-            door: Door::Socket(directory.path().join("socket")),
+            door: Endpoint::Socket(directory.path().join("socket")),
         }],
         model: None,
         listen: "127.0.0.1:0".parse().unwrap(),
@@ -133,30 +136,30 @@ pub(crate) fn config(directory: &TempDir) -> Config {
         max_adapter_file_bytes: 1 << 20,
         fleet: None,
         keys: Keys::none(None),
-        hosts: Hosts::Local,
+        hosts: AllowedHosts::Local,
         cors_origins: Vec::new(),
-        rates: Rates::default(),
+        rates: RateLimits::default(),
         connections: ConnectionLimits { max_body_bytes: 1 << 20, ..ConnectionLimits::default() },
         grammar_compiler: env!("CARGO_BIN_EXE_gateway").into(),
-        routing: Policy::default(),
-        parsers: Parsers { calls: ToolCallParser::Auto, reasoning: ReasoningParser::Auto },
+        routing: RoutingPolicy::default(),
+        parsers: OutputParsers { calls: ToolCallParser::Auto, reasoning: ReasoningParser::Auto },
         classes: Vec::new(),
-        turns: TurnLimits { max_sequences: 64, delays: DelayLimits::default(), burst_share: 0.0625 },
+        turns: AdmissionLimits { max_sequences: 64, delays: DelayLimits::default(), burst_share: 0.0625 },
         executor: ExecutorLimits { max_sequences: 64, silence: WATCHDOG },
         training: TrainingLimits::default(),
         grace: Duration::from_millis(200),
         threads: 1,
-        figures: Figures::default(),
+        figures: TelemetryConfig::default(),
         log_format: settings::LogFormat::Human,
-        lifeline: Lifeline::Signals,
+        lifeline: ShutdownTrigger::Signals,
     }
 }
 
-pub(crate) async fn ready(config: Config) -> Gateway {
+pub(crate) async fn ready(config: GatewayConfig) -> Gateway {
     ready_with_text(config, bytes()).await
 }
 
-async fn ready_with_text(config: Config, text: LoadText) -> Gateway {
+async fn ready_with_text(config: GatewayConfig, text: LoadText) -> Gateway {
     let gateway = Gateway::start(config, text).await.unwrap();
     wait_ready(&gateway).await;
     gateway
@@ -164,7 +167,7 @@ async fn ready_with_text(config: Config, text: LoadText) -> Gateway {
 
 async fn wait_ready(gateway: &Gateway) {
     let mut status = gateway.status.clone();
-    let ready = status.wait_for(|status| matches!(status, Status::Ready(_)));
+    let ready = status.wait_for(|status| matches!(status, GatewayReadiness::Ready(_)));
     tokio::time::timeout(WATCHDOG, ready).await.expect("the gateway becomes ready").unwrap();
 }
 

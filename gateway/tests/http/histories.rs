@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use gateway::config::Config;
+use gateway::config::GatewayConfig;
 use serde_json::{Value, json};
 
 use crate::{
-    fake_executor::{Script, say, spoken},
+    fake_executor::{ReplyScript, say, spoken},
     harness::Harness,
     responses::events,
     text::{ByteText, always, tokens},
@@ -19,7 +19,7 @@ const PATCH: &str = "*** Begin Patch\n\"é\"\n*** End Patch";
 /// A gateway whose model is shown tools as Hermes is, and says `said`.
 async fn hermes(said: &'static str) -> Harness {
     let text = Arc::new(ByteText::with_template("{% if tools %}<tool_call>{% endif %}"));
-    Harness::start_with_text(say(said), always(text), |_: &mut Config| {}).await
+    Harness::start_with_text(say(said), always(text), |_: &mut GatewayConfig| {}).await
 }
 
 fn function(name: &str) -> Value {
@@ -145,7 +145,7 @@ async fn a_call_without_its_tags_is_one_unless_a_form_is_asked_for() {
 /// Says all of `text` in one step, and then ends.
 fn say_at_once(text: &'static str) -> crate::fake_executor::Reply {
     Arc::new(move |generate| {
-        let mut script: Script = say("")(generate);
+        let mut script: ReplyScript = say("")(generate);
         let said = spoken(text).into_iter().flat_map(|output| output.tokens);
         script.outputs[0].tokens.splice(0..0, said);
         script

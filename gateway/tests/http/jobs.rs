@@ -5,7 +5,7 @@ use std::{fs::File, time::SystemTime};
 use serde_json::{Value, json};
 
 use crate::{
-    client::{Client, Response},
+    client::{Response, TestClient},
     fake_executor::say,
     harness::Harness,
 };
@@ -14,7 +14,7 @@ use crate::{
 pub(crate) const JOBS: &str = "/v1/fine_tuning/jobs";
 
 /// Sends a file to learn from; returns its id.
-pub(crate) async fn upload(client: &Client) -> Value {
+pub(crate) async fn upload(client: &TestClient) -> Value {
     let form = "--x\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nfine-tune\r\n--x\r\n\
                 Content-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n{}\r\n--x--\r\n";
     let sent = client.send("POST", "/v1/files", "multipart/form-data; boundary=x", form).await;
@@ -23,7 +23,7 @@ pub(crate) async fn upload(client: &Client) -> Value {
 }
 
 /// Creates a job that goes on from `model`.
-async fn create(client: &Client, model: &str, file: &Value) -> Response {
+async fn create(client: &TestClient, model: &str, file: &Value) -> Response {
     client.post(JOBS, &json!({ "model": model, "training_file": file, "suffix": "made" })).await
 }
 

@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
-use gateway::{config::Rates, keys::Keys, server::RunError, tenant_memory::MemoryLimits};
+use gateway::{config::RateLimits, keys::Keys, server::RunError, tenant_memory::MemoryLimits};
 use policy::admission::DelayLimits;
 use serde_json::json;
 use tokio::{
@@ -46,7 +46,7 @@ async fn a_key_that_asks_too_often_is_told_when_to_come_back() {
 #[tokio::test]
 async fn an_adapter_that_is_asked_too_often_is_named_and_others_answer() {
     let harness = Harness::start_with(say("x"), |config| {
-        config.rates = Rates { per_adapter: NonZeroU32::new(1), ..Rates::default() };
+        config.rates = RateLimits { per_adapter: NonZeroU32::new(1), ..RateLimits::default() };
     })
     .await;
     for name in ["a", "b"] {

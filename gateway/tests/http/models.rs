@@ -3,28 +3,28 @@
 use std::sync::{Arc, Mutex};
 
 use files::text_hash::TextHash;
-use gateway::{config::Config, lifecycle::LoadText, server::Gateway, text::LoadedText};
+use gateway::{config::GatewayConfig, lifecycle::LoadText, server::Gateway, text::LoadedText};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::{
-    client::Client,
-    fake_executor::{FakeExecutor, Model, say},
+    client::TestClient,
+    fake_executor::{FakeExecutor, FakeModelIdentity, say},
     harness::{Harness, WATCHDOG, config, eventually, eventually_async},
     text::{ByteText, TEXT_HASH},
 };
 
 /// What the other model is.
-const OTHER: Model = Model { base_hash: [7; 32], text_hash: [8; 32] };
+const OTHER: FakeModelIdentity = FakeModelIdentity { base_hash: [7; 32], text_hash: [8; 32] };
 
 /// The file at the model's path: whose text it holds, and how often it was read.
 #[derive(Default)]
-struct Shelf {
+struct ModelFile {
     hash: Mutex<[u8; 32]>,
     reads: Mutex<Vec<[u8; 32]>>,
 }
 
-impl Shelf {
+impl ModelFile {
     fn with(hash: [u8; 32]) -> Arc<Self> {
         let shelf = Self::default();
         shelf.put(hash);
@@ -52,13 +52,13 @@ impl Shelf {
     }
 }
 
-async fn end_token(client: &Client) -> serde_json::Value {
+async fn end_token(client: &TestClient) -> serde_json::Value {
     client.get("/tokenizer_info").await.json()["eos_token"].take()
 }
 
 #[tokio::test]
 async fn a_model_renamed_over_the_old_one_is_served_with_its_own_text_once_the_executor_has_read_it() {
-    let shelf = Shelf::with(TEXT_HASH);
+    let shelf = ModelFile::with(TEXT_HASH);
     let mut harness = Harness::start_with_text(say("x"), shelf.loader(), |_| {}).await;
     assert_eq!(end_token(&harness.client).await, "<end 2>");
     shelf.put(OTHER.text_hash);
@@ -75,10 +75,10 @@ async fn a_model_renamed_over_the_old_one_is_served_with_its_own_text_once_the_e
 async fn the_text_of_a_model_that_the_executor_has_not_read_is_not_served() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::create_dir(directory.path().join("adapters")).unwrap();
-    let shelf = Shelf::with(OTHER.text_hash);
+    let shelf = ModelFile::with(OTHER.text_hash);
     let _executor = FakeExecutor::start(&directory.path().join("socket"), say("x")).await;
     let gateway = Gateway::start(config(&directory), shelf.loader()).await.unwrap();
-    let client = Client::new(gateway.address);
+    let client = TestClient::new(gateway.address);
     let says = |body: &str| body.contains("restart the base-executor, or put them back");
     eventually_async("it says why it does not serve", async || says(&client.get("/ready").await.body)).await;
     let refused = client.post("/v1/completions", &json!({ "model": "base", "prompt": "a" })).await;
@@ -92,19 +92,20 @@ async fn the_text_of_a_model_that_the_executor_has_not_read_is_not_served() {
 async fn the_text_of_the_expected_model_is_read_before_an_executor_has_loaded_it() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::create_dir(directory.path().join("adapters")).unwrap();
-    let shelf = Shelf::with(TEXT_HASH);
+    let shelf = ModelFile::with(TEXT_HASH);
     let model = Some(directory.path().to_str().unwrap().to_owned());
-    let gateway = Gateway::start(Config { model, ..config(&directory) }, shelf.loader()).await.unwrap();
+    let gateway =
+        Gateway::start(GatewayConfig { model, ..config(&directory) }, shelf.loader()).await.unwrap();
     eventually("it is read while nobody serves", || shelf.reads() == [TEXT_HASH]).await;
     let _executor = FakeExecutor::start(&directory.path().join("socket"), say("x")).await;
-    let client = Client::new(gateway.address);
+    let client = TestClient::new(gateway.address);
     eventually_async("it serves", async || client.get("/ready").await.status == 200).await;
     assert_eq!(end_token(&client).await, "<end 2>");
     assert_eq!(shelf.reads().len(), 1, "what is known to be the same is not read again");
 }
 
 /// Sends a request of which the second half of the body comes only after `between`.
-async fn ask_slowly(client: &Client, between: impl Future<Output = ()>) -> String {
+async fn ask_slowly(client: &TestClient, between: impl Future<Output = ()>) -> String {
     let mut stream = client.connect().await;
     let body = json!({ "model": "base", "prompt": "a", "max_tokens": 1 }).to_string();
     let (begin, end) = body.split_at(body.len() / 2);
@@ -124,8 +125,9 @@ async fn ask_slowly(client: &Client, between: impl Future<Output = ()>) -> Strin
 
 #[tokio::test]
 async fn a_request_whose_body_comes_after_another_model_took_its_place_is_not_answered_by_it() {
-    for (model, expected) in [(OTHER, "another base model"), (Model::default(), "\"text\":\"x\"")] {
-        let shelf = Shelf::with(TEXT_HASH);
+    for (model, expected) in [(OTHER, "another base model"), (FakeModelIdentity::default(), "\"text\":\"x\"")]
+    {
+        let shelf = ModelFile::with(TEXT_HASH);
         let mut harness = Harness::start_with_text(say("x"), shelf.loader(), |_| {}).await;
         let client = harness.client.clone();
         let answer = ask_slowly(&client, async {

@@ -3,11 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use serde_json::{Value, json};
-use shmproto::message::{ErrorCode, Finish, Output, Provisional, WireError};
+use shmproto::message::{ErrorCode, Finish, Output, ProvisionalMode, WireError};
 
 use crate::{
     client::Response,
-    fake_executor::{Reply, Script, say, spoken},
+    fake_executor::{Reply, ReplyScript, say, spoken},
     harness::{Harness, eventually},
     text::{ByteText, always, tokens},
 };
@@ -49,12 +49,12 @@ fn last(text: &str) -> Output {
 
 /// Says these, whatever is asked.
 fn script(outputs: Vec<Output>) -> Reply {
-    Arc::new(move |_| Script { outputs: outputs.clone(), pause: Duration::from_millis(5) })
+    Arc::new(move |_| ReplyScript { outputs: outputs.clone(), pause: Duration::from_millis(5) })
 }
 
 /// A choice as a caller who follows the rules shows it.
 #[derive(Debug, Default)]
-struct Shown {
+struct ShownChoice {
     text: String,
     provisional: String,
     /// All that was ever told of drafts, and how much of it was taken back.
@@ -62,7 +62,7 @@ struct Shown {
     retracted: Vec<usize>,
 }
 
-impl Shown {
+impl ShownChoice {
     /// Choice `index` of these chunks.
     fn of(chunks: &[Value], index: usize) -> Self {
         let mut shown = Self::default();
@@ -92,8 +92,8 @@ impl Shown {
     }
 }
 
-fn shown(response: &Response) -> Shown {
-    Shown::of(&response.chunks(), 0)
+fn shown(response: &Response) -> ShownChoice {
+    ShownChoice::of(&response.chunks(), 0)
 }
 
 #[tokio::test]
@@ -121,7 +121,7 @@ async fn an_executor_is_asked_for_guesses_only_where_the_caller_is() {
         assert_eq!(harness.client.post(TEXT, body).await.status, 200);
     }
     let wishes: Vec<_> = harness.executor().generates().iter().map(|generate| generate.provisional).collect();
-    assert_eq!(wishes, [Provisional::Unwanted, Provisional::Unwanted, Provisional::Wanted]);
+    assert_eq!(wishes, [ProvisionalMode::Unwanted, ProvisionalMode::Unwanted, ProvisionalMode::Wanted]);
     let refused = harness.client.post(TEXT, &text(&json!({ "stream": false }))).await;
     assert_eq!((refused.status, refused.json()["error"]["param"].as_str()), (400, Some("stream_options")));
 }
@@ -160,7 +160,11 @@ async fn a_guess_that_stands_when_the_executor_is_lost_is_taken_back_at_once() {
     harness.restart_executor(say("cd")).await;
     let shown = shown(&request.await.unwrap());
     assert_eq!((shown.text.as_str(), shown.provisional.as_str()), ("abcd", ""));
-    assert_eq!(harness.executor().generates()[0].provisional, Provisional::Wanted, "who goes on guesses on");
+    assert_eq!(
+        harness.executor().generates()[0].provisional,
+        ProvisionalMode::Wanted,
+        "who goes on guesses on"
+    );
 }
 
 #[tokio::test]
@@ -183,11 +187,11 @@ async fn each_choice_has_its_own_guesses() {
             7 => vec![said("a"), told("bc"), last("bc")],
             _ => vec![said("x"), told("y"), last("z")],
         };
-        Script { outputs, pause: Duration::from_millis(5) }
+        ReplyScript { outputs, pause: Duration::from_millis(5) }
     });
     let harness = Harness::start(reply).await;
     let chunks = harness.client.post(TEXT, &text(&json!({ "n": 2, "seed": 7 }))).await.chunks();
-    let [first, second] = [0, 1].map(|index| Shown::of(&chunks, index));
+    let [first, second] = [0, 1].map(|index| ShownChoice::of(&chunks, index));
     assert_eq!((first.text.as_str(), first.retracted.len()), ("abc", 0));
     assert_eq!((second.text.as_str(), second.retracted), ("xz", vec![1]));
 }

@@ -16,7 +16,7 @@ use tokio::time::{Duration, timeout};
 use zeromq::{RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMessage};
 
 use crate::{
-    client::Client,
+    client::TestClient,
     fake_executor::{FakeExecutor, say},
     harness::{Harness, WATCHDOG, config, eventually, eventually_async},
     text::bytes,
@@ -27,7 +27,7 @@ async fn before_the_executor_is_there_health_says_loading_and_requests_are_refus
     let directory = tempfile::tempdir().unwrap();
     std::fs::create_dir(directory.path().join("adapters")).unwrap();
     let gateway = Gateway::start(config(&directory), bytes()).await.unwrap();
-    let client = Client::new(gateway.address);
+    let client = TestClient::new(gateway.address);
     let health = client.get("/health").await;
     assert_eq!((health.status, &health.json()["status"]), (503, &json!("loading")));
     let refused = client.post("/v1/completions", &json!({ "model": "base", "prompt": "a" })).await;
@@ -161,7 +161,7 @@ async fn ready_says_loading_then_ready_then_lost() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::create_dir(directory.path().join("adapters")).unwrap();
     let gateway = Gateway::start(config(&directory), bytes()).await.unwrap();
-    let loading = Client::new(gateway.address).get("/ready").await;
+    let loading = TestClient::new(gateway.address).get("/ready").await;
     assert_eq!((loading.status, &loading.json()["status"]), (503, &json!("loading")));
     assert!(loading.json()["stage"].is_string() && loading.json()["percent"].is_null(), "{}", loading.body);
 }
@@ -249,7 +249,7 @@ async fn ready_says_how_far_the_executor_is_with_its_weights() {
     let path = directory.path().join("socket");
     socket.bind(&format!("ipc://{}", path.display())).await.unwrap();
     let gateway = Gateway::start(config(&directory), bytes()).await.unwrap();
-    let client = Client::new(gateway.address);
+    let client = TestClient::new(gateway.address);
     let hello = timeout(WATCHDOG, socket.recv()).await.expect("it says hello").unwrap();
     let loading = ToGateway::Loading(Loading { stage: "reading weights".to_owned(), percent: 43 });
     let mut frames = ZmqMessage::from(hello.get(0).unwrap().to_vec());

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use files::{description::Description, text_hash::TextHash};
+use files::{description::ModelSummary, text_hash::TextHash};
 use gateway::{
     lifecycle::LoadText,
-    text::{ChatMessage, Decoder, Facts, LoadedText, Showing, Text, TextError},
+    text::{ChatMessage, Decoder, LoadedText, TemplateOptions, Text, TextError, TextFacts},
 };
 use text::{
     chat_template::{ChatTemplate, GenerationPrompt, Limits, TemplateError, TemplateTokens},
@@ -37,7 +37,7 @@ pub(crate) fn always(text: Arc<dyn Text>) -> LoadText {
 #[derive(Debug)]
 pub(crate) struct ByteText {
     bytes: Vec<Vec<u8>>,
-    facts: Facts,
+    facts: TextFacts,
     /// Stands before every conversation, as the chat template of an adapter's own.
     heading: String,
 }
@@ -53,11 +53,11 @@ impl ByteText {
     pub(crate) fn ending_in(end: &str) -> Self {
         let mut bytes: Vec<Vec<u8>> = (0..=255u8).map(|byte| vec![byte]).collect();
         bytes.extend([end.as_bytes().to_vec(), b"<begin>".to_vec()]);
-        let facts = Facts {
+        let facts = TextFacts {
             end_tokens: vec![END],
             eos_token: Some(end.to_owned()),
-            description: Description { parameters: Some(PARAMETERS), ..Description::default() },
-            ..Facts::default()
+            description: ModelSummary { parameters: Some(PARAMETERS), ..ModelSummary::default() },
+            ..TextFacts::default()
         };
         Self { bytes, facts, heading: String::new() }
     }
@@ -96,7 +96,11 @@ impl Text for ByteText {
         Box::new(ByteDecoder::default())
     }
 
-    fn encode_chat(&self, messages: &[ChatMessage], showing: &Showing) -> Result<Vec<u32>, TextError> {
+    fn encode_chat(
+        &self,
+        messages: &[ChatMessage],
+        showing: &TemplateOptions,
+    ) -> Result<Vec<u32>, TextError> {
         let line = |message: &ChatMessage| {
             let calls =
                 message.calls.iter().map(|call| format!("{}();", call["function"]["name"].as_str().unwrap()));
@@ -124,13 +128,13 @@ impl Text for ByteText {
         Tokens::new(texts.chain(special), &self.facts.end_tokens)
     }
 
-    fn facts(&self) -> &Facts {
+    fn facts(&self) -> &TextFacts {
         &self.facts
     }
 
     fn with_chat_template(&self, source: &str) -> Result<Arc<dyn Text>, TemplateError> {
         ChatTemplate::new(source, TemplateTokens::default(), Limits::default())?;
-        let facts = Facts { chat_template: Some(source.to_owned()), ..self.facts.clone() };
+        let facts = TextFacts { chat_template: Some(source.to_owned()), ..self.facts.clone() };
         Ok(Arc::new(Self { bytes: self.bytes.clone(), facts, heading: format!("[{source}]") }))
     }
 }

@@ -4,7 +4,7 @@ use gateway::keys::Keys;
 use serde_json::json;
 
 use crate::{
-    client::Client,
+    client::TestClient,
     fake_executor::say,
     harness::{Harness, key_file},
 };
@@ -12,7 +12,7 @@ use crate::{
 const ALICE: &str = "tml-alice";
 const BOB: &str = "tml-bob";
 
-async fn begin(client: &Client) -> String {
+async fn begin(client: &TestClient) -> String {
     let body = json!({ "tags": [], "user_metadata": null, "sdk_version": "0.38.0" });
     let session = client.post("/api/v1/create_session", &body).await;
     assert_eq!(session.status, 200, "{}", session.body);

@@ -4,16 +4,18 @@ use std::collections::HashMap;
 
 use gateway::{
     keys::Keys,
-    runs::wire::{Chunk, ChunkKind, DType, Datum, EncodedText, ForwardBackwardRequest, Tensor, Values},
+    runs::wire::{
+        ChunkKind, DType, Datum, EncodedText, ForwardBackwardRequest, ModelInputChunk, TensorData, Values,
+    },
     tenant_memory::MemoryLimits,
 };
 use prost::Message as _;
 use serde_json::{Value, json};
 
 use crate::{
-    client::{Client, Response},
+    client::{Response, TestClient},
     fake_executor::{Reply, hang_after, say},
-    fake_trainer::FakeTrainers,
+    fake_trainer::FakeTrainerService,
     harness::{Harness, eventually, eventually_async, key_file},
     jobs::{JOBS, upload},
 };
@@ -28,15 +30,15 @@ const TENANT_BYTES: usize = 8 << 20;
 const TOKENS: usize = 40_000;
 
 /// A model of one's own.
-struct Model {
-    client: Client,
+struct TenantModel {
+    client: TestClient,
     session: String,
     id: String,
 }
 
-impl Model {
+impl TenantModel {
     /// A session, whose model has its name, and is not created yet.
-    async fn of(client: Client) -> Self {
+    async fn of(client: TestClient) -> Self {
         let session = client.post("/api/v1/create_session", &json!({})).await.json();
         let session = session["session_id"].as_str().unwrap().to_owned();
         Self { client, id: format!("{session}:train:0"), session }
@@ -86,7 +88,7 @@ impl Model {
 }
 
 fn batch(model: &str, seq: i32, tokens: usize) -> ForwardBackwardRequest {
-    let tensor = |dtype: DType, bytes: usize| Tensor {
+    let tensor = |dtype: DType, bytes: usize| TensorData {
         values: Some(Values::Dense(vec![0; tokens * bytes])),
         dtype: dtype.into(),
         shape: Vec::new(),
@@ -101,7 +103,7 @@ fn batch(model: &str, seq: i32, tokens: usize) -> ForwardBackwardRequest {
         seq_id: seq,
         loss_fn: "cross_entropy".to_owned(),
         data: vec![Datum {
-            model_input: vec![Chunk { kind: Some(ChunkKind::EncodedText(text)) }],
+            model_input: vec![ModelInputChunk { kind: Some(ChunkKind::EncodedText(text)) }],
             loss_fn_inputs: inputs,
         }],
         ..ForwardBackwardRequest::default()
@@ -118,12 +120,15 @@ async fn served(harness: &Harness, tenant: &str) -> Vec<String> {
 }
 
 /// A gateway with two tenants and trainers for both, and who they are. The executor answers with `reply`.
-async fn start(reply: Reply) -> (Harness, FakeTrainers, Model, Model) {
+async fn start(reply: Reply) -> (Harness, FakeTrainerService, TenantModel, TenantModel) {
     start_with(reply, 4).await
 }
 
 /// The same with so many trainers.
-async fn start_with(reply: Reply, trainers: usize) -> (Harness, FakeTrainers, Model, Model) {
+async fn start_with(
+    reply: Reply,
+    trainers: usize,
+) -> (Harness, FakeTrainerService, TenantModel, TenantModel) {
     let keys = [
         ("user", "alice", ALICE),
         ("user", "mallory", MALLORY),
@@ -131,7 +136,7 @@ async fn start_with(reply: Reply, trainers: usize) -> (Harness, FakeTrainers, Mo
         ("admin", "operator", OPERATOR),
     ];
     let file = key_file(&keys);
-    let service = FakeTrainers::start(trainers);
+    let service = FakeTrainerService::start(trainers);
     let harness = Harness::start_with(reply, |config| {
         config.keys = Keys::read(file.path(), None).unwrap();
         config.connections.memory =
@@ -139,8 +144,8 @@ async fn start_with(reply: Reply, trainers: usize) -> (Harness, FakeTrainers, Mo
         config.training.trainer_socket = Some(service.socket());
     })
     .await;
-    let alice = Model::of(harness.client.with_key(ALICE)).await;
-    let mallory = Model::of(harness.client.with_key(MALLORY)).await;
+    let alice = TenantModel::of(harness.client.with_key(ALICE)).await;
+    let mallory = TenantModel::of(harness.client.with_key(MALLORY)).await;
     (harness, service, alice, mallory)
 }
 

@@ -5,9 +5,9 @@ use gateway::keys::Keys;
 use serde_json::{Value, json};
 
 use crate::{
-    client::Client,
+    client::TestClient,
     fake_executor::say,
-    fake_trainer::{FakeTrainers, weights},
+    fake_trainer::{FakeTrainerService, weights},
     harness::{Harness, key_file},
 };
 
@@ -16,15 +16,15 @@ const BOB: &str = "tml-bob";
 const OPS: &str = "tml-ops";
 
 /// A model that is trained.
-pub(crate) struct Run<'a> {
-    client: &'a Client,
+pub(crate) struct TinkerRun<'a> {
+    client: &'a TestClient,
     session: String,
     model: Value,
     seq: u64,
 }
 
-impl<'a> Run<'a> {
-    pub(crate) async fn begin(client: &'a Client) -> Self {
+impl<'a> TinkerRun<'a> {
+    pub(crate) async fn begin(client: &'a TestClient) -> Self {
         let session = client.post("/api/v1/create_session", &json!({ "sdk_version": "0.38.0" })).await;
         let session = session.json()["session_id"].as_str().unwrap().to_owned();
         let body = json!({
@@ -47,7 +47,7 @@ impl<'a> Run<'a> {
     }
 }
 
-async fn promised(client: &Client, route: &str, body: &Value) -> Value {
+async fn promised(client: &TestClient, route: &str, body: &Value) -> Value {
     let promise = client.post(&format!("/api/v1/{route}"), body).await;
     assert_eq!(promise.status, 200, "{route}: {}", promise.body);
     let asked = json!({ "request_id": promise.json()["request_id"] });
@@ -60,7 +60,7 @@ async fn promised(client: &Client, route: &str, body: &Value) -> Value {
 }
 
 /// A gateway with trainers, for `alice`, `bob` and an administrator.
-async fn gateway(trainers: &FakeTrainers) -> (Harness, [Client; 3]) {
+async fn gateway(trainers: &FakeTrainerService) -> (Harness, [TestClient; 3]) {
     let keys = key_file(&[("user", "alice", ALICE), ("user", "bob", BOB), ("admin", "ops", OPS)]);
     let harness = Harness::start_with(say("x"), |config| {
         config.keys = Keys::read(keys.path(), None).unwrap();
@@ -72,7 +72,7 @@ async fn gateway(trainers: &FakeTrainers) -> (Harness, [Client; 3]) {
 }
 
 /// Names of models or adapters of a list.
-async fn names(client: &Client, route: &str, field: &str) -> Vec<String> {
+async fn names(client: &TestClient, route: &str, field: &str) -> Vec<String> {
     let listed = client.get(route).await.json();
     let listed = listed["data"].as_array().or_else(|| listed["models"].as_array()).unwrap().clone();
     listed.iter().map(|one| one[field].as_str().unwrap().to_owned()).collect()
@@ -80,12 +80,12 @@ async fn names(client: &Client, route: &str, field: &str) -> Vec<String> {
 
 #[tokio::test]
 async fn adapters_of_runs_are_listed_apart_and_answer_by_their_names() {
-    let trainers = FakeTrainers::start(4);
+    let trainers = FakeTrainerService::start(4);
     let (harness, [alice, _, ops]) = gateway(&trainers).await;
     let load =
         json!({ "lora_name": "pirate", "lora_path": harness.adapter("pirate", "yarr"), "tenant": "alice" });
     assert_eq!(ops.post("/v1/load_lora_adapter", &load).await.status, 200);
-    let mut run = Run::begin(&alice).await;
+    let mut run = TinkerRun::begin(&alice).await;
     run.ask("save_weights_for_sampler", json!({ "path": "kept" })).await;
     run.ask("save_weights_for_sampler", json!({ "sampling_session_seq_id": 1 })).await;
     run.ask("save_weights_external", json!({ "path": "out" })).await;
@@ -105,9 +105,9 @@ async fn adapters_of_runs_are_listed_apart_and_answer_by_their_names() {
 
 #[tokio::test]
 async fn what_is_kept_ends_when_it_is_said_and_nothing_is_published() {
-    let trainers = FakeTrainers::start(4);
+    let trainers = FakeTrainerService::start(4);
     let (_harness, [alice, bob, _]) = gateway(&trainers).await;
-    let mut run = Run::begin(&alice).await;
+    let mut run = TinkerRun::begin(&alice).await;
     run.ask("save_weights_for_sampler", json!({ "path": "a", "ttl_seconds": 3600 })).await;
     run.ask("save_weights", json!({ "path": "a", "ttl_seconds": 3600 })).await;
     run.ask("save_weights", json!({ "path": "b" })).await;
@@ -126,7 +126,7 @@ async fn what_is_kept_ends_when_it_is_said_and_nothing_is_published() {
     };
     let of = |ends: [(&str, bool); 3]| ends.map(|(id, ends)| (id.to_owned(), ends));
     assert_eq!(ends().await, of([("sampler_weights/a", true), ("weights/a", true), ("weights/b", false)]));
-    let set = async |client: &Client, id: &str, ttl: &str| {
+    let set = async |client: &TestClient, id: &str, ttl: &str| {
         let body = format!(r#"{{"ttl_seconds": {ttl}}}"#);
         client.send("PUT", &format!("{route}/{id}/ttl"), "application/json", &body).await.status
     };
@@ -147,9 +147,9 @@ async fn what_is_kept_ends_when_it_is_said_and_nothing_is_published() {
 
 #[tokio::test]
 async fn an_adapter_is_taken_away_by_its_tenant_and_by_whoever_has_a_signed_address() {
-    let trainers = FakeTrainers::start(4);
+    let trainers = FakeTrainerService::start(4);
     let (harness, [alice, bob, ops]) = gateway(&trainers).await;
-    let mut run = Run::begin(&alice).await;
+    let mut run = TinkerRun::begin(&alice).await;
     let kept = run.ask("save_weights_external", json!({ "path": "out" })).await;
     assert_eq!(kept["path"], format!("tinker://{}/external_weights/out", run.name()));
     let encrypted = json!({ "path": "sealed", "age_encryption_recipients": ["age1x"] });

@@ -9,17 +9,17 @@ use crate::{
     harness::Harness,
 };
 
-const CONFIG: Part = ("file", Some("adapter_config.json"), "{}");
-const NAME: Part = ("lora_name", None, "pirate");
+const CONFIG: UploadPart = ("file", Some("adapter_config.json"), "{}");
+const NAME: UploadPart = ("lora_name", None, "pirate");
 
 /// A part of a form: what it is called, the file's name if it is one, and what is in it.
-type Part<'a> = (&'a str, Option<&'a str>, &'a str);
+type UploadPart<'a> = (&'a str, Option<&'a str>, &'a str);
 
-fn weights(text: &str) -> Part<'_> {
+fn weights(text: &str) -> UploadPart<'_> {
     ("file", Some("adapter_model.safetensors"), text)
 }
 
-async fn upload(harness: &Harness, parts: &[Part<'_>]) -> Response {
+async fn upload(harness: &Harness, parts: &[UploadPart<'_>]) -> Response {
     let mut form = String::new();
     for (name, file, content) in parts {
         let file = file.map(|file| format!("; filename=\"{file}\"")).unwrap_or_default();
@@ -105,7 +105,7 @@ async fn what_cannot_be_meant_is_refused_by_name_and_leaves_nothing_behind() {
     let harness = Harness::start_with(say("x"), |config| config.max_adapter_file_bytes = 100).await;
     let large = "x".repeat(101);
     let large_config = format!("\"{}\"", "x".repeat(1 << 20));
-    let cases: &[(&[Part<'_>], &str, &str)] = &[
+    let cases: &[(&[UploadPart<'_>], &str, &str)] = &[
         (&[CONFIG, weights("one")], "missing_required_parameter", "lora_name"),
         (&[NAME], "missing_required_parameter", "file"),
         (&[NAME, CONFIG], "invalid_adapter", "adapter_model.safetensors is not there"),

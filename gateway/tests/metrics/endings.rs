@@ -7,7 +7,7 @@ use shmproto::message::{ErrorCode, Output, WireError};
 
 use crate::{
     client::Response,
-    fake_executor::{Reply, Script, hang_after, say, spoken},
+    fake_executor::{Reply, ReplyScript, hang_after, say, spoken},
     harness::{Harness, eventually},
 };
 
@@ -68,7 +68,7 @@ fn shut_down_behind_the_first() -> Reply {
             let error = WireError { code: ErrorCode::ShuttingDown, message: "restarting".to_owned() };
             outputs.push(Output { error: Some(error), ..Output::default() });
         }
-        Script { outputs, pause: Duration::ZERO }
+        ReplyScript { outputs, pause: Duration::ZERO }
     })
 }
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use gateway::metrics::{
     aliases::ALIASES,
-    table::{IDS, Kind, Metric, TABLE, Unit},
+    table::{IDS, Metric, MetricKind, TABLE, Unit},
 };
 use serde_json::Value;
 
@@ -22,7 +22,7 @@ fn names_follow_the_rules_of_prometheus() {
         let Metric { name, kind, unit, labels, help } = metric;
         assert!(is_name(name) && !name.contains(':') && name.to_lowercase() == *name, "{name}");
         assert!(name.starts_with("holobiont_") || name.starts_with("process_"), "{name}");
-        assert_eq!(*kind == Kind::Counter, name.ends_with("_total"), "{name}");
+        assert_eq!(*kind == MetricKind::Counter, name.ends_with("_total"), "{name}");
         let suffix = match unit {
             Unit::Seconds => "_seconds",
             Unit::Bytes => "_bytes",
@@ -41,7 +41,7 @@ fn names_follow_the_rules_of_prometheus() {
             "{name}"
         );
         assert!(!labels.contains(&"tenant") && !labels.contains(&"key"), "{name} tells of tenants");
-        if let Kind::Histogram(bounds) = kind {
+        if let MetricKind::Histogram(bounds) = kind {
             let is_counted = matches!(unit, Unit::Seconds | Unit::Count);
             assert!(bounds.is_sorted_by(|a, b| a < b) && is_counted, "{name}");
         }
@@ -69,9 +69,9 @@ fn aliases_have_vllms_names_and_each_only_once() {
 /// The guide's row of a metric.
 fn row(metric: &Metric) -> String {
     let kind = match metric.kind {
-        Kind::Counter => "counter",
-        Kind::Gauge => "gauge",
-        Kind::Histogram(_) => "histogram",
+        MetricKind::Counter => "counter",
+        MetricKind::Gauge => "gauge",
+        MetricKind::Histogram(_) => "histogram",
     };
     let labels: Vec<String> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
     format!("| `{}` | {kind} | {} | {} |", metric.name, labels.join(" "), metric.help)
@@ -126,7 +126,7 @@ fn the_dashboard_shows_every_metric_and_none_that_is_not_there() {
         for name in metrics_of(expression) {
             let stem = ["_bucket", "_sum", "_count"].iter().find_map(|suffix| name.strip_suffix(suffix));
             let is = |metric: &&Metric| match metric.kind {
-                Kind::Histogram(_) => Some(metric.name) == stem,
+                MetricKind::Histogram(_) => Some(metric.name) == stem,
                 _ => metric.name == name,
             };
             let metric =

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// A line with a value.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Sample {
+pub(crate) struct MetricSample {
     /// Name with suffix.
     pub(crate) name: String,
     pub(crate) labels: BTreeMap<String, String>,
@@ -16,7 +16,7 @@ pub(crate) struct Sample {
 pub(crate) struct Family {
     pub(crate) kind: String,
     pub(crate) help: String,
-    pub(crate) samples: Vec<Sample>,
+    pub(crate) samples: Vec<MetricSample>,
 }
 
 /// Reads `text`, or says which rule it breaks.
@@ -56,7 +56,7 @@ pub(crate) fn parse(text: &str) -> Result<BTreeMap<String, Family>, String> {
     Ok(families)
 }
 
-fn belongs(sample: &Sample, name: &str, kind: &str) -> bool {
+fn belongs(sample: &MetricSample, name: &str, kind: &str) -> bool {
     match kind {
         "counter" | "gauge" => sample.name == name,
         "histogram" => {
@@ -107,7 +107,7 @@ fn check_histogram(name: &str, family: &Family) -> Result<(), String> {
     if counts == series.len() { Ok(()) } else { Err(format!("{name} has a count without buckets")) }
 }
 
-fn sample(line: &str) -> Result<Sample, String> {
+fn sample(line: &str) -> Result<MetricSample, String> {
     let bad = |why: &str| format!("{why}: {line}");
     let (head, value) = line.rsplit_once(' ').ok_or_else(|| bad("no value"))?;
     let (name, labels) = match head.split_once('{') {
@@ -117,7 +117,7 @@ fn sample(line: &str) -> Result<Sample, String> {
     if !is_name(name) {
         return Err(bad("no name"));
     }
-    Ok(Sample { name: name.to_owned(), labels, value: number(value)? })
+    Ok(MetricSample { name: name.to_owned(), labels, value: number(value)? })
 }
 
 pub(crate) fn is_name(name: &str) -> bool {

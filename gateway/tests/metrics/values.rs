@@ -10,7 +10,7 @@ use gateway::{
     config::MetricNames,
     metrics::{
         aliases::ALIASES,
-        table::{Kind, TABLE},
+        table::{MetricKind, TABLE},
     },
 };
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ use tokio::{
 };
 
 use crate::{
-    client::Client,
+    client::TestClient,
     fake_executor::{MAX_RESIDENT, Reply, fail_after, hang_after, say},
     harness::{Harness, eventually, eventually_async},
     parser::{Family, parse},
@@ -47,7 +47,7 @@ pub(crate) fn ask(model: &str, max_tokens: u32) -> Value {
     json!({ "model": model, "prompt": "ab", "max_tokens": max_tokens })
 }
 
-pub(crate) async fn scrape(client: &Client) -> BTreeMap<String, Family> {
+pub(crate) async fn scrape(client: &TestClient) -> BTreeMap<String, Family> {
     let text = client.get("/metrics").await.body;
     parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
@@ -55,7 +55,7 @@ pub(crate) async fn scrape(client: &Client) -> BTreeMap<String, Family> {
 /// The value of the series that has all of `labels`.
 pub(crate) fn value(families: &BTreeMap<String, Family>, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
     let family = families.values().find(|family| family.samples.iter().any(|sample| sample.name == name))?;
-    let fits = |sample: &&crate::parser::Sample| {
+    let fits = |sample: &&crate::parser::MetricSample| {
         sample.name == name
             && labels.iter().all(|(key, value)| sample.labels.get(*key).is_some_and(|label| label == value))
     };
@@ -78,7 +78,8 @@ async fn unload(harness: &Harness, name: &str) {
 fn note(families: &BTreeMap<String, Family>, seen: &mut BTreeSet<&'static str>) {
     for metric in TABLE {
         let Some(family) = families.get(metric.name) else { continue };
-        let counts = |name: &str| !matches!(metric.kind, Kind::Histogram(_)) || name.ends_with("_count");
+        let counts =
+            |name: &str| !matches!(metric.kind, MetricKind::Histogram(_)) || name.ends_with("_count");
         if family.samples.iter().any(|sample| counts(&sample.name) && sample.value > 0.0) {
             seen.insert(metric.name);
         }

@@ -80,12 +80,12 @@ fn say(line: &str) {
 }
 
 /// The child, seen from its parent.
-pub(crate) struct Obedient {
+pub(crate) struct RegistryChild {
     child: Child,
     lines: std::io::Lines<std::io::BufReader<ChildStdout>>,
 }
 
-impl Obedient {
+impl RegistryChild {
     /// Starts one on `directory`, through `wrapper` if that is not empty, with failpoints in `DIRECTORY/failpoints`.
     pub(crate) fn start(directory: &Path, wrapper: &[&str]) -> Self {
         let me = std::env::current_exe().unwrap();

@@ -6,19 +6,19 @@ use std::{collections::BTreeMap, path::Path, time::Duration};
 use gateway::adapters::FAILPOINTS;
 
 use crate::{
-    child::Obedient,
+    child::RegistryChild,
     fake_executor::FakeExecutor,
     support::{admin, gone, hex, open, stored},
 };
 
 /// Names and weights.
-type State = BTreeMap<String, String>;
+type AdapterWeightsByName = BTreeMap<String, String>;
 
 /// Before anything happens, and what happens then; with room for three.
 const PREPARED: [&str; 3] = ["load a one", "load b two", "load c three"];
 const ORDERS: [&str; 6] = ["load d four", "load a five", "pin a", "unload b", "bring c", "unload d"];
 
-fn apply(state: &mut State, order: &str) {
+fn apply(state: &mut AdapterWeightsByName, order: &str) {
     match order.split(' ').collect::<Vec<_>>()[..] {
         ["load", name, weights] => drop(state.insert(name.to_owned(), weights.to_owned())),
         ["unload", name] => drop(state.remove(name)),
@@ -42,9 +42,9 @@ async fn dies_at(place: &str) {
 }
 
 /// Runs until the child is dead; returns what it acknowledged, and that with the order it died of.
-fn kill(path: &Path, place: &str) -> (State, State) {
-    let mut state = State::new();
-    let mut child = Obedient::start(path, &[]);
+fn kill(path: &Path, place: &str) -> (AdapterWeightsByName, AdapterWeightsByName) {
+    let mut state = AdapterWeightsByName::new();
+    let mut child = RegistryChild::start(path, &[]);
     assert_eq!(child.heard().as_deref(), Some("ok open"));
     for order in PREPARED {
         assert!(child.order(order).unwrap().starts_with("ok"), "{order}");
@@ -52,7 +52,7 @@ fn kill(path: &Path, place: &str) -> (State, State) {
     }
     child.end();
     std::fs::write(path.join("failpoints").join(place), "kill").unwrap();
-    let mut child = Obedient::start(path, &[]);
+    let mut child = RegistryChild::start(path, &[]);
     let mut doubtful = state.clone();
     if child.heard().is_some() {
         for order in ORDERS {
@@ -68,12 +68,12 @@ fn kill(path: &Path, place: &str) -> (State, State) {
     (state, doubtful)
 }
 
-async fn check(path: &Path, place: &str, allowed: [State; 2]) {
+async fn check(path: &Path, place: &str, allowed: [AdapterWeightsByName; 2]) {
     let (executor, registry) = open(path).await.unwrap();
     let entries = registry.entries();
     let found: BTreeMap<_, _> =
         entries.iter().map(|(name, entry)| (name.clone(), entry.record.generation.to_string())).collect();
-    let hashed = |state: &State| -> BTreeMap<String, String> {
+    let hashed = |state: &AdapterWeightsByName| -> BTreeMap<String, String> {
         state.iter().map(|(name, weights)| (name.clone(), hex(weights))).collect()
     };
     assert!(allowed.iter().any(|state| hashed(state) == found), "{place}: {found:?}, not one of {allowed:?}");
@@ -107,7 +107,7 @@ async fn a_disk_that_fails_in_the_middle_is_a_typed_error_and_the_registry_is_as
         std::fs::create_dir(path.join("failpoints")).unwrap();
         let _fake = FakeExecutor::start(&path.join("socket"), 3, Duration::ZERO).await;
         let orders = move || {
-            let mut child = Obedient::start(&path, &[]);
+            let mut child = RegistryChild::start(&path, &[]);
             assert_eq!(child.heard().as_deref(), Some("ok open"));
             assert!(child.order("load a one").unwrap().starts_with("ok"));
             for order in ["load a two", "load b three"] {

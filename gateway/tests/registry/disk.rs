@@ -3,7 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use crate::{
-    child::Obedient,
+    child::RegistryChild,
     fake_executor::FakeExecutor,
     support::{files, hex, stored},
 };
@@ -21,7 +21,7 @@ async fn fill(directory: &Path, wrapper: Vec<String>) {
     let directory = directory.to_owned();
     let orders = move || {
         let wrapper: Vec<&str> = wrapper.iter().map(String::as_str).collect();
-        let mut child = Obedient::start(&directory, &wrapper);
+        let mut child = RegistryChild::start(&directory, &wrapper);
         assert_eq!(child.heard().as_deref(), Some("ok open"));
         fake.look_from(child.pid());
         assert_eq!(child.order("load-file a"), Some(format!("ok {}", hex("a"))));

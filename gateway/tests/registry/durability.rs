@@ -4,17 +4,17 @@ use std::{collections::BTreeMap, path::Path};
 
 use gateway::adapters::{OpenError, Pin, database::DatabaseError};
 
-use crate::support::{BASE, Bench, admin, files, hex, open, stored};
+use crate::support::{BASE, RegistryHarness, admin, files, hex, open, stored};
 
 /// Every name with its generation.
-fn names(bench: &Bench) -> BTreeMap<String, String> {
+fn names(bench: &RegistryHarness) -> BTreeMap<String, String> {
     let entries = bench.registry.entries();
     entries.iter().map(|(name, entry)| (name.clone(), entry.record.generation.to_string())).collect()
 }
 
 #[tokio::test]
 async fn a_restart_brings_back_what_was_acknowledged_with_all_that_is_known_of_it() {
-    let bench = Bench::with_room_for(4).await;
+    let bench = RegistryHarness::with_room_for(4).await;
     for (name, weights) in [("a", "one"), ("b", "two"), ("c", "three")] {
         bench.load(name, weights).await.unwrap();
     }
@@ -31,7 +31,7 @@ async fn a_restart_brings_back_what_was_acknowledged_with_all_that_is_known_of_i
 
 #[tokio::test]
 async fn what_becomes_of_the_source_changes_nothing() {
-    let bench = Bench::with_room_for(1).await;
+    let bench = RegistryHarness::with_room_for(1).await;
     bench.load("a", "one").await.unwrap();
     bench.files("a", "tampered");
     bench.load("b", "two").await.unwrap();
@@ -47,7 +47,7 @@ async fn what_becomes_of_the_source_changes_nothing() {
 
 #[tokio::test]
 async fn files_that_rot_in_the_store_are_not_served_under_the_old_generation() {
-    let bench = Bench::with_room_for(1).await;
+    let bench = RegistryHarness::with_room_for(1).await;
     bench.load("a", "one").await.unwrap();
     let store = bench.path().join("state/adapters").join(bench.stored().first().unwrap());
     bench.load("b", "two").await.unwrap();
@@ -62,13 +62,13 @@ async fn files_that_rot_in_the_store_are_not_served_under_the_old_generation() {
 
 #[tokio::test]
 async fn a_registry_that_cannot_be_read_is_an_error_and_never_an_empty_one() {
-    let bench = Bench::with_room_for(4).await;
+    let bench = RegistryHarness::with_room_for(4).await;
     bench.load("a", "one").await.unwrap();
     bench.executor.close();
     crate::support::gone(bench.registry).await;
     let (path, database) = (bench.directory.path(), bench.directory.path().join("state/registry.sqlite3"));
     // The log is part of the registry.
-    let whole = Saved::of(&path.join("state"));
+    let whole = DatabaseSnapshot::of(&path.join("state"));
     let refused = async || open(path).await.map(drop).unwrap_err();
     std::fs::write(&database, "").unwrap();
     assert!(matches!(refused().await, OpenError::Database(DatabaseError::Damaged { .. })));
@@ -109,9 +109,9 @@ async fn change(database: &Path, statements: String) {
 }
 
 /// The database's files as they are at one moment.
-struct Saved(Vec<(String, Vec<u8>)>);
+struct DatabaseSnapshot(Vec<(String, Vec<u8>)>);
 
-impl Saved {
+impl DatabaseSnapshot {
     fn of(state: &Path) -> Self {
         let names = ["registry.sqlite3", "registry.sqlite3-wal"];
         let files =
@@ -132,17 +132,17 @@ impl Saved {
 
 #[tokio::test]
 async fn a_power_cut_at_any_byte_of_the_log_leaves_some_acknowledged_state_and_nothing_older_than_synced() {
-    let bench = Bench::with_room_for(8).await;
+    let bench = RegistryHarness::with_room_for(8).await;
     let state = bench.path().join("state");
     // After each acknowledgement: what is registered, and how much of the log was synced for it.
-    let mut history = vec![(names(&bench), Saved::of(&state).log_bytes())];
+    let mut history = vec![(names(&bench), DatabaseSnapshot::of(&state).log_bytes())];
     for (name, weights) in [("a", "1"), ("b", "2"), ("a", "3"), ("c", "4")] {
         bench.load(name, weights).await.unwrap();
-        history.push((names(&bench), Saved::of(&state).log_bytes()));
+        history.push((names(&bench), DatabaseSnapshot::of(&state).log_bytes()));
     }
     bench.registry.unload("b", None).await.unwrap();
-    history.push((names(&bench), Saved::of(&state).log_bytes()));
-    let last = Saved::of(&state);
+    history.push((names(&bench), DatabaseSnapshot::of(&state).log_bytes()));
+    let last = DatabaseSnapshot::of(&state);
     let log = last.log_bytes();
     assert!(log > 10_000, "what is cut is there: {log}");
     for cut in (0..=log).step_by(509).chain([log]) {
@@ -191,14 +191,14 @@ async fn the_registry_of_earlier_versions_is_taken_over_once() {
 
 #[tokio::test]
 async fn a_second_gateway_is_kept_out_of_the_state_directory() {
-    let bench = Bench::with_room_for(4).await;
+    let bench = RegistryHarness::with_room_for(4).await;
     let second = open(bench.path()).await.map(drop);
     assert!(matches!(second, Err(OpenError::Database(DatabaseError::Locked(_)))));
 }
 
 #[tokio::test]
 async fn compare_and_swap_refuses_a_name_that_stands_for_something_else() {
-    let bench = Bench::with_room_for(4).await;
+    let bench = RegistryHarness::with_room_for(4).await;
     bench.load("a", "one").await.unwrap();
     let mut request = bench.request("a", "two");
     request.replace = gateway::adapters::Replace::Only(hex("three"));

@@ -23,21 +23,21 @@ pub(crate) const ADAPTER_BYTES: u64 = 1000;
 
 /// What it was told, by the first bytes of the adapter's weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum LoadCommand {
     Load(String),
     Unload([u8; 32]),
 }
 
 #[derive(Debug, Default)]
-struct Memory {
+struct FakeRegistryState {
     /// Where the gateway's paths begin, if it lives in a file system of its own.
     view: Option<PathBuf>,
     held: BTreeMap<[u8; 32], u64>,
-    told: Vec<Told>,
+    told: Vec<LoadCommand>,
 }
 
 pub(crate) struct FakeExecutor {
-    memory: Arc<Mutex<Memory>>,
+    memory: Arc<Mutex<FakeRegistryState>>,
     task: JoinHandle<()>,
 }
 
@@ -53,7 +53,7 @@ impl FakeExecutor {
         let _ = std::fs::remove_file(socket);
         let mut router = RouterSocket::new();
         router.bind(&format!("ipc://{}", socket.display())).await.unwrap();
-        let memory = Arc::new(Mutex::new(Memory::default()));
+        let memory = Arc::new(Mutex::new(FakeRegistryState::default()));
         let task = tokio::spawn(serve(router, Arc::clone(&memory), adapters * ADAPTER_BYTES, load_time));
         Self { memory, task }
     }
@@ -64,7 +64,7 @@ impl FakeExecutor {
     }
 
     /// Everything it was told, in order.
-    pub(crate) fn told(&self) -> Vec<Told> {
+    pub(crate) fn told(&self) -> Vec<LoadCommand> {
         self.memory.lock().unwrap().told.clone()
     }
 
@@ -72,7 +72,7 @@ impl FakeExecutor {
     pub(crate) fn loads(&self) -> Vec<String> {
         let told = self.told();
         told.into_iter()
-            .filter_map(|told| if let Told::Load(weights) = told { Some(weights) } else { None })
+            .filter_map(|told| if let LoadCommand::Load(weights) = told { Some(weights) } else { None })
             .collect()
     }
 
@@ -92,7 +92,12 @@ pub(crate) fn generation(weights: &[u8]) -> [u8; 32] {
     *blake3::hash(weights).as_bytes()
 }
 
-async fn serve(mut router: RouterSocket, memory: Arc<Mutex<Memory>>, budget_bytes: u64, load_time: Duration) {
+async fn serve(
+    mut router: RouterSocket,
+    memory: Arc<Mutex<FakeRegistryState>>,
+    budget_bytes: u64,
+    load_time: Duration,
+) {
     while let Ok(message) = router.recv().await {
         let peer = message.get(0).unwrap().to_vec();
         let asked = ToExecutor::from_bytes(message.get(1).unwrap()).unwrap();
@@ -107,7 +112,7 @@ async fn serve(mut router: RouterSocket, memory: Arc<Mutex<Memory>>, budget_byte
     }
 }
 
-impl Memory {
+impl FakeRegistryState {
     fn answer(&mut self, asked: ToExecutor, budget_bytes: u64) -> ToGateway {
         match asked {
             ToExecutor::Hello(_) => ToGateway::Welcome(Welcome {
@@ -132,7 +137,7 @@ impl Memory {
             }),
             ToExecutor::LoadAdapter(load) => self.load(&load, budget_bytes),
             ToExecutor::UnloadAdapter(unload) => {
-                self.told.push(Told::Unload(unload.adapter));
+                self.told.push(LoadCommand::Unload(unload.adapter));
                 let freed_bytes = self.held.remove(&unload.adapter).unwrap_or(0);
                 let (request, adapter) = (unload.request, unload.adapter);
                 ToGateway::AdapterUnloaded(AdapterUnloaded { request, adapter, freed_bytes })
@@ -151,7 +156,8 @@ impl Memory {
             Ok(weights) => weights,
             Err(error) => return failed(load, ErrorCode::InvalidAdapter, &error.to_string()),
         };
-        self.told.push(Told::Load(String::from_utf8_lossy(&weights[..weights.len().min(32)]).into_owned()));
+        self.told
+            .push(LoadCommand::Load(String::from_utf8_lossy(&weights[..weights.len().min(32)]).into_owned()));
         let generation = generation(&weights);
         let adapter = AdapterId::new(TenantId(load.owner), Generation(generation)).0;
         let others: u64 = self.held.iter().filter(|(id, _)| **id != adapter).map(|(_, bytes)| bytes).sum();

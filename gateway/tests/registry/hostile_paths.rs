@@ -12,7 +12,7 @@ use std::{
 use gateway::adapters::{AdapterError, jail::JailError, store::StoreError};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 
-use crate::support::{Bench, WATCHDOG, files};
+use crate::support::{RegistryHarness, WATCHDOG, files};
 
 fn is_forbidden(error: &AdapterError) -> bool {
     matches!(error, AdapterError::Store(StoreError::Jail(JailError::Forbidden { .. })))
@@ -22,7 +22,7 @@ fn is_no_file(error: &AdapterError) -> bool {
     matches!(error, AdapterError::Store(StoreError::Jail(JailError::NotAFile(_))))
 }
 
-async fn refusal(bench: &Bench, path: impl AsRef<Path>) -> AdapterError {
+async fn refusal(bench: &RegistryHarness, path: impl AsRef<Path>) -> AdapterError {
     let path = path.as_ref();
     let refused = bench.load_path(path).await;
     let error = refused.map(drop).unwrap_err();
@@ -32,7 +32,7 @@ async fn refusal(bench: &Bench, path: impl AsRef<Path>) -> AdapterError {
 
 #[tokio::test]
 async fn no_path_leads_out_of_the_root() {
-    let bench = Bench::with_room_for(4).await;
+    let bench = RegistryHarness::with_room_for(4).await;
     let outside = files(&bench.path().join("elsewhere"), "secret", "secret");
     let root = bench.path().join("root");
     symlink(&outside, root.join("absolute-link")).unwrap();
@@ -68,7 +68,7 @@ async fn no_path_leads_out_of_the_root() {
 
 #[tokio::test]
 async fn links_that_stay_inside_and_hard_links_are_read() {
-    let bench = Bench::with_room_for(4).await;
+    let bench = RegistryHarness::with_room_for(4).await;
     let root = bench.path().join("root");
     bench.files("real", "one");
     symlink("real", root.join("link")).unwrap();
@@ -90,7 +90,7 @@ async fn links_that_stay_inside_and_hard_links_are_read() {
 
 #[tokio::test]
 async fn pipes_and_devices_are_refused_without_waiting_for_them() {
-    let bench = Bench::with_room_for(4).await;
+    let bench = RegistryHarness::with_room_for(4).await;
     let fifo = bench.files("fifo", "x").join("adapter_model.safetensors");
     std::fs::remove_file(&fifo).unwrap();
     mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
@@ -112,7 +112,7 @@ async fn pipes_and_devices_are_refused_without_waiting_for_them() {
 
 #[tokio::test]
 async fn files_above_the_limit_and_pickles_are_refused_by_name() {
-    let bench = Bench::with_room_for(4).await;
+    let bench = RegistryHarness::with_room_for(4).await;
     let path = bench.files("large", "x");
     std::fs::write(path.join("adapter_model.safetensors"), vec![0; (4 << 20) + 1]).unwrap();
     let error = refusal(&bench, "large").await.to_string();
@@ -133,7 +133,7 @@ async fn files_above_the_limit_and_pickles_are_refused_by_name() {
 
 #[tokio::test]
 async fn a_gguf_adapter_is_loaded_by_its_file_or_its_directory() {
-    let bench = Bench::with_room_for(4).await;
+    let bench = RegistryHarness::with_room_for(4).await;
     let directory = bench.path().join("root/gguf");
     std::fs::create_dir(&directory).unwrap();
     std::fs::write(directory.join("pirate-lora.gguf"), "one").unwrap();
@@ -146,7 +146,7 @@ async fn a_gguf_adapter_is_loaded_by_its_file_or_its_directory() {
 
 #[tokio::test]
 async fn a_link_swapped_in_between_never_lets_anything_out() {
-    let bench = Bench::with_room_for(4).await;
+    let bench = RegistryHarness::with_room_for(4).await;
     files(&bench.path().join("elsewhere"), "a", "secret");
     bench.files("a", "harmless");
     let root = bench.path().join("root");

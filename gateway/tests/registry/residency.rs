@@ -5,13 +5,13 @@ use std::{sync::Arc, time::Duration};
 use gateway::adapters::{AdapterError, Pin, ResidencyError, Tier};
 
 use crate::{
-    fake_executor::Told,
-    support::{Bench, admin, eventually},
+    fake_executor::LoadCommand,
+    support::{RegistryHarness, admin, eventually},
 };
 
 #[tokio::test]
 async fn the_adapter_used_least_recently_makes_room() {
-    let bench = Bench::with_room_for(2).await;
+    let bench = RegistryHarness::with_room_for(2).await;
     for name in ["a", "b"] {
         bench.load(name, name).await.unwrap();
     }
@@ -26,7 +26,7 @@ async fn the_adapter_used_least_recently_makes_room() {
 
 #[tokio::test]
 async fn a_request_for_an_adapter_on_disk_waits_for_it_and_the_others_do_not() {
-    let bench = Bench::slow(1, Duration::from_millis(50)).await;
+    let bench = RegistryHarness::slow(1, Duration::from_millis(50)).await;
     bench.load("a", "a").await.unwrap();
     bench.load("b", "b").await.unwrap();
     let hot = bench.registry.lease("b", &admin()).unwrap().unwrap();
@@ -41,7 +41,7 @@ async fn a_request_for_an_adapter_on_disk_waits_for_it_and_the_others_do_not() {
 
 #[tokio::test]
 async fn all_who_wait_for_an_adapter_share_one_load() {
-    let bench = Bench::slow(1, Duration::from_millis(50)).await;
+    let bench = RegistryHarness::slow(1, Duration::from_millis(50)).await;
     bench.load("a", "a").await.unwrap();
     bench.load("b", "b").await.unwrap();
     let before = bench.fake.loads().len();
@@ -53,7 +53,7 @@ async fn all_who_wait_for_an_adapter_share_one_load() {
 
 #[tokio::test]
 async fn what_is_in_use_is_never_evicted_and_the_request_is_told_to_come_back() {
-    let bench = Bench::with_room_for(1).await;
+    let bench = RegistryHarness::with_room_for(1).await;
     bench.load("a", "a").await.unwrap();
     bench.load("b", "b").await.unwrap();
     let held = bench.registry.lease("b", &admin()).unwrap().unwrap();
@@ -63,13 +63,13 @@ async fn what_is_in_use_is_never_evicted_and_the_request_is_told_to_come_back() 
     assert!(matches!(bench.load("c", "c").await, Err(AdapterError::Residency(ResidencyError::Busy(_)))));
     drop((held, place));
     bench.registry.bring(&cold, 0).await.unwrap();
-    let unloads = bench.fake.told().iter().filter(|told| matches!(told, Told::Unload(_))).count();
+    let unloads = bench.fake.told().iter().filter(|told| matches!(told, LoadCommand::Unload(_))).count();
     assert_eq!(unloads, 2, "a for b, and b for a");
 }
 
 #[tokio::test]
 async fn a_pinned_adapter_stays_and_pins_alone_cannot_use_up_the_budget() {
-    let bench = Bench::with_room_for(2).await;
+    let bench = RegistryHarness::with_room_for(2).await;
     for name in ["a", "b", "c"] {
         bench.load(name, name).await.unwrap();
     }
@@ -92,20 +92,20 @@ async fn a_pinned_adapter_stays_and_pins_alone_cannot_use_up_the_budget() {
 
 #[tokio::test]
 async fn an_adapter_that_fits_no_budget_is_refused_and_leaves_nothing() {
-    let bench = Bench::with_room_for(0).await;
+    let bench = RegistryHarness::with_room_for(0).await;
     assert!(matches!(bench.load("a", "a").await, Err(AdapterError::Residency(ResidencyError::NeverFits(_)))));
     assert!(bench.registry.is_empty() && bench.stored().is_empty());
 }
 
 #[tokio::test]
 async fn a_restart_brings_in_what_is_pinned_first_and_then_what_was_used_last() {
-    let bench = Bench::with_room_for(2).await;
+    let bench = RegistryHarness::with_room_for(2).await;
     for name in ["a", "b", "c", "d"] {
         bench.load(name, name).await.unwrap();
     }
     bench.registry.pin("a", Pin::Keep).await.unwrap();
     // Another executor: it holds nothing.
-    let Bench { directory, fake, executor, registry } = bench;
+    let RegistryHarness { directory, fake, executor, registry } = bench;
     executor.close();
     crate::support::gone(registry).await;
     drop(fake);
@@ -120,7 +120,7 @@ async fn a_restart_brings_in_what_is_pinned_first_and_then_what_was_used_last() 
 
 #[tokio::test]
 async fn a_thousand_registered_adapters_do_not_make_a_restart_wait() {
-    let bench = Bench::with_room_for(4).await;
+    let bench = RegistryHarness::with_room_for(4).await;
     for index in 0..1000 {
         bench.load(&format!("adapter-{index}"), &format!("weights {index}")).await.unwrap();
     }
@@ -142,7 +142,7 @@ async fn a_thousand_registered_adapters_do_not_make_a_restart_wait() {
 
 #[tokio::test]
 async fn a_storm_of_loads_and_requests_never_holds_more_than_the_budget_and_ends_at_rest() {
-    let bench = Bench::with_room_for(3).await;
+    let bench = RegistryHarness::with_room_for(3).await;
     for index in 0..8 {
         bench.load(&format!("a{index}"), &format!("w{index}")).await.unwrap();
     }

@@ -8,9 +8,9 @@ use std::{
 };
 
 use gateway::{
-    adapters::{AdapterError, Entry, LoadRequest, OpenError, Options, Registry, Replace},
-    caller::{Caller, Role},
-    executor::{Common, Door, Executor, ExecutorLimits, link::Link},
+    adapters::{AdapterEntry, AdapterError, LoadRequest, OpenError, Registry, RegistryOptions, Replace},
+    caller::{Caller, KeyRole},
+    executor::{Endpoint, Executor, ExecutorLimits, SharedConnections, link::LinkState},
     executors::{Executors, ONLY},
     limits::KeyLimit,
 };
@@ -25,14 +25,14 @@ pub(crate) use patience::WATCHDOG;
 pub(crate) const BASE: &str = "base";
 
 /// Everything a test needs; removed when it ends.
-pub(crate) struct Bench {
+pub(crate) struct RegistryHarness {
     pub(crate) directory: TempDir,
     pub(crate) fake: FakeExecutor,
     pub(crate) executor: Executor,
     pub(crate) registry: Arc<Registry>,
 }
 
-impl Bench {
+impl RegistryHarness {
     /// A registry in front of an executor with room for `adapters`.
     pub(crate) async fn with_room_for(adapters: u64) -> Self {
         Self::slow(adapters, Duration::ZERO).await
@@ -53,7 +53,7 @@ impl Bench {
     }
 
     /// Ends the registry and opens it again with other options.
-    pub(crate) async fn with_options(self, change: impl FnOnce(&mut Options)) -> Self {
+    pub(crate) async fn with_options(self, change: impl FnOnce(&mut RegistryOptions)) -> Self {
         let Self { directory, fake, executor, registry } = self;
         executor.close();
         gone(registry).await;
@@ -72,7 +72,7 @@ impl Bench {
         files(self.path(), name, weights)
     }
 
-    pub(crate) async fn load(&self, name: &str, weights: &str) -> Result<Arc<Entry>, AdapterError> {
+    pub(crate) async fn load(&self, name: &str, weights: &str) -> Result<Arc<AdapterEntry>, AdapterError> {
         self.registry.load(self.request(name, weights), BASE.into()).await
     }
 
@@ -82,7 +82,10 @@ impl Bench {
     }
 
     /// Loads what lies at `path`, as it is.
-    pub(crate) async fn load_path(&self, path: impl Into<PathBuf>) -> Result<Arc<Entry>, AdapterError> {
+    pub(crate) async fn load_path(
+        &self,
+        path: impl Into<PathBuf>,
+    ) -> Result<Arc<AdapterEntry>, AdapterError> {
         let (name, path) = ("x".to_owned(), path.into());
         let request = LoadRequest { name, path, replace: Replace::Always, tenant: None, pinned: None };
         self.registry.load(request, BASE.into()).await
@@ -95,12 +98,12 @@ impl Bench {
 }
 
 /// A caller of a tenant.
-pub(crate) fn caller(tenant: &str, role: Role) -> Caller {
+pub(crate) fn caller(tenant: &str, role: KeyRole) -> Caller {
     Caller { tenant: tenant.into(), role, limit: KeyLimit::new(None) }
 }
 
 pub(crate) fn admin() -> Caller {
-    caller("operator", Role::Admin)
+    caller("operator", KeyRole::Admin)
 }
 
 pub(crate) fn files(directory: &Path, name: &str, weights: &str) -> PathBuf {
@@ -116,8 +119,8 @@ pub(crate) fn stored(directory: &Path) -> BTreeSet<String> {
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
-pub(crate) fn options(directory: &Path) -> Options {
-    Options {
+pub(crate) fn options(directory: &Path) -> RegistryOptions {
+    RegistryOptions {
         state: directory.join("state"),
         adapter_root: directory.join("root").canonicalize().unwrap(),
         max_adapters: 2000,
@@ -135,18 +138,18 @@ pub(crate) async fn open(directory: &Path) -> Result<(Executor, Arc<Registry>), 
 /// The same with these options.
 pub(crate) async fn open_with(
     directory: &Path,
-    options: Options,
+    options: RegistryOptions,
 ) -> Result<(Executor, Arc<Registry>), OpenError> {
     let silence = Duration::from_secs(30);
     let limits = ExecutorLimits { max_sequences: 16, silence };
-    let common = Common::default();
-    let executor = Executor::connect(Door::Socket(directory.join("socket")), limits, common.clone());
+    let common = SharedConnections::default();
+    let executor = Executor::connect(Endpoint::Socket(directory.join("socket")), limits, common.clone());
     let executors = Executors::of([(ONLY.to_owned(), executor.clone())], &common);
     let registry = Registry::open(executors, options).await?;
     let mut link = executor.link();
-    let up = link.wait_for(|link| matches!(link, Link::Up { .. }));
+    let up = link.wait_for(|link| matches!(link, LinkState::Up { .. }));
     let resident = match &*tokio::time::timeout(WATCHDOG, up).await.expect("a connection").unwrap() {
-        Link::Up { welcome, .. } => welcome.adapters.clone(),
+        LinkState::Up { welcome, .. } => welcome.adapters.clone(),
         _ => unreachable!("waited for"),
     };
     assert!(registry.restore(0, &resident, BASE).await);

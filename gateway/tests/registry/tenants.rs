@@ -2,13 +2,18 @@
 
 use gateway::{
     adapters::{AdapterError, Registry, Terms},
-    caller::Role,
+    caller::KeyRole,
 };
 use ids::TenantId;
 
-use crate::support::{BASE, Bench, caller};
+use crate::support::{BASE, RegistryHarness, caller};
 
-async fn load_for(bench: &Bench, name: &str, weights: &str, tenant: &str) -> Result<(), AdapterError> {
+async fn load_for(
+    bench: &RegistryHarness,
+    name: &str,
+    weights: &str,
+    tenant: &str,
+) -> Result<(), AdapterError> {
     let mut request = bench.request(name, weights);
     request.tenant = Some(tenant.to_owned());
     bench.registry.load(request, BASE.into()).await.map(drop)
@@ -16,20 +21,20 @@ async fn load_for(bench: &Bench, name: &str, weights: &str, tenant: &str) -> Res
 
 #[tokio::test]
 async fn a_private_adapter_is_there_for_its_tenant_and_for_administrators_alone() {
-    let bench = Bench::with_room_for(4).await;
+    let bench = RegistryHarness::with_room_for(4).await;
     load_for(&bench, "private", "w", "alice").await.unwrap();
     let sees = |tenant, role| bench.registry.lease("private", &caller(tenant, role)).unwrap().is_some();
-    assert!(sees("alice", Role::User));
-    assert!(sees("operator", Role::Admin));
-    assert!(!sees("bob", Role::User));
-    assert!(!sees("bob", Role::Metrics));
+    assert!(sees("alice", KeyRole::User));
+    assert!(sees("operator", KeyRole::Admin));
+    assert!(!sees("bob", KeyRole::User));
+    assert!(!sees("bob", KeyRole::Metrics));
     let bench = bench.reopen().await;
-    assert!(bench.registry.lease("private", &caller("bob", Role::User)).unwrap().is_none());
+    assert!(bench.registry.lease("private", &caller("bob", KeyRole::User)).unwrap().is_none());
 }
 
 #[tokio::test]
 async fn the_same_bytes_of_two_tenants_share_nothing() {
-    let bench = Bench::with_room_for(4).await;
+    let bench = RegistryHarness::with_room_for(4).await;
     load_for(&bench, "a", "same", "alice").await.unwrap();
     load_for(&bench, "b", "same", "bob").await.unwrap();
     let (alice, bob) = (TenantId::of(Some("alice")), TenantId::of(Some("bob")));
@@ -41,7 +46,7 @@ async fn the_same_bytes_of_two_tenants_share_nothing() {
 
 #[tokio::test]
 async fn two_names_of_one_tenant_share_one_copy_until_the_second_goes() {
-    let bench = Bench::with_room_for(4).await;
+    let bench = RegistryHarness::with_room_for(4).await;
     load_for(&bench, "a", "same", "alice").await.unwrap();
     load_for(&bench, "b", "same", "alice").await.unwrap();
     assert_eq!((bench.fake.held(), bench.stored().len()), (1, 1));
@@ -52,7 +57,7 @@ async fn two_names_of_one_tenant_share_one_copy_until_the_second_goes() {
 
 #[tokio::test]
 async fn replacing_keeps_the_owner_and_never_gives_it_to_somebody_else() {
-    let bench = Bench::with_room_for(4).await;
+    let bench = RegistryHarness::with_room_for(4).await;
     load_for(&bench, "a", "one", "alice").await.unwrap();
     bench.load("a", "two").await.unwrap();
     assert_eq!(bench.registry.entries()["a"].record.tenant.as_deref(), Some("alice"));
@@ -67,7 +72,7 @@ async fn replacing_keeps_the_owner_and_never_gives_it_to_somebody_else() {
 
 /// Publishes an adapter of a tenant's own, as a fine-tuning job or a model of Tinker's does.
 async fn publish(
-    bench: &Bench,
+    bench: &RegistryHarness,
     registry: &std::sync::Arc<Registry>,
     name: &str,
     tenant: &str,
@@ -79,7 +84,8 @@ async fn publish(
 
 #[tokio::test]
 async fn one_tenant_publishes_half_of_the_registry_and_leaves_the_rest_to_others() {
-    let bench = Bench::with_room_for(8).await.with_options(|options| options.max_adapters = 5).await;
+    let bench =
+        RegistryHarness::with_room_for(8).await.with_options(|options| options.max_adapters = 5).await;
     let registry = std::sync::Arc::clone(&bench.registry);
     for name in ["a", "b", "c"] {
         publish(&bench, &registry, name, "alice").await.unwrap();
@@ -99,7 +105,8 @@ async fn one_tenant_publishes_half_of_the_registry_and_leaves_the_rest_to_others
 #[tokio::test]
 async fn the_bytes_that_a_tenant_publishes_are_bounded() {
     // An adapter of the executor here takes 1000 bytes.
-    let bench = Bench::with_room_for(8).await.with_options(|options| options.tenant_bytes = 2000).await;
+    let bench =
+        RegistryHarness::with_room_for(8).await.with_options(|options| options.tenant_bytes = 2000).await;
     let registry = std::sync::Arc::clone(&bench.registry);
     for name in ["a", "b"] {
         publish(&bench, &registry, name, "alice").await.unwrap();
@@ -112,7 +119,8 @@ async fn the_bytes_that_a_tenant_publishes_are_bounded() {
 
 #[tokio::test]
 async fn the_bytes_of_a_chat_template_count_to_its_tenant() {
-    let bench = Bench::with_room_for(8).await.with_options(|options| options.tenant_bytes = 1500).await;
+    let bench =
+        RegistryHarness::with_room_for(8).await.with_options(|options| options.tenant_bytes = 1500).await;
     let mut request = bench.request("a", "a");
     request.tenant = Some("alice".to_owned());
     std::fs::write(request.path.join("chat_template.jinja"), "t".repeat(700)).unwrap();
@@ -124,7 +132,7 @@ async fn the_bytes_of_a_chat_template_count_to_its_tenant() {
 
 #[tokio::test]
 async fn names_of_models_of_tinkers_api_are_refused_to_administrators() {
-    let bench = Bench::with_room_for(2).await;
+    let bench = RegistryHarness::with_room_for(2).await;
     for name in ["tinker-x~y", "tinker-", "tinker-0123-name"] {
         let refused = bench.load(name, "w").await.unwrap_err();
         assert!(matches!(refused, AdapterError::ReservedName(_)), "{name}: {refused}");

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use clap::CommandFactory as _;
 
-use super::Cli;
+use super::HolobiontCli;
 use crate::{commands::manual::visible_commands, exit};
 
 /// Options that every command takes; the reference names them once.
@@ -42,7 +42,7 @@ fn tidy(help: &str) -> String {
 #[test]
 fn the_reference_of_all_commands_is_what_the_parser_knows() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guides/command.md");
-    let expected = reference(Cli::command());
+    let expected = reference(HolobiontCli::command());
     if std::env::var_os("UPDATE_REFERENCE").is_some() {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, &expected).unwrap();
@@ -53,8 +53,10 @@ fn the_reference_of_all_commands_is_what_the_parser_knows() {
 
 #[test]
 fn every_command_of_the_list_exists() {
-    let names: Vec<String> =
-        visible_commands(Cli::command()).into_iter().map(|(names, _)| names[1..].join(" ")).collect();
+    let names: Vec<String> = visible_commands(HolobiontCli::command())
+        .into_iter()
+        .map(|(names, _)| names[1..].join(" "))
+        .collect();
     for name in [
         "up",
         "down",

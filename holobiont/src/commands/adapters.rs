@@ -18,15 +18,15 @@ use serde_json::{Value, json};
 
 use self::{diff::DiffArguments, merge::MergeArguments, pull::PullArguments, stats::StatsArguments};
 use crate::{
-    client::{Client, ClientError},
+    client::{ClientError, GatewayClient},
     deployment::sibling,
     exit::{Exit, Explain},
-    home::Home,
+    home::HomeDirectory,
     models::{
         self, FindError,
         hub::{self, HubError},
     },
-    terminal::{Format, Terminal, table::size},
+    terminal::{PrintFormat, Terminal, table::size},
 };
 
 /// The program that knows what the base model accepts.
@@ -228,7 +228,7 @@ impl Explain for AdaptersError {
 
 /// Changes or checks an adapter.
 pub(crate) fn run(command: &AdaptersCommand, url: &str, terminal: Terminal) -> Result<(), AdaptersError> {
-    let client = || Client::new(url, terminal);
+    let client = || GatewayClient::new(url, terminal);
     match command {
         AdaptersCommand::Ls(arguments) => Ok(list::run(arguments.runs, &client(), terminal)?),
         AdaptersCommand::Add(arguments) => add(arguments, &client(), terminal),
@@ -243,7 +243,7 @@ pub(crate) fn run(command: &AdaptersCommand, url: &str, terminal: Terminal) -> R
     }
 }
 
-fn add(arguments: &AddArguments, client: &Client, terminal: Terminal) -> Result<(), AdaptersError> {
+fn add(arguments: &AddArguments, client: &GatewayClient, terminal: Terminal) -> Result<(), AdaptersError> {
     let mut body = json!({"lora_name": arguments.name, "lora_path": located(&arguments.source)?});
     if let Some(tenant) = &arguments.tenant {
         body["tenant"] = tenant.as_str().into();
@@ -254,7 +254,11 @@ fn add(arguments: &AddArguments, client: &Client, terminal: Terminal) -> Result<
     load::run(&arguments.name, &body, client, terminal)
 }
 
-fn replace(arguments: &ReplaceArguments, client: &Client, terminal: Terminal) -> Result<(), AdaptersError> {
+fn replace(
+    arguments: &ReplaceArguments,
+    client: &GatewayClient,
+    terminal: Terminal,
+) -> Result<(), AdaptersError> {
     let path = located(&arguments.source)?;
     // Whatever is there, but nothing new under a name that was mistyped.
     let expected = arguments.expect.as_deref().unwrap_or("*");
@@ -262,7 +266,7 @@ fn replace(arguments: &ReplaceArguments, client: &Client, terminal: Terminal) ->
     load::run(&arguments.name, &body, client, terminal)
 }
 
-fn remove(arguments: &RmArguments, client: &Client, terminal: Terminal) -> Result<(), AdaptersError> {
+fn remove(arguments: &RmArguments, client: &GatewayClient, terminal: Terminal) -> Result<(), AdaptersError> {
     let name = &arguments.name;
     if !terminal.confirm(&format!("unload the adapter {name}?")) {
         return Err(AdaptersError::Declined);
@@ -279,7 +283,7 @@ fn remove(arguments: &RmArguments, client: &Client, terminal: Terminal) -> Resul
     })
 }
 
-fn pin(arguments: &PinArguments, client: &Client, terminal: Terminal) -> Result<(), AdaptersError> {
+fn pin(arguments: &PinArguments, client: &GatewayClient, terminal: Terminal) -> Result<(), AdaptersError> {
     let body = json!({"lora_name": arguments.name, "pinned": !arguments.off});
     let answer = client.post_text("/v1/pin_lora_adapter", &body)?;
     let state = if arguments.off { "no longer pinned" } else { "pinned" };
@@ -289,8 +293,8 @@ fn pin(arguments: &PinArguments, client: &Client, terminal: Terminal) -> Result<
 /// The gateway's answer as it came, or a line made of it.
 fn print(answer: &str, terminal: Terminal, line: impl FnOnce(&Value) -> String) -> Result<(), AdaptersError> {
     match terminal.format {
-        Format::Json => terminal.print(answer),
-        Format::Human => {
+        PrintFormat::Json => terminal.print(answer),
+        PrintFormat::Human => {
             let answer = serde_json::from_str(answer).map_err(ClientError::Garbled)?;
             terminal.print(line(&answer));
         }
@@ -317,7 +321,7 @@ fn located(source: &str) -> Result<PathBuf, AdaptersError> {
 }
 
 /// The model of the gateway, if there is one that says so and has it on this machine.
-fn served_here(client: &Client) -> Result<Option<PathBuf>, ClientError> {
+fn served_here(client: &GatewayClient) -> Result<Option<PathBuf>, ClientError> {
     match client.get("/v1/status") {
         Ok(status) => Ok(status["model_path"].as_str().map(PathBuf::from).filter(|path| path.exists())),
         // None to ask, or none that this user may ask: then the models of this machine decide.
@@ -329,7 +333,11 @@ fn served_here(client: &Client) -> Result<Option<PathBuf>, ClientError> {
 }
 
 /// Lets the program that would serve it look at it.
-fn check(arguments: &CheckArguments, client: &Client, terminal: Terminal) -> Result<(), AdaptersError> {
+fn check(
+    arguments: &CheckArguments,
+    client: &GatewayClient,
+    terminal: Terminal,
+) -> Result<(), AdaptersError> {
     let directory = &arguments.directory;
     if !directory.join("adapter_config.json").is_file() {
         return Err(AdaptersError::NoAdapter(directory.clone()));
@@ -340,13 +348,13 @@ fn check(arguments: &CheckArguments, client: &Client, terminal: Terminal) -> Res
     };
     let model = match served {
         Some(path) => path,
-        None => models::find(arguments.model.as_deref(), &Home::from_environment())?,
+        None => models::find(arguments.model.as_deref(), &HomeDirectory::from_environment())?,
     };
     let program = sibling::find(CHECKER).ok_or(AdaptersError::NoChecker)?;
     let mut command = Command::new(program);
     command.arg("check").arg("--model").arg(model).arg("--adapter").arg(directory).stdin(Stdio::null());
     command.args(arguments.probe.then_some("--probe"));
-    command.args((terminal.format == Format::Json).then_some("--json"));
+    command.args((terminal.format == PrintFormat::Json).then_some("--json"));
     let status = command.status().map_err(AdaptersError::Checker)?;
     match Exit::of_code(status.code()) {
         Exit::Ok => Ok(()),

@@ -11,12 +11,12 @@ mod traffic;
 use serde_json::json;
 
 use crate::{
-    client::{Client, ClientError, ServedModel},
+    client::{ClientError, GatewayClient, ServedModel},
     exit::{Exit, Explain},
-    terminal::{Format, Terminal},
+    terminal::{PrintFormat, Terminal},
 };
-use load::{Fate, Load, Outcome, Pace};
-use report::{Each, Report, markdown};
+use load::{LoadPattern, LoadPlan, LoadResult, RequestFate};
+use report::{BenchReport, RequestReport, markdown};
 use traffic::{Distribution, Selection, SelectionError};
 
 /// Arguments of `bench`.
@@ -52,12 +52,12 @@ pub(crate) struct BenchArguments {
     seed: Option<u64>,
     /// How results are written [default: md, or jsonl with --json]
     #[arg(short, long, value_enum, value_name = "FORMAT")]
-    output: Option<Output>,
+    output: Option<ResultFormat>,
 }
 
 /// How results are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Output {
+enum ResultFormat {
     /// A Markdown table.
     Md,
     /// One JSON array.
@@ -107,7 +107,7 @@ impl Explain for BenchError {
 
 /// Measures each selection in turn.
 pub(crate) fn run(arguments: &BenchArguments, url: &str, terminal: Terminal) -> Result<(), BenchError> {
-    let client = Client::new(url, terminal);
+    let client = GatewayClient::new(url, terminal);
     let seed = arguments.seed.unwrap_or_else(rand::random);
     let selections = match arguments.adapters.as_slice() {
         [] => &[Selection::Base],
@@ -115,8 +115,8 @@ pub(crate) fn run(arguments: &BenchArguments, url: &str, terminal: Terminal) -> 
     };
     let targets = targets(selections, &client.models()?, seed)?;
     let output = arguments.output.unwrap_or(match terminal.format {
-        Format::Human => Output::Md,
-        Format::Json => Output::Jsonl,
+        PrintFormat::Human => ResultFormat::Md,
+        PrintFormat::Json => ResultFormat::Jsonl,
     });
     let mut reports = Vec::new();
     let mut failure = None;
@@ -125,20 +125,20 @@ pub(crate) fn run(arguments: &BenchArguments, url: &str, terminal: Terminal) -> 
         let load = arguments.load(models, distribution, seed.wrapping_add(run as u64));
         let outcome = measure(&load, &client, terminal);
         if arguments.each {
-            Each::of(&load, &outcome).for_each(|each| terminal.print(json!(each)));
+            RequestReport::of(&load, &outcome).for_each(|each| terminal.print(json!(each)));
         }
-        let report = Report::new(selection, &load, distribution, &outcome);
+        let report = BenchReport::new(selection, &load, distribution, &outcome);
         let error = arguments.failure(outcome);
-        if output == Output::Jsonl {
+        if output == ResultFormat::Jsonl {
             terminal.print(json!(report));
         }
         reports.push(report);
         failure = failure.or(error);
     }
     match output {
-        Output::Md => terminal.print(markdown(&reports)),
-        Output::Json => terminal.print(json!(reports)),
-        Output::Jsonl => {}
+        ResultFormat::Md => terminal.print(markdown(&reports)),
+        ResultFormat::Json => terminal.print(json!(reports)),
+        ResultFormat::Jsonl => {}
     }
     failure.map_or(Ok(()), Err)
 }
@@ -154,12 +154,12 @@ fn targets(
 
 impl BenchArguments {
     /// The load of one run.
-    fn load(&self, models: Vec<String>, distribution: Distribution, seed: u64) -> Load {
+    fn load(&self, models: Vec<String>, distribution: Distribution, seed: u64) -> LoadPlan {
         let pace = match (self.rate, self.concurrency) {
-            (None, concurrency) => Pace::Closed { concurrency: concurrency.unwrap_or(8) as usize },
-            (Some(per_s), callers) => Pace::Open { per_s, callers: callers.unwrap_or(4096) as usize },
+            (None, concurrency) => LoadPattern::Closed { concurrency: concurrency.unwrap_or(8) as usize },
+            (Some(per_s), callers) => LoadPattern::Open { per_s, callers: callers.unwrap_or(4096) as usize },
         };
-        Load {
+        LoadPlan {
             picks: distribution.picks(models.len(), self.requests as usize, seed),
             models,
             pace,
@@ -170,9 +170,9 @@ impl BenchArguments {
     }
 
     /// What to say if requests failed. Refusals are what a full gateway owes those who come anyway: no error with `--rate`.
-    fn failure(&self, outcome: Outcome) -> Option<BenchError> {
+    fn failure(&self, outcome: LoadResult) -> Option<BenchError> {
         let requests = outcome.fates.len();
-        let counts = |fate: &Fate| fate.result.is_err() && !(self.rate.is_some() && fate.is_refusal());
+        let counts = |fate: &RequestFate| fate.result.is_err() && !(self.rate.is_some() && fate.is_refusal());
         let failures: Vec<_> = outcome.fates.into_iter().filter(counts).collect();
         let failed = failures.len();
         let first = failures.into_iter().find_map(|fate| fate.result.err())?;
@@ -181,7 +181,7 @@ impl BenchArguments {
 }
 
 /// One run.
-fn measure(load: &Load, client: &Client, terminal: Terminal) -> Outcome {
+fn measure(load: &LoadPlan, client: &GatewayClient, terminal: Terminal) -> LoadResult {
     let (requests, models) = (load.picks.len(), load.models.len());
     let progress = terminal.spinner(format!("{requests} requests over {models} models"));
     let outcome = load.run(client);

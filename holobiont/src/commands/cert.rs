@@ -19,10 +19,10 @@ use rcgen::{
 use serde_json::json;
 
 use crate::{
-    deployment::config::{Config, ConfigError},
+    deployment::config::{DeploymentConfig, DeploymentConfigError},
     exit::{Exit, Explain},
-    home::Home,
-    terminal::{Format, Terminal},
+    home::HomeDirectory,
+    terminal::{PrintFormat, Terminal},
 };
 
 /// What the authority is called in the certificates it signs.
@@ -50,7 +50,7 @@ pub(crate) struct CertArguments {
 pub(crate) enum CertError {
     /// The configuration is wrong.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] DeploymentConfigError),
     /// A name cannot stand in a certificate.
     #[error("{0:?} cannot stand in a certificate")]
     Name(String),
@@ -101,14 +101,14 @@ pub(crate) fn run(arguments: &CertArguments, terminal: Terminal) -> Result<(), C
     let directory = match &arguments.dir {
         Some(directory) => directory.clone(),
         None => {
-            let config = Config::layered(Config::default(), None)?;
-            config.deployment.state.unwrap_or_else(|| Home::from_environment().state()).join("tls")
+            let config = DeploymentConfig::layered(DeploymentConfig::default(), None)?;
+            config.deployment.state.unwrap_or_else(|| HomeDirectory::from_environment().state()).join("tls")
         }
     };
     let made = make(&directory, &arguments.hosts, &arguments.clients)?;
     terminal.print(match terminal.format {
-        Format::Json => json!({ "ca": directory.join("ca.pem"), "made": made }).to_string(),
-        Format::Human => text(&directory, &made, !arguments.hosts.is_empty()),
+        PrintFormat::Json => json!({ "ca": directory.join("ca.pem"), "made": made }).to_string(),
+        PrintFormat::Human => text(&directory, &made, !arguments.hosts.is_empty()),
     });
     Ok(())
 }

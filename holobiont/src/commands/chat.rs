@@ -22,16 +22,16 @@ mod target;
 use std::io::{self, IsTerminal as _, Read as _};
 
 use crate::{
-    client::{Client, ClientError, ServedModel},
+    client::{ClientError, GatewayClient, ServedModel},
     deployment::selection::{GatewayArguments, SelectionError},
     exit::{Exit, Explain},
-    home::Home,
+    home::HomeDirectory,
     terminal::Terminal,
 };
 use conversation::{Conversation, Drafts};
 use editor::LineEditor;
-use interrupt::{Interrupt, Otherwise};
-use settings::Settings;
+use interrupt::{IdleInterrupt, Interrupt};
+use settings::ChatSettings;
 use target::{TargetError, choose};
 
 /// Arguments of `chat`.
@@ -130,26 +130,27 @@ pub(crate) fn run(
     terminal: Terminal,
 ) -> Result<(), ChatError> {
     split::run(&arguments, gateway)?;
-    let client = Client::new(&gateway.url()?, terminal);
+    let client = GatewayClient::new(&gateway.url()?, terminal);
     let served = client.models()?;
     let arguments = arguments.question_alone(&served);
     let model = choose(&arguments.target, &served)?;
-    let settings = Settings::new(arguments.max_tokens, arguments.temperature, arguments.seed);
+    let settings = ChatSettings::new(arguments.max_tokens, arguments.temperature, arguments.seed);
     let drafts = if terminal.draws() && !arguments.no_provisional { Drafts::Shown } else { Drafts::Hidden };
     let talk = |otherwise| {
         let interrupt = Interrupt::new(otherwise);
         Conversation::new(client, model, arguments.system, settings, interrupt, (terminal, drafts))
     };
     match arguments.prompt {
-        Some(prompt) => talk(Otherwise::Ends).one_shot(&prompt),
+        Some(prompt) => talk(IdleInterrupt::Ends).one_shot(&prompt),
         None if io::stdin().is_terminal() => {
-            let editor = LineEditor::new(Home::from_environment().chat_history()).map_err(ChatError::Read)?;
-            talk(Otherwise::Nothing).converse(editor)
+            let editor =
+                LineEditor::new(HomeDirectory::from_environment().chat_history()).map_err(ChatError::Read)?;
+            talk(IdleInterrupt::Nothing).converse(editor)
         }
         None => {
             let mut prompt = String::new();
             io::stdin().read_to_string(&mut prompt).map_err(ChatError::Read)?;
-            talk(Otherwise::Ends).one_shot(&prompt)
+            talk(IdleInterrupt::Ends).one_shot(&prompt)
         }
     }
 }

@@ -19,16 +19,16 @@ use settings::{CoreList, DeviceChoice, renamed};
 
 use crate::{
     deployment::{
-        config::{Config, ConfigError},
-        cores::{self, Neighbour, Split},
+        config::{DeploymentConfig, DeploymentConfigError},
+        cores::{self, CoreSharing, CoreSplit},
         sibling,
     },
     exit::{Exit, Explain},
-    home::Home,
+    home::HomeDirectory,
     models,
     terminal::{
         Terminal,
-        findings::{Finding, Unwell, report},
+        findings::{CheckFailure, Finding, report},
         printable,
         table::size,
     },
@@ -43,32 +43,32 @@ pub(crate) struct CheckArguments {
 }
 
 /// Checks a deployment and prints a line for everything it names.
-pub(crate) fn run(arguments: &CheckArguments, terminal: Terminal) -> Result<(), Unwell> {
+pub(crate) fn run(arguments: &CheckArguments, terminal: Terminal) -> Result<(), CheckFailure> {
     let file = arguments.config.as_deref();
     let name = file.map_or_else(|| "configuration".to_owned(), |file| file.display().to_string());
-    let (findings, exit) = match Config::layered(Config::default(), file) {
+    let (findings, exit) = match DeploymentConfig::layered(DeploymentConfig::default(), file) {
         Ok(config) => {
             let mut findings = vec![Finding::ok(name, "every key is known and every value possible")];
             let renamed = config.renamed.iter().cloned().chain(renamed::in_use());
             findings.extend(renamed.map(|renamed| {
                 Finding::warn(renamed.old.clone(), renamed.to_string(), "write the new name")
             }));
-            findings.extend(deployment(&config, &Home::from_environment()));
-            let lines = Lines::of(file);
+            findings.extend(deployment(&config, &HomeDirectory::from_environment()));
+            let lines = SettingLines::of(file);
             findings.iter_mut().for_each(|finding| lines.point_at(finding));
             (findings, Exit::Usage)
         }
-        Err(error) => (vec![Finding::error(name, &error)], ConfigError::exit(&error)),
+        Err(error) => (vec![Finding::error(name, &error)], DeploymentConfigError::exit(&error)),
     };
     report(&findings, exit, terminal)
 }
 
 /// Everything a configuration names.
-pub(crate) fn deployment(config: &Config, home: &Home) -> Vec<Finding> {
+pub(crate) fn deployment(config: &DeploymentConfig, home: &HomeDirectory) -> Vec<Finding> {
     let allowed = cores::allowed();
     let mut findings: Vec<_> = [model(config, home)].into_iter().chain(drafts::model(config, home)).collect();
     let members = config.members();
-    let splits = Split::each(&members, &allowed);
+    let splits = CoreSplit::each(&members, &allowed);
     for (member, split) in members.iter().zip(&splits) {
         let looked_at = executor(&member.config, split, &allowed);
         findings.extend(looked_at.into_iter().map(|finding| executors::named(finding, member)));
@@ -105,7 +105,7 @@ pub(crate) fn deployment(config: &Config, home: &Home) -> Vec<Finding> {
 }
 
 /// One executor.
-fn executor(config: &Config, split: &Split, allowed: &CoreList) -> Vec<Finding> {
+fn executor(config: &DeploymentConfig, split: &CoreSplit, allowed: &CoreList) -> Vec<Finding> {
     let device = config.executor.device.filter(|device| *device != DeviceChoice::Cpu).map(device);
     device.into_iter().chain([cores(config, split, allowed), workers(config, split, allowed)]).collect()
 }
@@ -163,7 +163,7 @@ fn random_model(path: &Path, seed: u64) -> Finding {
     )
 }
 
-fn model(config: &Config, home: &Home) -> Finding {
+fn model(config: &DeploymentConfig, home: &HomeDirectory) -> Finding {
     const NAME: &str = "[model] name";
     let path = match models::find(config.model.name.as_deref(), home) {
         Ok(path) => path,
@@ -195,7 +195,7 @@ fn model(config: &Config, home: &Home) -> Finding {
 }
 
 /// The list is understood, and this machine has the cores.
-fn cores(config: &Config, split: &Split, allowed: &CoreList) -> Finding {
+fn cores(config: &DeploymentConfig, split: &CoreSplit, allowed: &CoreList) -> Finding {
     const NAME: &str = "[executor] cores";
     let Some(wanted) = &config.executor.cores else {
         let left = split.executor.as_ref();
@@ -215,7 +215,7 @@ fn cores(config: &Config, split: &Split, allowed: &CoreList) -> Finding {
 }
 
 /// Every worker has a core, and it is not computing where the executor does if it need not.
-fn workers(config: &Config, split: &Split, allowed: &CoreList) -> Finding {
+fn workers(config: &DeploymentConfig, split: &CoreSplit, allowed: &CoreList) -> Finding {
     const NAME: &str = "[workers] cores";
     let cores = CoreList(split.workers.iter().map(|worker| worker.core).collect());
     let [first, ..] = split.workers.as_slice() else {
@@ -227,7 +227,7 @@ fn workers(config: &Config, split: &Split, allowed: &CoreList) -> Finding {
     }
     let count = split.workers.len();
     let found = format!("{cores}, for {count} worker{}", if count == 1 { "" } else { "s" });
-    if split.workers.iter().all(|worker| worker.neighbour == Neighbour::None) {
+    if split.workers.iter().all(|worker| worker.neighbour == CoreSharing::None) {
         return Finding::ok(NAME, format!("{found}, apart from the executor's"));
     }
     let found = format!("{found}, shared with the executor");
@@ -238,7 +238,7 @@ fn workers(config: &Config, split: &Split, allowed: &CoreList) -> Finding {
 }
 
 /// The trainer has its program and its cores. A deployment serves without.
-fn trainer(config: &Config, allowed: &CoreList) -> Option<Finding> {
+fn trainer(config: &DeploymentConfig, allowed: &CoreList) -> Option<Finding> {
     const NAME: &str = "[training] trainers";
     const GO_WITHOUT: &str = "install it, or go without: [training] trainers = 0";
     let count = match config.max_trainers() {
@@ -287,9 +287,9 @@ fn program(name: &str) -> Finding {
 }
 
 /// Where the settings of a file stand in it.
-struct Lines(Vec<String>);
+struct SettingLines(Vec<String>);
 
-impl Lines {
+impl SettingLines {
     fn of(file: Option<&Path>) -> Self {
         let text = file.and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
         Self(text.lines().map(str::to_owned).collect())
@@ -318,7 +318,7 @@ mod tests {
     fn workers_are_held_against_the_cores_there_are_and_the_executors() {
         let finding = |machine: &str, settings: &str| {
             let (config, machine) = (toml::from_str(settings).unwrap(), machine.parse().unwrap());
-            workers(&config, &Split::new(&config, &machine), &machine)
+            workers(&config, &CoreSplit::new(&config, &machine), &machine)
         };
         let foreign = finding("0-3", "workers.cores = '3-4'");
         assert_eq!(foreign.health, Health::Fail);
@@ -369,8 +369,9 @@ mod tests {
 
     #[test]
     fn a_finding_points_at_its_line() {
-        let lines =
-            Lines("[model]\nname = 1\n[executor]\n# c\ncores = \"9\"".lines().map(str::to_owned).collect());
+        let lines = SettingLines(
+            "[model]\nname = 1\n[executor]\n# c\ncores = \"9\"".lines().map(str::to_owned).collect(),
+        );
         let mut finding = Finding::ok("[executor] cores", "");
         lines.point_at(&mut finding);
         assert_eq!(finding.name, "[executor] cores (line 5)");

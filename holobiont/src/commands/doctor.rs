@@ -12,13 +12,13 @@ use settings::{ByteCount, DeviceChoice, ExecutorSection};
 
 use crate::{
     commands::check,
-    deployment::{config::Config, cores, machine},
+    deployment::{config::DeploymentConfig, cores, machine},
     exit::Exit,
-    home::Home,
+    home::HomeDirectory,
     models,
     terminal::{
         Terminal,
-        findings::{Finding, Health, Unwell, report},
+        findings::{CheckFailure, Finding, Health, report},
         table::size,
     },
 };
@@ -38,13 +38,14 @@ pub(crate) struct DoctorArguments {
 }
 
 /// Looks at the machine.
-pub(crate) fn run(arguments: &DoctorArguments, terminal: Terminal) -> Result<(), Unwell> {
-    let home = Home::from_environment();
+pub(crate) fn run(arguments: &DoctorArguments, terminal: Terminal) -> Result<(), CheckFailure> {
+    let home = HomeDirectory::from_environment();
     let mut findings = vec![cores(), cpu(&read("/proc/cpuinfo"))];
-    match Config::layered(Config::default(), arguments.config.as_deref()) {
+    match DeploymentConfig::layered(DeploymentConfig::default(), arguments.config.as_deref()) {
         Ok(config) => {
             findings.push(memory(&config, &home, &read("/proc/meminfo")));
-            let is_cpu = |config: &Config| matches!(config.executor.device, None | Some(DeviceChoice::Cpu));
+            let is_cpu =
+                |config: &DeploymentConfig| matches!(config.executor.device, None | Some(DeviceChoice::Cpu));
             if config.members().iter().all(|member| is_cpu(&member.config)) {
                 findings.push(unused_gpu(&check::device(DeviceChoice::Cuda { ordinal: 0 })));
             }
@@ -100,7 +101,7 @@ fn unused_gpu(first: &Finding) -> Finding {
 }
 
 /// Weights, keys and values, and adapters fit into what is free.
-fn memory(config: &Config, home: &Home, meminfo: &str) -> Finding {
+fn memory(config: &DeploymentConfig, home: &HomeDirectory, meminfo: &str) -> Finding {
     let Some(available) = machine::memory_bytes(meminfo, "MemAvailable") else {
         return Finding::warn("memory", "the system does not say what is free", "look with free -m");
     };
@@ -121,7 +122,7 @@ fn memory(config: &Config, home: &Home, meminfo: &str) -> Finding {
 }
 
 /// What an executor's weights take of the host's memory, and what they and its pools do.
-fn pools(config: &Config, model_bytes: u64) -> (u64, u64) {
+fn pools(config: &DeploymentConfig, model_bytes: u64) -> (u64, u64) {
     let executor = config.executor.common.clone().or(ExecutorSection::presets());
     let bytes = |pool: Option<ByteCount>| pool.map_or(0, |bytes| bytes.0);
     let bounds = [executor.kv_bytes, executor.device_adapter_bytes]
@@ -241,11 +242,15 @@ mod tests {
     #[test]
     fn memory_is_held_against_what_the_configuration_asks_for() {
         let home = tempfile::tempdir().unwrap();
-        let health = |config: &Config, kib| {
-            memory(config, &Home::at(home.path()), &format!("MemTotal: 9 kB\nMemAvailable:   {kib} kB\n"))
-                .health
+        let health = |config: &DeploymentConfig, kib| {
+            memory(
+                config,
+                &HomeDirectory::at(home.path()),
+                &format!("MemTotal: 9 kB\nMemAvailable:   {kib} kB\n"),
+            )
+            .health
         };
-        let mut config = Config::default();
+        let mut config = DeploymentConfig::default();
         assert_eq!(health(&config, 8 << 20), Health::Ok);
         assert_eq!(health(&config, 1 << 20), Health::Warn, "1 GiB free, 2 GiB of pools");
         config.memory.device = Some("1MiB".parse().unwrap());
@@ -260,8 +265,9 @@ mod tests {
     #[test]
     fn weights_on_a_gpu_need_no_memory_here_and_a_gpu_nobody_uses_is_told() {
         let (home, meminfo) = (tempfile::tempdir().unwrap(), "MemAvailable:   1100000 kB\n");
-        let mut config = Config::default();
-        let health = |config: &Config| memory(config, &Home::at(home.path()), meminfo).health;
+        let mut config = DeploymentConfig::default();
+        let health =
+            |config: &DeploymentConfig| memory(config, &HomeDirectory::at(home.path()), meminfo).health;
         assert_eq!(health(&config), Health::Warn);
         config.executor.common.device = Some(DeviceChoice::Cuda { ordinal: 0 });
         assert_eq!(health(&config), Health::Ok, "adapters alone");

@@ -10,11 +10,11 @@ use serde_json::json;
 
 use crate::{
     deployment::{
-        running::{Holder, RunningProcess},
+        running::{LockHolder, RunningProcess},
         selection::{SelectionError, StateArguments},
     },
     exit::{Exit, Explain},
-    terminal::{Format, Terminal},
+    terminal::{PrintFormat, Terminal},
 };
 
 /// What `up` may need beyond the grace: last words, and killing what does not stop.
@@ -81,7 +81,7 @@ pub(crate) fn run(arguments: &StateArguments, terminal: Terminal) -> Result<(), 
     let state = arguments.directory()?;
     let failed = |source| DownError::Stop { state: state.clone(), source };
     let not_running = || DownError::NotRunning { state: state.clone() };
-    let holder = Holder::of(&state).map_err(failed)?.ok_or_else(not_running)?;
+    let holder = LockHolder::of(&state).map_err(failed)?.ok_or_else(not_running)?;
     let process = holder.process.open().map_err(failed)?.ok_or_else(not_running)?;
 
     let start = Instant::now();
@@ -92,14 +92,19 @@ pub(crate) fn run(arguments: &StateArguments, terminal: Terminal) -> Result<(), 
     }
     let stopped_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
     match terminal.format {
-        Format::Json => terminal.print(json!({"stopped": holder.process.pid, "took_ms": stopped_ms})),
-        Format::Human => terminal.print(format_args!("stopped after {:.1} s", stopped_ms as f64 / 1e3)),
+        PrintFormat::Json => terminal.print(json!({"stopped": holder.process.pid, "took_ms": stopped_ms})),
+        PrintFormat::Human => terminal.print(format_args!("stopped after {:.1} s", stopped_ms as f64 / 1e3)),
     }
     Ok(())
 }
 
 /// True once the process has ended, false when `limit` is over.
-fn wait(process: &RunningProcess, holder: Holder, limit: Duration, terminal: Terminal) -> io::Result<bool> {
+fn wait(
+    process: &RunningProcess,
+    holder: LockHolder,
+    limit: Duration,
+    terminal: Terminal,
+) -> io::Result<bool> {
     let grace_s = holder.grace_ms as f64 / 1e3;
     let message = format!("stopping process {}; running answers get {grace_s:.1} s", holder.process.pid);
     let progress = terminal.spinner(message);

@@ -6,8 +6,8 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::{
-    client::{Client, ClientError},
-    terminal::{Format, Terminal},
+    client::{ClientError, GatewayClient},
+    terminal::{PrintFormat, Terminal},
 };
 
 /// How often it is looked whether requests are still under way.
@@ -22,13 +22,13 @@ pub(crate) struct DrainArguments {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Status {
-    executors: Vec<Executor>,
+struct DrainStatus {
+    executors: Vec<DrainExecutor>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Executor {
+struct DrainExecutor {
     name: String,
     sequences: Sequences,
 }
@@ -41,7 +41,7 @@ struct Sequences {
 
 /// Keeps new requests from an executor, and returns when those it has are over.
 pub(crate) fn drain(arguments: &DrainArguments, url: &str, terminal: Terminal) -> Result<(), ClientError> {
-    let client = Client::new(url, terminal);
+    let client = GatewayClient::new(url, terminal);
     let name = &arguments.name;
     let told = client.post_text(&format!("/v1/executors/{name}/drain"), &json!({}))?;
     let progress = terminal.spinner(format!("{name} gets no new requests; waiting for those it has"));
@@ -55,22 +55,23 @@ pub(crate) fn drain(arguments: &DrainArguments, url: &str, terminal: Terminal) -
 
 /// Lets an executor have requests again.
 pub(crate) fn undrain(arguments: &DrainArguments, url: &str, terminal: Terminal) -> Result<(), ClientError> {
-    let client = Client::new(url, terminal);
+    let client = GatewayClient::new(url, terminal);
     let name = &arguments.name;
     let told = client.post_text(&format!("/v1/executors/{name}/undrain"), &json!({}))?;
     say(terminal, told, &format!("{name} gets requests again"));
     Ok(())
 }
 
-fn under_way(client: &Client, name: &str) -> Result<u64, ClientError> {
-    let status: Status = serde_json::from_value(client.get("/v1/status")?).map_err(ClientError::Garbled)?;
+fn under_way(client: &GatewayClient, name: &str) -> Result<u64, ClientError> {
+    let status: DrainStatus =
+        serde_json::from_value(client.get("/v1/status")?).map_err(ClientError::Garbled)?;
     let executor = status.executors.into_iter().find(|executor| executor.name == name);
     Ok(executor.map_or(0, |executor| executor.sequences.under_way))
 }
 
 fn say(terminal: Terminal, body: String, text: &str) {
     match terminal.format {
-        Format::Json => terminal.print(body),
-        Format::Human => terminal.print(text),
+        PrintFormat::Json => terminal.print(body),
+        PrintFormat::Human => terminal.print(text),
     }
 }

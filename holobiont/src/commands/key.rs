@@ -7,14 +7,14 @@ use std::{io, num::NonZeroU32, sync::Arc};
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use keys::{Key, KeyHash, Role, tenant_name};
+use keys::{Key, KeyHash, KeyRole, tenant_name};
 use serde_json::json;
 
-use self::place::{Place, PlaceArguments, PlaceError};
+use self::place::{KeyStore, KeyStoreArguments, KeyStoreError};
 use crate::{
-    deployment::config::ConfigError,
+    deployment::config::DeploymentConfigError,
     exit::{Exit, Explain},
-    terminal::{Format, Terminal, table::table},
+    terminal::{PrintFormat, Terminal, table::table},
 };
 
 /// What every key begins with, so that a leaked one is recognised.
@@ -29,7 +29,7 @@ pub(crate) enum KeyCommand {
     /// Makes a key and prints it, once
     Add(AddArguments),
     /// Lists keys by name, role and id
-    Ls(PlaceArguments),
+    Ls(KeyStoreArguments),
     /// Revokes the keys of a name, or one of them
     Rm(RmArguments),
 }
@@ -41,13 +41,13 @@ pub(crate) struct AddArguments {
     #[arg(value_parser = tenant_name)]
     name: Arc<str>,
     /// What the key may do
-    #[arg(long, value_parser = role(), default_value = Role::User.name())]
-    role: Role,
+    #[arg(long, value_parser = role(), default_value = KeyRole::User.name())]
+    role: KeyRole,
     /// Most requests a minute; 0 for any number [default: the gateway's]
     #[arg(long, value_name = "N")]
     requests_per_min: Option<u32>,
     #[command(flatten)]
-    place: PlaceArguments,
+    place: KeyStoreArguments,
 }
 
 /// Arguments of `key rm`.
@@ -59,7 +59,7 @@ pub(crate) struct RmArguments {
     /// One of its keys, as `holobiont key ls` shows it
     id: Option<String>,
     #[command(flatten)]
-    place: PlaceArguments,
+    place: KeyStoreArguments,
 }
 
 /// Why keys were not changed or shown.
@@ -67,15 +67,15 @@ pub(crate) struct RmArguments {
 pub(crate) enum KeyError {
     /// The configuration is wrong.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] DeploymentConfigError),
     /// They cannot be read or changed.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Place(#[from] KeyStoreError),
     /// No such key.
     #[error("{place} holds no key of {name}{}", id.as_ref().map(|id| format!(" with the id {id}")).unwrap_or_default())]
     Unknown {
         /// Where it was looked for.
-        place: Place,
+        place: KeyStore,
         /// The tenant.
         name: Arc<str>,
         /// The id, if one was named.
@@ -110,16 +110,16 @@ impl Explain for KeyError {
 }
 
 /// The roles as the command line takes them.
-fn role() -> impl TypedValueParser<Value = Role> {
-    let values = Role::ALL.map(|role| PossibleValue::new(role.name()).help(what_it_may(role)));
-    PossibleValuesParser::new(values).try_map(|name| Role::named(&name).ok_or("no role is called so"))
+fn role() -> impl TypedValueParser<Value = KeyRole> {
+    let values = KeyRole::ALL.map(|role| PossibleValue::new(role.name()).help(what_it_may(role)));
+    PossibleValuesParser::new(values).try_map(|name| KeyRole::named(&name).ok_or("no role is called so"))
 }
 
-fn what_it_may(role: Role) -> &'static str {
+fn what_it_may(role: KeyRole) -> &'static str {
     match role {
-        Role::User => "Ask models",
-        Role::Admin => "Everything",
-        Role::Metrics => "Read metrics",
+        KeyRole::User => "Ask models",
+        KeyRole::Admin => "Everything",
+        KeyRole::Metrics => "Read metrics",
     }
 }
 
@@ -144,13 +144,13 @@ fn add(arguments: &AddArguments, terminal: Terminal) -> Result<(), KeyError> {
     };
     place.add(entry)?;
     match terminal.format {
-        Format::Json => {
+        PrintFormat::Json => {
             let (name, role) = (&*arguments.name, arguments.role.name());
             terminal.print(
                 json!({"key": key, "name": name, "role": role, "id": hash.id(), "file": place.to_string()}),
             );
         }
-        Format::Human => terminal.print(key),
+        PrintFormat::Human => terminal.print(key),
     }
     terminal.note(format_args!(
         "{} may ask as {} with it; it is not shown again. {} it within a second.",
@@ -161,10 +161,10 @@ fn add(arguments: &AddArguments, terminal: Terminal) -> Result<(), KeyError> {
     Ok(())
 }
 
-fn list(arguments: &PlaceArguments, terminal: Terminal) -> Result<(), KeyError> {
+fn list(arguments: &KeyStoreArguments, terminal: Terminal) -> Result<(), KeyError> {
     let keys = arguments.place()?.keys()?;
     let limit_of = |key: &Key| key.requests_per_min.map(|limit| limit.map_or(0, NonZeroU32::get));
-    if terminal.format == Format::Json {
+    if terminal.format == PrintFormat::Json {
         let keys = keys.iter().map(|key| {
             let (name, limit) = (&*key.tenant, limit_of(key));
             json!({"name": name, "role": key.role.name(), "id": key.hash.id(), "requests_per_min": limit})
@@ -196,8 +196,8 @@ fn remove(arguments: &RmArguments, terminal: Terminal) -> Result<(), KeyError> {
     }
     let revoked = place.revoke(&meant)?;
     match terminal.format {
-        Format::Json => terminal.print(json!({"revoked": revoked})),
-        Format::Human => {
+        PrintFormat::Json => terminal.print(json!({"revoked": revoked})),
+        PrintFormat::Human => {
             terminal.print(format_args!("{revoked} revoked; a running gateway knows within a second"))
         }
     }

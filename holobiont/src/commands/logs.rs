@@ -17,7 +17,7 @@ use crate::{
         selection::{SelectionError, StateArguments},
     },
     exit::{Exit, Explain},
-    terminal::{Format, Terminal, printable, quoted},
+    terminal::{PrintFormat, Terminal, printable, quoted},
 };
 
 /// How often a followed log is looked at.
@@ -102,7 +102,7 @@ pub(crate) fn run(arguments: &LogsArguments, terminal: Terminal) -> Result<(), L
         }
         return Err(LogsError::NoLog { directory });
     }
-    let mut last = Last { lines: VecDeque::new(), limit: arguments.lines };
+    let mut last = LastLines { lines: VecDeque::new(), limit: arguments.lines };
     let id = arguments.id.as_deref().unwrap_or_default();
     let mut file = None;
     for path in [directory.join(OLD_LOG_FILE), path.clone()] {
@@ -127,12 +127,12 @@ pub(crate) fn run(arguments: &LogsArguments, terminal: Terminal) -> Result<(), L
 }
 
 /// The last lines that were asked for.
-struct Last {
+struct LastLines {
     lines: VecDeque<String>,
     limit: usize,
 }
 
-impl Last {
+impl LastLines {
     fn push(&mut self, line: String, id: &str) {
         if !line.contains(id) {
             return;
@@ -154,9 +154,9 @@ fn next_line(reader: &mut impl io::BufRead) -> io::Result<Option<String>> {
 /// Lines of JSON stay what they are; anything else becomes a string.
 fn show(line: &str, terminal: Terminal) {
     match terminal.format {
-        Format::Human => terminal.print(printable(line)),
-        Format::Json if serde_json::from_str::<serde_json::Value>(line).is_ok() => terminal.print(line),
-        Format::Json => terminal.print(json!({"line": line})),
+        PrintFormat::Human => terminal.print(printable(line)),
+        PrintFormat::Json if serde_json::from_str::<serde_json::Value>(line).is_ok() => terminal.print(line),
+        PrintFormat::Json => terminal.print(json!({"line": line})),
     }
 }
 
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn the_last_lines_about_an_id_are_kept_in_order() {
-        let mut last = Last { lines: VecDeque::new(), limit: 2 };
+        let mut last = LastLines { lines: VecDeque::new(), limit: 2 };
         for line in ["a 1", "b 1", "a 2", "a 3", "b 2"] {
             last.push(line.into(), "a");
         }

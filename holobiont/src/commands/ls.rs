@@ -4,12 +4,12 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::{
-    client::{Client, ClientError, LoadedAdapter, ServedModel},
+    client::{ClientError, GatewayClient, LoadedAdapter, ServedModel},
     exit::{Exit, Explain},
-    home::Home,
+    home::HomeDirectory,
     models::{self, FindError, ModelOnDisk},
     terminal::{
-        Format, Ink, Terminal,
+        PrintFormat, Terminal, TextStyle,
         table::{short_generation, size, table},
     },
 };
@@ -43,7 +43,7 @@ impl Explain for LsError {
 
 /// What a gateway serves.
 #[derive(Debug, Serialize)]
-struct Served {
+struct GatewayInventory {
     url: String,
     models: Vec<ServedModel>,
     /// `None` if the caller may not know.
@@ -52,14 +52,14 @@ struct Served {
 
 /// Lists models and adapters.
 pub(crate) fn run(url: &str, terminal: Terminal) -> Result<(), LsError> {
-    let models = models::list(&Home::from_environment().models())?;
-    let served = match served(&Client::new(url, terminal)) {
+    let models = models::list(&HomeDirectory::from_environment().models())?;
+    let served = match served(&GatewayClient::new(url, terminal)) {
         Ok(served) => Some(served),
         // No gateway is no error: there may be none.
         Err(ClientError::Unreachable { .. }) => None,
         Err(error) => return Err(LsError::Gateway(error)),
     };
-    if terminal.format == Format::Json {
+    if terminal.format == PrintFormat::Json {
         terminal.print(json!({"models": models, "gateway": served}));
         return Ok(());
     }
@@ -74,24 +74,24 @@ pub(crate) fn run(url: &str, terminal: Terminal) -> Result<(), LsError> {
     Ok(())
 }
 
-fn served(client: &Client) -> Result<Served, ClientError> {
+fn served(client: &GatewayClient) -> Result<GatewayInventory, ClientError> {
     let adapters = match client.adapters() {
         Ok(adapters) => Some(adapters),
         // A user's key lists names; what adapters take is an administrator's to know.
         Err(ClientError::Refused { status: 401 | 403 | 404, .. }) => None,
         Err(error) => return Err(error),
     };
-    Ok(Served { url: client.url().to_owned(), models: client.models()?, adapters })
+    Ok(GatewayInventory { url: client.url().to_owned(), models: client.models()?, adapters })
 }
 
-fn models_table(ink: Ink, models: &[ModelOnDisk]) -> String {
+fn models_table(ink: TextStyle, models: &[ModelOnDisk]) -> String {
     let rows = models.iter().map(|model| {
         [model.name.clone(), model.format.word().into(), size(model.bytes), model.path.display().to_string()]
     });
     table(ink, ["MODEL", "FORMAT", "SIZE", "PATH"], &rows.collect::<Vec<_>>())
 }
 
-fn served_table(ink: Ink, served: &Served) -> String {
+fn served_table(ink: TextStyle, served: &GatewayInventory) -> String {
     let details = |name: &str| served.adapters.iter().flatten().find(|adapter| adapter.name == name);
     let cells = |adapter: &LoadedAdapter| {
         [
@@ -121,7 +121,7 @@ mod tests {
         let pirate = serde_json::from_value(json!({
             "name": "pirate", "generation": "0123456789abcdef", "rank": 16, "bytes": 2048, "state": "ready",
         }));
-        let served = Served {
+        let served = GatewayInventory {
             url: String::new(),
             models: vec![
                 ServedModel { id: "base".into(), parent: None },
@@ -130,7 +130,7 @@ mod tests {
             ],
             adapters: Some(vec![pirate.unwrap()]),
         };
-        let text = served_table(Ink::None, &served);
+        let text = served_table(TextStyle::None, &served);
         let lines: Vec<_> = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).collect();
         assert_eq!(lines[1], ["base", "(base)", "-", "-", "-", "-"]);
         assert_eq!(lines[2], ["pirate", "base", "0123456789ab", "16", "2.00", "KiB", "ready"]);

@@ -6,10 +6,10 @@ use std::{io::IsTerminal as _, time::Duration};
 use serde::Deserialize;
 
 use crate::{
-    client::{Client, ClientError, LoadedAdapter, list_in},
+    client::{ClientError, GatewayClient, LoadedAdapter, list_in},
     commands::status::Workers,
     terminal::{
-        Format, Ink, Terminal,
+        PrintFormat, Terminal, TextStyle,
         interval::seconds,
         printable,
         table::{short_generation, table},
@@ -33,45 +33,48 @@ pub(crate) struct PsArguments {
 /// `/v1/status`, as far as it is shown.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Status {
+struct PsStatus {
     model: String,
-    requests: Requests,
-    tokens_per_s: Rates,
+    requests: PsRequests,
+    tokens_per_s: PsRates,
     workers: Workers,
     /// Where there are several.
-    executors: Vec<Executor>,
+    executors: Vec<PsExecutor>,
 }
 
 /// One of several executors, as far as it is shown.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Executor {
+struct PsExecutor {
     name: String,
     state: String,
-    requests: Requests,
-    tokens_per_s: Rates,
+    requests: PsRequests,
+    tokens_per_s: PsRates,
     workers: Workers,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Requests {
+struct PsRequests {
     running: u64,
     waiting: u64,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Rates {
+struct PsRates {
     generated: f64,
 }
 
 /// Shows who is resident and who is asked.
 pub(crate) fn run(arguments: &PsArguments, url: &str, terminal: Terminal) -> Result<(), ClientError> {
-    let client = Client::new(url, terminal);
+    let client = GatewayClient::new(url, terminal);
     loop {
         let text = look(arguments, &client, terminal)?;
-        if arguments.watch.is_some() && std::io::stdout().is_terminal() && terminal.format == Format::Human {
+        if arguments.watch.is_some()
+            && std::io::stdout().is_terminal()
+            && terminal.format == PrintFormat::Human
+        {
             terminal.print(format_args!("{CLEAR}{text}"));
         } else {
             terminal.print(text);
@@ -83,14 +86,14 @@ pub(crate) fn run(arguments: &PsArguments, url: &str, terminal: Terminal) -> Res
     }
 }
 
-fn look(arguments: &PsArguments, client: &Client, terminal: Terminal) -> Result<String, ClientError> {
+fn look(arguments: &PsArguments, client: &GatewayClient, terminal: Terminal) -> Result<String, ClientError> {
     let body = client.get_text("/v1/lora_adapters")?;
-    if terminal.format == Format::Json {
+    if terminal.format == PrintFormat::Json {
         return Ok(body);
     }
     let adapters: Vec<LoadedAdapter> = list_in(serde_json::from_str(&body).map_err(ClientError::Garbled)?)?;
     let status = client.get_text("/v1/status")?;
-    let status: Status = serde_json::from_str(&status).map_err(ClientError::Garbled)?;
+    let status: PsStatus = serde_json::from_str(&status).map_err(ClientError::Garbled)?;
     Ok(text(terminal.ink(), &status, adapters.iter().filter(|adapter| arguments.all || is_shown(adapter))))
 }
 
@@ -99,9 +102,9 @@ fn is_shown(adapter: &LoadedAdapter) -> bool {
     adapter.tier.as_deref() != Some("disk") || adapter.requests > Some(0) || adapter.state != "ready"
 }
 
-fn text<'a>(ink: Ink, status: &Status, adapters: impl Iterator<Item = &'a LoadedAdapter>) -> String {
-    let Status { executors, requests, tokens_per_s, .. } = status;
-    let mut rows: Vec<Row> = match executors.is_empty() {
+fn text<'a>(ink: TextStyle, status: &PsStatus, adapters: impl Iterator<Item = &'a LoadedAdapter>) -> String {
+    let PsStatus { executors, requests, tokens_per_s, .. } = status;
+    let mut rows: Vec<PsRow> = match executors.is_empty() {
         true => vec![(base_row(status, "base", requests, tokens_per_s), String::new())],
         false => executors.iter().map(|one| base_row_of(status, one)).collect(),
     };
@@ -121,14 +124,14 @@ fn text<'a>(ink: Ink, status: &Status, adapters: impl Iterator<Item = &'a Loaded
 }
 
 /// A line of the table, and which executors it is about.
-type Row = ([String; 8], String);
+type PsRow = ([String; 8], String);
 
-fn base_row_of(status: &Status, one: &Executor) -> Row {
+fn base_row_of(status: &PsStatus, one: &PsExecutor) -> PsRow {
     let tier = if one.state == "ready" { "base".into() } else { printable(&one.state) };
     (base_row(status, &tier, &one.requests, &one.tokens_per_s), printable(&one.name))
 }
 
-fn base_row(status: &Status, tier: &str, requests: &Requests, rates: &Rates) -> [String; 8] {
+fn base_row(status: &PsStatus, tier: &str, requests: &PsRequests, rates: &PsRates) -> [String; 8] {
     let running = match requests.waiting {
         0 => requests.running.to_string(),
         waiting => format!("{} (+{waiting} waiting)", requests.running),
@@ -185,7 +188,7 @@ mod tests {
     fn the_base_comes_first_and_every_column_is_filled() {
         let status = json!({"model": "smol", "requests": {"running": 3, "waiting": 2}, "tokens_per_s": {"generated": 41.0}});
         let status = serde_json::from_value(status).unwrap();
-        let text = text(Ink::None, &status, [adapter("host", "ready", 1)].iter());
+        let text = text(TextStyle::None, &status, [adapter("host", "ready", 1)].iter());
         let lines: Vec<_> = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).collect();
         assert_eq!(lines[0], ["NAME", "GEN", "RANK", "TIER", "ON", "DEVICE", "REQS", "TOK/S", "PINNED"]);
         assert_eq!(lines[1], ["smol", "-", "-", "base", "-", "3", "(+2", "waiting)", "41.0", "-"]);
@@ -202,7 +205,7 @@ mod tests {
         let executors = [one("left", "ready", 3), one("right", "lost", 0)];
         let status = serde_json::from_value(json!({"model": "smol", "executors": executors})).unwrap();
         let on_left = LoadedAdapter { executors: Some(vec!["left".into()]), ..adapter("host", "ready", 1) };
-        let text = text(Ink::None, &status, [on_left, adapter("disk", "ready", 0)].iter());
+        let text = text(TextStyle::None, &status, [on_left, adapter("disk", "ready", 0)].iter());
         let lines: Vec<_> = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).collect();
         let ends: Vec<_> = lines.iter().map(|line| line.last().copied().unwrap_or_default()).collect();
         assert_eq!(ends[..5], ["EXECUTOR", "left", "right", "left", "-"], "{text}");

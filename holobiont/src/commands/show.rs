@@ -17,11 +17,11 @@ use serde_json::{Map, Value, json};
 use text::tokenizer::Tokenizer;
 
 use crate::{
-    client::{Client, ClientError, list_in},
+    client::{ClientError, GatewayClient, list_in},
     exit::{Exit, Explain},
-    home::Home,
+    home::HomeDirectory,
     models::{self, FindError},
-    terminal::{Format, Terminal, table::pairs},
+    terminal::{PrintFormat, Terminal, table::pairs},
 };
 
 /// Arguments of `show`.
@@ -67,19 +67,19 @@ impl Explain for ShowError {
 /// Shows all there is to know.
 pub(crate) fn run(arguments: &ShowArguments, url: &str, terminal: Terminal) -> Result<(), ShowError> {
     let name = arguments.name.as_deref();
-    let facts = match served(name, &Client::new(url, terminal))? {
+    let facts = match served(name, &GatewayClient::new(url, terminal))? {
         Some(facts) => facts,
-        None => on_disk(&models::find(name, &Home::from_environment())?)?,
+        None => on_disk(&models::find(name, &HomeDirectory::from_environment())?)?,
     };
     match terminal.format {
-        Format::Json => terminal.print(facts),
-        Format::Human => terminal.print(pairs(terminal.ink(), &rows::of(&facts))),
+        PrintFormat::Json => terminal.print(facts),
+        PrintFormat::Human => terminal.print(pairs(terminal.ink(), &rows::of(&facts))),
     }
     Ok(())
 }
 
 /// What a gateway knows; `None` if there is none, or if it does not serve that.
-fn served(name: Option<&str>, client: &Client) -> Result<Option<Value>, ClientError> {
+fn served(name: Option<&str>, client: &GatewayClient) -> Result<Option<Value>, ClientError> {
     let cards: Vec<Map<String, Value>> = match client.get("/v1/models") {
         Ok(body) => list_in(body)?,
         Err(ClientError::Unreachable { .. }) => return Ok(None),
@@ -108,7 +108,7 @@ fn served(name: Option<&str>, client: &Client) -> Result<Option<Value>, ClientEr
     Ok(Some(Value::Object(facts)))
 }
 
-fn adapter(client: &Client, card: &Map<String, Value>) -> Result<Value, ClientError> {
+fn adapter(client: &GatewayClient, card: &Map<String, Value>) -> Result<Value, ClientError> {
     let adapters: Vec<Value> = list_in(client.get("/v1/lora_adapters")?)?;
     let is_meant = |adapter: &Value| Some(&adapter["name"]) == card.get("id");
     Ok(adapters.into_iter().find(is_meant).unwrap_or_default())

@@ -5,7 +5,7 @@ use std::{ffi::OsString, io, os::unix::process::CommandExt as _, path::PathBuf, 
 
 use crate::{
     deployment::{
-        config::{Config, ConfigError},
+        config::{DeploymentConfig, DeploymentConfigError},
         sibling,
     },
     exit::{Exit, Explain},
@@ -48,7 +48,7 @@ pub(crate) struct SimulateArguments {
 pub(crate) enum SimulateError {
     /// The deployment file is wrong.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] DeploymentConfigError),
     /// The program is not there.
     #[error("there is no {SIMULATOR} beside this program or on PATH")]
     NoSimulator,
@@ -82,13 +82,13 @@ impl Explain for SimulateError {
 
 /// Becomes the simulator: returns only if that cannot be.
 pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), SimulateError> {
-    let config = Config::layered(Config::default(), arguments.config.as_deref())?;
+    let config = DeploymentConfig::layered(DeploymentConfig::default(), arguments.config.as_deref())?;
     let program = sibling::find(SIMULATOR).ok_or(SimulateError::NoSimulator)?;
     let source = Command::new(&program).args(command(arguments, &config)).exec();
     Err(SimulateError::Run { program, source })
 }
 
-fn command(arguments: &SimulateArguments, config: &Config) -> Vec<OsString> {
+fn command(arguments: &SimulateArguments, config: &DeploymentConfig) -> Vec<OsString> {
     let number = |number: f64| Some(number.to_string().into());
     let options: [(&str, Option<OsString>); 8] = [
         ("--trace", Some(arguments.trace.clone().into())),
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct SimulateCommandLine {
         #[command(flatten)]
         arguments: SimulateArguments,
     }
@@ -134,8 +134,8 @@ mod tests {
             "--seed",
             "7",
         ];
-        let config = Config::parse("[executor]\nmax_running = 8").unwrap();
-        let words = command(&Line::parse_from(line).arguments, &config);
+        let config = DeploymentConfig::parse("[executor]\nmax_running = 8").unwrap();
+        let words = command(&SimulateCommandLine::parse_from(line).arguments, &config);
         let expected = "forecast --trace t.csv --costs c.json,d.json --executors 3 --ttft-ms 1000 --tpot-ms 100 \
                         --max-running 8 --seed 7";
         assert_eq!(words.join(&OsString::from(" ")), OsString::from(expected));

@@ -3,20 +3,20 @@
 use serde::Deserialize;
 
 use crate::{
-    client::{Client, ClientError},
-    terminal::{Format, Ink, Terminal, printable, table::table},
+    client::{ClientError, GatewayClient},
+    terminal::{PrintFormat, Terminal, TextStyle, printable, table::table},
 };
 
 /// `/v1/status`, as far as it is shown.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Status {
-    classes: Vec<Class>,
+struct SloStatus {
+    classes: Vec<SloClass>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Class {
+struct SloClass {
     name: String,
     weight: u64,
     priority: u64,
@@ -26,7 +26,7 @@ struct Class {
     waiting: u64,
     ttft: Objective,
     tpot: Objective,
-    tenants: Vec<Tenant>,
+    tenants: Vec<SloTenant>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -41,7 +41,7 @@ struct Objective {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Tenant {
+struct SloTenant {
     tenant: String,
     waiting: u64,
     tokens: u64,
@@ -49,17 +49,17 @@ struct Tenant {
 
 /// Shows all classes.
 pub(crate) fn run(url: &str, terminal: Terminal) -> Result<(), ClientError> {
-    let body = Client::new(url, terminal).get("/v1/status")?;
-    if terminal.format == Format::Json {
+    let body = GatewayClient::new(url, terminal).get("/v1/status")?;
+    if terminal.format == PrintFormat::Json {
         terminal.print(&body["classes"]);
         return Ok(());
     }
-    let status: Status = serde_json::from_value(body).map_err(ClientError::Garbled)?;
+    let status: SloStatus = serde_json::from_value(body).map_err(ClientError::Garbled)?;
     terminal.print(text(terminal.ink(), &status));
     Ok(())
 }
 
-fn text(ink: Ink, status: &Status) -> String {
+fn text(ink: TextStyle, status: &SloStatus) -> String {
     let classes: Vec<_> = status.classes.iter().map(class_row).collect();
     let head = [
         "CLASS",
@@ -83,8 +83,8 @@ fn text(ink: Ink, status: &Status) -> String {
     parts.join("\n\n")
 }
 
-fn class_row(class: &Class) -> [String; 12] {
-    let Class { ttft, tpot, .. } = class;
+fn class_row(class: &SloClass) -> [String; 12] {
+    let SloClass { ttft, tpot, .. } = class;
     [
         printable(&class.name),
         class.weight.to_string(),
@@ -101,8 +101,8 @@ fn class_row(class: &Class) -> [String; 12] {
     ]
 }
 
-fn tenant_rows(class: &Class) -> impl Iterator<Item = [String; 4]> + '_ {
-    let row = |tenant: &Tenant| {
+fn tenant_rows(class: &SloClass) -> impl Iterator<Item = [String; 4]> + '_ {
+    let row = |tenant: &SloTenant| {
         [
             printable(&tenant.tenant),
             printable(&class.name),
@@ -149,7 +149,7 @@ mod tests {
                 "tpot": { "mean_ms": 41.0 }, "tenants": [{ "tenant": "alice", "waiting": 2, "tokens": 5000 }],
             },
         ]});
-        let text = text(Ink::None, &serde_json::from_value(status).unwrap());
+        let text = text(TextStyle::None, &serde_json::from_value(status).unwrap());
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[1], ["default", "1", "1", "0", "0", "0", "-", "ms", "-", "-", "ms", "-", "0", "0"]);
         let gold = [

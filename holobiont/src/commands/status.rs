@@ -12,12 +12,13 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use self::{
-    executors::Executor, layers::Layers, memory::Memory, speculation::Speculation, training::Training,
+    executors::ExecutorStatus, layers::LayerServiceStatus, memory::MemoryStatus, speculation::Speculation,
+    training::TrainingStatus,
 };
 use crate::{
-    client::{Client, ClientError, LoadedAdapter, list_in},
+    client::{ClientError, GatewayClient, LoadedAdapter, list_in},
     terminal::{
-        Format, Ink, Terminal, printable,
+        PrintFormat, Terminal, TextStyle, printable,
         table::{pairs, percent, size, table},
     },
 };
@@ -25,29 +26,29 @@ use crate::{
 /// `/v1/status`, as far as it is shown. What an older gateway does not say is nothing.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Status {
+struct DeploymentStatus {
     model: Option<String>,
     version: String,
     uptime_s: u64,
     ready: bool,
-    requests: Requests,
+    requests: RequestCounts,
     adapters: Adapters,
-    device: Device,
+    device: DeviceStatus,
     cold_starts: ColdStarts,
     speculation: Speculation,
     workers: Workers,
-    layers: Layers,
-    memory: Memory,
-    training: Training,
+    layers: LayerServiceStatus,
+    memory: MemoryStatus,
+    training: TrainingStatus,
     registry: fleet::Registry,
-    store: fleet::Store,
+    store: fleet::SharedStoreStatus,
     /// Where there are several; what is said of a single one is then said of each.
-    executors: Vec<Executor>,
+    executors: Vec<ExecutorStatus>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Requests {
+struct RequestCounts {
     running: u64,
     waiting: u64,
 }
@@ -63,7 +64,7 @@ struct Adapters {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Device {
+struct DeviceStatus {
     kind: Option<String>,
     name: Option<String>,
     memory_bytes: Option<u64>,
@@ -91,12 +92,12 @@ pub(crate) struct Workers {
     expected: u64,
     lost: u64,
     wait_ms: f64,
-    seated: Vec<Worker>,
+    seated: Vec<WorkerStatus>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Worker {
+struct WorkerStatus {
     core: u32,
     pid: u32,
     slices: u64,
@@ -106,20 +107,20 @@ struct Worker {
 
 /// Shows a deployment.
 pub(crate) fn run(url: &str, terminal: Terminal) -> Result<(), ClientError> {
-    let client = Client::new(url, terminal);
+    let client = GatewayClient::new(url, terminal);
     let body = client.get_text("/v1/status")?;
-    if terminal.format == Format::Json {
+    if terminal.format == PrintFormat::Json {
         terminal.print(body);
         return Ok(());
     }
-    let status: Status = serde_json::from_str(&body).map_err(ClientError::Garbled)?;
+    let status: DeploymentStatus = serde_json::from_str(&body).map_err(ClientError::Garbled)?;
     let adapters: Value = client.get("/v1/lora_adapters")?;
     let adapters: Vec<LoadedAdapter> = list_in(adapters)?;
     terminal.print(text(terminal.ink(), &status, &adapters));
     Ok(())
 }
 
-fn text(ink: Ink, status: &Status, adapters: &[LoadedAdapter]) -> String {
+fn text(ink: TextStyle, status: &DeploymentStatus, adapters: &[LoadedAdapter]) -> String {
     let workers: Vec<_> = status.workers.seated.iter().map(worker_row).collect();
     let used: Vec<_> = adapters.iter().filter_map(adapter_row).collect();
     let mut parts = vec![pairs(ink, &facts(status))];
@@ -136,8 +137,8 @@ fn text(ink: Ink, status: &Status, adapters: &[LoadedAdapter]) -> String {
     parts.join("\n\n")
 }
 
-fn facts(status: &Status) -> Vec<(String, String)> {
-    let Status { requests, adapters, device, cold_starts, .. } = status;
+fn facts(status: &DeploymentStatus) -> Vec<(String, String)> {
+    let DeploymentStatus { requests, adapters, device, cold_starts, .. } = status;
     let state = if status.ready { "serving" } else { "not ready" };
     let model = status.model.as_deref().map_or_else(|| "no model yet".into(), printable);
     let head = [
@@ -182,7 +183,7 @@ fn tier(bytes: u64, budget_bytes: Option<u64>) -> String {
     format!("{} of {}", size(bytes), budget_bytes.map_or_else(|| "-".into(), size))
 }
 
-impl Device {
+impl DeviceStatus {
     /// What it is, and how much of its memory nobody uses.
     fn text(&self) -> String {
         let Some(kind) = self.kind.as_deref().map(printable) else { return "-".into() };
@@ -198,7 +199,7 @@ impl Device {
 }
 
 /// Whoever reads figures of an emulated link must know that it is one.
-fn link(device: &Device) -> String {
+fn link(device: &DeviceStatus) -> String {
     match device.emulated_link_bytes_per_s {
         Some(bytes_per_s) => format!("emulated link of {}/s", size(bytes_per_s)),
         None => "real".into(),
@@ -224,7 +225,7 @@ impl Workers {
     }
 }
 
-fn worker_row(worker: &Worker) -> [String; 5] {
+fn worker_row(worker: &WorkerStatus) -> [String; 5] {
     [
         worker.core.to_string(),
         worker.pid.to_string(),
@@ -297,7 +298,7 @@ mod tests {
 
     fn shown(status: Value, adapters: &[Value]) -> String {
         let adapters: Vec<_> = adapters.iter().map(|a| serde_json::from_value(a.clone()).unwrap()).collect();
-        text(Ink::None, &serde_json::from_value(status).unwrap(), &adapters)
+        text(TextStyle::None, &serde_json::from_value(status).unwrap(), &adapters)
     }
 
     #[test]

@@ -19,12 +19,12 @@ use std::{
     time::Duration,
 };
 
-use self::figures::Look;
+use self::figures::DashboardSnapshot;
 use crate::{
-    client::{Client, ClientError},
+    client::{ClientError, GatewayClient},
     exit::{Exit, Explain},
     terminal::{
-        Format, Ink, Terminal,
+        PrintFormat, Terminal, TextStyle,
         interval::seconds,
         table::{pairs, size, table},
     },
@@ -70,13 +70,13 @@ impl Explain for TopError {
 
 /// Shows a deployment.
 pub(crate) fn run(arguments: &TopArguments, url: &str, terminal: Terminal) -> Result<(), TopError> {
-    let client = Client::new(url, terminal);
-    let first = Look::take(&client)?;
+    let client = GatewayClient::new(url, terminal);
+    let first = DashboardSnapshot::take(&client)?;
     let is_drawn = io::stdout().is_terminal() && io::stdin().is_terminal();
     match terminal.format {
-        Format::Json => terminal.print(first.json()),
-        Format::Human if arguments.once || !is_drawn => terminal.print(text(terminal.ink(), &first)),
-        Format::Human => {
+        PrintFormat::Json => terminal.print(first.json()),
+        PrintFormat::Human if arguments.once || !is_drawn => terminal.print(text(terminal.ink(), &first)),
+        PrintFormat::Human => {
             live::watch(client, first, arguments.interval, terminal.ink()).map_err(TopError::Terminal)?;
         }
     }
@@ -84,7 +84,7 @@ pub(crate) fn run(arguments: &TopArguments, url: &str, terminal: Terminal) -> Re
 }
 
 /// One look, in lines.
-fn text(ink: Ink, look: &Look) -> String {
+fn text(ink: TextStyle, look: &DashboardSnapshot) -> String {
     let facts = cells::facts(look).map(|(name, value)| (name.to_owned(), value));
     let executors: Vec<_> = look.executors.iter().map(cells::executor).collect();
     let memory: Vec<_> = look
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_look_in_lines_has_everything() {
-        let text = text(Ink::None, &figures::tests::look(37.5, 4));
+        let text = text(TextStyle::None, &figures::tests::look(37.5, 4));
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         for line in [
             "model smol, serving for 9 s, version 1.2",

@@ -34,9 +34,9 @@ mod trainer;
 mod watch;
 mod words;
 
-use crate::{deployment::selection::GatewayArguments, home::Home, terminal::Terminal};
+use crate::{deployment::selection::GatewayArguments, home::HomeDirectory, terminal::Terminal};
 use errors::TuneError;
-use past::PastCommand;
+use past::RunHistoryCommand;
 use request::RunArguments;
 
 /// Arguments of `tune`.
@@ -44,7 +44,7 @@ use request::RunArguments;
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct TuneArguments {
     #[command(subcommand)]
-    past: Option<PastCommand>,
+    past: Option<RunHistoryCommand>,
     #[command(flatten)]
     run: RunArguments,
 }
@@ -55,7 +55,7 @@ pub(crate) fn run(
     gateway: &GatewayArguments,
     terminal: Terminal,
 ) -> Result<(), TuneError> {
-    let home = Home::from_environment();
+    let home = HomeDirectory::from_environment();
     match arguments.past {
         Some(command) => past::run(&command, &home, terminal),
         None => run::run(arguments.run, gateway, &home, terminal),

@@ -39,16 +39,16 @@ use settings::{LogFormat, SettingFlags, renamed};
 
 use crate::{
     deployment::{
-        config::{Config, ConfigError},
+        config::{DeploymentConfig, DeploymentConfigError},
         paths::log_directory,
     },
-    home::Home,
-    terminal::{Format, Terminal},
+    home::HomeDirectory,
+    terminal::{PrintFormat, Terminal},
 };
-use detach::Place;
+use detach::ForegroundMode;
 use errors::UpError;
 use log::LogSink;
-use plan::Plan;
+use plan::StartPlan;
 use state_dir::StateDir;
 use supervisor::Supervisor;
 
@@ -70,8 +70,8 @@ pub(crate) struct UpArguments {
 
 impl UpArguments {
     /// The highest layer of the configuration.
-    fn into_layer(self) -> Result<Config, ConfigError> {
-        let mut layer = Config::from_flags(&self.settings)?;
+    fn into_layer(self) -> Result<DeploymentConfig, DeploymentConfigError> {
+        let mut layer = DeploymentConfig::from_flags(&self.settings)?;
         layer.adapters = self.adapter.into_iter().collect();
         Ok(layer)
     }
@@ -82,20 +82,20 @@ pub(crate) fn run(arguments: UpArguments, terminal: Terminal) -> Result<(), UpEr
     if arguments.detach && !detach::is_behind() {
         return detach::start(terminal);
     }
-    let place = if arguments.detach { Place::Behind } else { Place::Front };
-    if place == Place::Behind {
+    let place = if arguments.detach { ForegroundMode::Behind } else { ForegroundMode::Front };
+    if place == ForegroundMode::Behind {
         detach::leave_session();
     }
-    let home = Home::from_environment();
+    let home = HomeDirectory::from_environment();
     let file = arguments.config.clone();
-    let config = Config::layered(arguments.into_layer()?, file.as_deref())?;
+    let config = DeploymentConfig::layered(arguments.into_layer()?, file.as_deref())?;
     let state_path = config.deployment.state.clone().unwrap_or_else(|| home.state());
     let state = StateDir::claim(&state_path, config.grace())?;
     if config.serves_layers() {
         state.link_layer_sockets()?;
     }
     check_port(config.listen())?;
-    let plan = Plan::new(&config, &home, &state)?;
+    let plan = StartPlan::new(&config, &home, &state)?;
     let log = LogSink::open(&state.logs())
         .map_err(|source| UpError::Log { path: log_directory(&state_path), source })?;
     start_logs(plan.log_format, terminal, log.clone());
@@ -126,8 +126,8 @@ fn start_logs(format: LogFormat, terminal: Terminal, log: LogSink) {
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(log).with_target(false);
     // A second subscriber cannot be set; a test that runs two deployments keeps the first.
     let _ = match (format, terminal.format) {
-        (LogFormat::Json, _) | (_, Format::Json) => builder.json().try_init(),
-        (LogFormat::Human | LogFormat::Auto, Format::Human) => builder.with_ansi(false).try_init(),
+        (LogFormat::Json, _) | (_, PrintFormat::Json) => builder.json().try_init(),
+        (LogFormat::Human | LogFormat::Auto, PrintFormat::Human) => builder.with_ansi(false).try_init(),
     };
 }
 

@@ -20,22 +20,23 @@ use std::{
 
 use serde::{Deserialize, Deserializer, de};
 use settings::{
-    DeploymentSection, ExecutorSection, GatewaySection, LabSection, LayersSection, MemoryPart, MemorySection,
-    ModelSection, ServiceClass, Setting, SettingFlags, SpeculationSection, TrainingSection, WorkersSection,
+    DeploymentSection, ExecutorSection, GatewaySection, LabSection, LayersSection, MemoryFraction,
+    MemorySection, ModelSection, ServiceClass, Setting, SettingFlags, SpeculationSection, TrainingSection,
+    WorkersSection,
     renamed::Renamed,
     variables::{UnknownVariable, Variable},
 };
 
 use tls::address::HostPort;
 
-use self::executors::Entry;
+use self::executors::ExecutorEntry;
 pub(crate) use self::executors::Executors;
 use crate::exit::{Exit, Explain};
 
 /// What one of so many executors of a host has of its memory; one alone has it all.
-fn even_part(executors: usize) -> Option<MemoryPart> {
+fn even_part(executors: usize) -> Option<MemoryFraction> {
     let parts = u32::try_from(executors).ok().filter(|parts| *parts > 1)?;
-    NonZeroU32::new(parts).map(MemoryPart::OneOf)
+    NonZeroU32::new(parts).map(MemoryFraction::OneOf)
 }
 
 /// Longest deployment file read: a room for thousands of adapters.
@@ -43,7 +44,7 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Why a deployment's configuration was refused.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ConfigError {
+pub(crate) enum DeploymentConfigError {
     /// The file could not be read.
     #[error("cannot read the deployment file {path}")]
     Read {
@@ -73,7 +74,7 @@ pub(crate) enum ConfigError {
     Unknown(#[from] UnknownVariable),
 }
 
-impl Explain for ConfigError {
+impl Explain for DeploymentConfigError {
     fn exit(&self) -> Exit {
         match self {
             Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => Exit::NotFound,
@@ -94,7 +95,7 @@ impl Explain for ConfigError {
 /// A deployment, or one layer of its description.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct Config {
+pub(crate) struct DeploymentConfig {
     /// `[model]`.
     pub(crate) model: ModelSection,
     /// `[executor]`, or `[[executor]]` for each of several.
@@ -125,9 +126,9 @@ pub(crate) struct Config {
     pub(crate) renamed: Vec<Renamed>,
 }
 
-impl Config {
+impl DeploymentConfig {
     /// Flags over environment over file.
-    pub(crate) fn layered(flags: Self, file: Option<&Path>) -> Result<Self, ConfigError> {
+    pub(crate) fn layered(flags: Self, file: Option<&Path>) -> Result<Self, DeploymentConfigError> {
         let file = file.map(Self::from_file).transpose()?.unwrap_or_default();
         let variables = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
@@ -135,11 +136,13 @@ impl Config {
     }
 
     /// Reads a deployment file. Its relative paths are relative to its directory.
-    pub(crate) fn from_file(path: &Path) -> Result<Self, ConfigError> {
-        let text =
-            read_bounded(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        let mut layer = Self::parse(&text)
-            .map_err(|source| ConfigError::File { path: path.to_owned(), source: Box::new(source) })?;
+    pub(crate) fn from_file(path: &Path) -> Result<Self, DeploymentConfigError> {
+        let text = read_bounded(path)
+            .map_err(|source| DeploymentConfigError::Read { path: path.to_owned(), source })?;
+        let mut layer = Self::parse(&text).map_err(|source| DeploymentConfigError::File {
+            path: path.to_owned(),
+            source: Box::new(source),
+        })?;
         layer.resolve_paths(path.parent().unwrap_or(Path::new("")));
         Ok(layer)
     }
@@ -154,7 +157,7 @@ impl Config {
     }
 
     /// Reads the layer that flags make.
-    pub(crate) fn from_flags(flags: &SettingFlags) -> Result<Self, ConfigError> {
+    pub(crate) fn from_flags(flags: &SettingFlags) -> Result<Self, DeploymentConfigError> {
         flags.given().try_fold(Self::default(), |layer, (setting, value)| {
             Ok(layer.or(Self::one(setting, value, || format!("--{}", setting.flag))?))
         })
@@ -163,7 +166,7 @@ impl Config {
     /// Reads the layer that environment variables make.
     pub(crate) fn from_environment(
         variables: impl IntoIterator<Item = (String, String)>,
-    ) -> Result<Self, ConfigError> {
+    ) -> Result<Self, DeploymentConfigError> {
         let mut layer = Self::default();
         let mut variables: Vec<_> = variables.into_iter().collect();
         // A variable wins over its own older name.
@@ -179,11 +182,15 @@ impl Config {
     }
 
     /// The layer that sets one thing; `name` is what somebody wrote before the value.
-    fn one(setting: &Setting, value: &str, name: impl FnOnce() -> String) -> Result<Self, ConfigError> {
+    fn one(
+        setting: &Setting,
+        value: &str,
+        name: impl FnOnce() -> String,
+    ) -> Result<Self, DeploymentConfigError> {
         let entry = toml::Table::from_iter([(setting.field.to_owned(), toml::Value::from(value))]);
         let document = toml::Table::from_iter([(setting.section.to_owned(), toml::Value::Table(entry))]);
         Self::deserialize(document)
-            .map_err(|source| ConfigError::Value { name: name(), source: Box::new(source) })
+            .map_err(|source| DeploymentConfigError::Value { name: name(), source: Box::new(source) })
     }
 
     /// Keeps what is set here and takes the rest from `lower`.
@@ -221,16 +228,17 @@ impl Config {
     }
 
     /// What holds for each executor that is started here, by its name; a single one has none.
-    pub(crate) fn members(&self) -> Vec<Member> {
+    pub(crate) fn members(&self) -> Vec<DeployedExecutor> {
         if self.executor.each.is_empty() {
-            return vec![Member { name: None, config: self.clone() }];
+            return vec![DeployedExecutor { name: None, config: self.clone() }];
         }
-        let here: Vec<&Entry> = self.executor.each.iter().filter(|entry| entry.address.is_none()).collect();
-        let member = |index, entry: &Entry| {
+        let here: Vec<&ExecutorEntry> =
+            self.executor.each.iter().filter(|entry| entry.address.is_none()).collect();
+        let member = |index, entry: &ExecutorEntry| {
             let mut config = self.of(index, entry);
             // Nobody knows of the others' memory: each has an even part.
             config.memory.process = config.memory.process.or_else(|| even_part(here.len()));
-            Member { name: Some(entry.name.clone()), config }
+            DeployedExecutor { name: Some(entry.name.clone()), config }
         };
         here.iter().enumerate().map(|(index, entry)| member(index, entry)).collect()
     }
@@ -241,7 +249,7 @@ impl Config {
     }
 
     /// What holds for one of several executors. Base layers are lent by the first: a listener's address can be had once.
-    fn of(&self, index: usize, entry: &Entry) -> Self {
+    fn of(&self, index: usize, entry: &ExecutorEntry) -> Self {
         let mut config = self.clone();
         let common = ExecutorSection::clone(&self.executor);
         config.executor = Executors { common: common.or(entry.executor.clone()), each: Vec::new() };
@@ -310,7 +318,7 @@ impl Config {
     /// Whether an executor of this host serves layers to split clients and trainers: weights made of a number have no files to
     /// compute with.
     pub(crate) fn serves_layers(&self) -> bool {
-        let is_on = self.layers.local != Some(false) && self.model.random_weights.is_none();
+        let is_on = self.layers.local != Some(false) && self.lab.random_weights.is_none();
         is_on && !self.members().is_empty()
     }
 
@@ -360,11 +368,11 @@ fn read_bounded(path: &Path) -> io::Result<String> {
 
 /// One executor of a deployment.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Member {
+pub(crate) struct DeployedExecutor {
     /// What it is called, if there are several.
     pub(crate) name: Option<String>,
     /// The deployment as if it were the only one.
-    pub(crate) config: Config,
+    pub(crate) config: DeploymentConfig,
 }
 
 /// How often a process may die, and how soon it is started again.

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use settings::{CoreList, MAX_CORES, MAX_WORKERS};
 
-use crate::deployment::config::{Config, Member};
+use crate::deployment::config::{DeployedExecutor, DeploymentConfig};
 
 /// From so many cores on, workers have theirs to themselves.
 const ENOUGH_CORES: usize = 4;
@@ -24,7 +24,7 @@ pub(crate) fn allowed() -> CoreList {
 
 /// Who else computes on a worker's core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Neighbour {
+pub(crate) enum CoreSharing {
     /// Nobody.
     None,
     /// The executor.
@@ -37,38 +37,38 @@ pub(crate) struct WorkerCore {
     /// The core it is pinned to.
     pub(crate) core: u32,
     /// Who else computes there.
-    pub(crate) neighbour: Neighbour,
+    pub(crate) neighbour: CoreSharing,
 }
 
 impl WorkerCore {
     /// How long it spins before it parks, if that is not its own default.
     pub(crate) fn spin_us(self) -> Option<u32> {
-        (self.neighbour == Neighbour::Executor).then_some(SHARED_SPIN_US)
+        (self.neighbour == CoreSharing::Executor).then_some(SHARED_SPIN_US)
     }
 }
 
 /// Which cores compute what.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Split {
+pub(crate) struct CoreSplit {
     /// What the executor is told; `None` leaves all cores to it.
     pub(crate) executor: Option<CoreList>,
     /// The workers, one each.
     pub(crate) workers: Vec<WorkerCore>,
 }
 
-impl Split {
+impl CoreSplit {
     /// What each of `members` gets. Of several, those that name no cores share those that nobody named evenly, and one
     /// keeps to its own: its workers are among them, unless it says otherwise.
-    pub(crate) fn each(members: &[Member], allowed: &CoreList) -> Vec<Self> {
+    pub(crate) fn each(members: &[DeployedExecutor], allowed: &CoreList) -> Vec<Self> {
         if let [only] = members {
             return vec![Self::new(&only.config, allowed)];
         }
-        let named = |member: &Member| member.config.executor.cores.clone();
+        let named = |member: &DeployedExecutor| member.config.executor.cores.clone();
         let taken: BTreeSet<u32> = members.iter().filter_map(named).flat_map(|cores| cores.0).collect();
         let free: Vec<u32> = allowed.0.difference(&taken).copied().collect();
         let unnamed = members.iter().filter(|member| named(member).is_none()).count();
         let mut part = 0..;
-        let own = |member: &Member| {
+        let own = |member: &DeployedExecutor| {
             named(member).unwrap_or_else(|| {
                 let part: usize = part.next().unwrap_or_default();
                 let bounds = [part, part + 1].map(|part| part * free.len() / unnamed);
@@ -80,7 +80,7 @@ impl Split {
             })
         };
         let cores: Vec<CoreList> = members.iter().map(own).collect();
-        let split = |(member, cores): (&Member, CoreList)| {
+        let split = |(member, cores): (&DeployedExecutor, CoreList)| {
             let split = Self::new(&member.config, &cores);
             Self { executor: split.executor.or(Some(cores)), ..split }
         };
@@ -88,7 +88,7 @@ impl Split {
     }
 
     /// What `config` asks for on a machine where `allowed` may be used.
-    pub(crate) fn new(config: &Config, allowed: &CoreList) -> Self {
+    pub(crate) fn new(config: &DeploymentConfig, allowed: &CoreList) -> Self {
         let count = config.workers.count.map(|count| count.0);
         let cores = match &config.workers.cores {
             Some(cores) => cores.clone(),
@@ -99,7 +99,7 @@ impl Split {
         let workers: Vec<u32> = cores.0.iter().copied().cycle().take(count).collect();
         let executor = config.executor.cores.clone().or_else(|| leave(allowed, &workers));
         let shared = |core: u32| executor.as_ref().is_none_or(|list| list.0.contains(&core));
-        let neighbour = |core| if shared(core) { Neighbour::Executor } else { Neighbour::None };
+        let neighbour = |core| if shared(core) { CoreSharing::Executor } else { CoreSharing::None };
         let workers = workers.into_iter().map(|core| WorkerCore { core, neighbour: neighbour(core) });
         Self { workers: workers.collect(), executor }
     }
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     fn split(machine: u32, settings: &str) -> (Option<String>, Vec<u32>) {
-        let split = Split::new(&toml::from_str(settings).unwrap(), &CoreList((0..machine).collect()));
+        let split = CoreSplit::new(&toml::from_str(settings).unwrap(), &CoreList((0..machine).collect()));
         (
             split.executor.map(|cores| cores.to_string()),
             split.workers.iter().map(|worker| worker.core).collect(),
@@ -170,9 +170,10 @@ mod tests {
     #[test]
     fn several_executors_divide_the_cores_that_nobody_named() {
         let split = |machine: u32, settings: &str| -> Vec<_> {
-            let config: Config = toml::from_str(settings).unwrap();
-            let splits = Split::each(&config.members(), &CoreList((0..machine).collect()));
-            let workers = |split: &Split| split.workers.iter().map(|worker| worker.core).collect::<Vec<_>>();
+            let config: DeploymentConfig = toml::from_str(settings).unwrap();
+            let splits = CoreSplit::each(&config.members(), &CoreList((0..machine).collect()));
+            let workers =
+                |split: &CoreSplit| split.workers.iter().map(|worker| worker.core).collect::<Vec<_>>();
             splits
                 .iter()
                 .map(|split| (split.executor.as_ref().unwrap().to_string(), workers(split)))
@@ -189,7 +190,7 @@ mod tests {
     #[test]
     fn a_worker_that_shares_its_core_spins_less() {
         let spins = |machine, settings: &str| -> Vec<Option<u32>> {
-            let split = Split::new(&toml::from_str(settings).unwrap(), &CoreList((0..machine).collect()));
+            let split = CoreSplit::new(&toml::from_str(settings).unwrap(), &CoreList((0..machine).collect()));
             split.workers.iter().map(|worker| worker.spin_us()).collect()
         };
         assert_eq!(spins(2, ""), [Some(20)]);

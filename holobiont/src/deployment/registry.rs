@@ -12,22 +12,22 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::running::Holder;
-use crate::home::Home;
+use super::running::LockHolder;
+use crate::home::HomeDirectory;
 
 /// Most files looked at.
 const MAX_FILES: usize = 1024;
 
 /// A deployment that runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Entry {
+pub(crate) struct RunningDeployment {
     /// Its state directory.
     pub(crate) state: PathBuf,
     /// Where its gateway answers, once it does.
     pub(crate) url: Option<String>,
 }
 
-impl Entry {
+impl RunningDeployment {
     /// What it is called: the last part of its state directory's path.
     pub(crate) fn name(&self) -> String {
         self.state.file_name().unwrap_or(self.state.as_os_str()).to_string_lossy().into_owned()
@@ -35,7 +35,7 @@ impl Entry {
 
     /// Whether the process `pid` holds its state directory.
     fn is_of(&self, pid: &str) -> bool {
-        let holder = Holder::of(&self.state).ok().flatten();
+        let holder = LockHolder::of(&self.state).ok().flatten();
         let process = holder.map(|holder| holder.process).filter(|process| process.pid.to_string() == pid);
         process.is_some_and(|process| process.open().is_ok_and(|it| it.is_some()))
     }
@@ -45,16 +45,16 @@ impl Entry {
 #[derive(Debug)]
 pub(crate) struct Registration {
     path: PathBuf,
-    entry: Entry,
+    entry: RunningDeployment,
 }
 
 impl Registration {
     /// Says that the deployment of `state` runs.
-    pub(crate) fn new(home: &Home, state: &Path) -> io::Result<Self> {
+    pub(crate) fn new(home: &HomeDirectory, state: &Path) -> io::Result<Self> {
         let directory = home.running();
         DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
         let path = directory.join(std::process::id().to_string());
-        let registration = Self { path, entry: Entry { state: state.to_owned(), url: None } };
+        let registration = Self { path, entry: RunningDeployment { state: state.to_owned(), url: None } };
         registration.write()?;
         Ok(registration)
     }
@@ -84,18 +84,18 @@ impl Drop for Registration {
 }
 
 /// Every deployment that runs, by state directory.
-pub(crate) fn running(home: &Home) -> Vec<Entry> {
+pub(crate) fn running(home: &HomeDirectory) -> Vec<RunningDeployment> {
     let files = fs::read_dir(home.running()).into_iter().flatten().flatten().take(MAX_FILES);
     let names = files.filter_map(|file| file.file_name().into_string().ok());
     let processes = names.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
-    let mut found: Vec<Entry> = processes.filter_map(|pid| entry(home, &pid)).collect();
+    let mut found: Vec<RunningDeployment> = processes.filter_map(|pid| entry(home, &pid)).collect();
     found.sort_by(|one, other| one.state.cmp(&other.state));
     found
 }
 
-fn entry(home: &Home, pid: &str) -> Option<Entry> {
+fn entry(home: &HomeDirectory, pid: &str) -> Option<RunningDeployment> {
     let path = home.running().join(pid);
-    let entry: Entry = serde_json::from_str(&fs::read_to_string(&path).ok()?).ok()?;
+    let entry: RunningDeployment = serde_json::from_str(&fs::read_to_string(&path).ok()?).ok()?;
     if entry.is_of(pid) {
         return Some(entry);
     }
@@ -111,19 +111,19 @@ mod tests {
 
     /// As `up` does it: this process holds the lock.
     fn hold(state: &Path) {
-        let lock = serde_json::to_string(&Holder::this(Duration::ZERO)).unwrap();
+        let lock = serde_json::to_string(&LockHolder::this(Duration::ZERO)).unwrap();
         fs::write(crate::deployment::paths::lock_path(state), lock).unwrap();
     }
 
     #[test]
     fn a_deployment_is_listed_while_it_runs() {
         let (home, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let home = Home::at(home.path());
+        let home = HomeDirectory::at(home.path());
         assert_eq!(running(&home), []);
         hold(state.path());
         let mut registration = Registration::new(&home, state.path()).unwrap();
         registration.serves_at("http://here");
-        let entry = Entry { state: state.path().to_owned(), url: Some("http://here".into()) };
+        let entry = RunningDeployment { state: state.path().to_owned(), url: Some("http://here".into()) };
         assert_eq!(running(&home), [entry]);
         drop(registration);
         assert_eq!(running(&home), []);
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn what_a_killed_process_left_is_not_listed_and_goes() {
         let (home, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let home = Home::at(home.path());
+        let home = HomeDirectory::at(home.path());
         let registration = Registration::new(&home, state.path()).unwrap();
         assert_eq!(running(&home), [], "nobody holds the state");
         assert!(!registration.path.exists());

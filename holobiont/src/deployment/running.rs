@@ -26,7 +26,7 @@ pub(crate) struct ProcessId {
 
 /// What `up` writes into the lock file of its state directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Holder {
+pub(crate) struct LockHolder {
     /// The process `up`.
     #[serde(flatten)]
     pub(crate) process: ProcessId,
@@ -34,7 +34,7 @@ pub(crate) struct Holder {
     pub(crate) grace_ms: u64,
 }
 
-impl Holder {
+impl LockHolder {
     /// This process.
     pub(crate) fn this(grace: Duration) -> Self {
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
@@ -140,8 +140,8 @@ mod tests {
     #[test]
     fn a_lock_file_that_is_not_ours_names_nobody() {
         let directory = tempfile::tempdir().unwrap();
-        assert_eq!(Holder::of(directory.path()).unwrap(), None);
+        assert_eq!(LockHolder::of(directory.path()).unwrap(), None);
         fs::write(lock_path(directory.path()), "1234").unwrap();
-        assert_eq!(Holder::of(directory.path()).unwrap(), None);
+        assert_eq!(LockHolder::of(directory.path()).unwrap(), None);
     }
 }

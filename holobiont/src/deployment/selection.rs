@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    config::{Config, ConfigError},
-    registry::{Entry, running},
+    config::{DeploymentConfig, DeploymentConfigError},
+    registry::{RunningDeployment, running},
 };
 use crate::{
     exit::{Exit, Explain},
-    home::Home,
+    home::HomeDirectory,
 };
 
 /// Where a gateway is expected if no deployment runs.
@@ -19,25 +19,25 @@ const DEFAULT_URL: &str = "http://127.0.0.1:8080";
 pub(crate) enum SelectionError {
     /// The configuration is wrong.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] DeploymentConfigError),
     /// None of this name runs.
     #[error("no deployment called {name} runs; {}", listed(running))]
     Unknown {
         /// What was asked for.
         name: String,
         /// Those that run.
-        running: Vec<Entry>,
+        running: Vec<RunningDeployment>,
     },
     /// Several could be meant.
     #[error("several deployments could be meant; {}", listed(.0))]
-    Several(Vec<Entry>),
+    Several(Vec<RunningDeployment>),
     /// It does not take requests yet.
     #[error("the deployment {0} takes no requests yet")]
     NotServing(String),
 }
 
-fn listed(running: &[Entry]) -> String {
-    let one = |entry: &Entry| format!("{} ({})", entry.name(), entry.state.display());
+fn listed(running: &[RunningDeployment]) -> String {
+    let one = |entry: &RunningDeployment| format!("{} ({})", entry.name(), entry.state.display());
     match running {
         [] => "none runs".to_owned(),
         _ => format!("there is {}", running.iter().map(one).collect::<Vec<_>>().join(", ")),
@@ -75,7 +75,7 @@ pub(crate) struct DeploymentArgument {
 
 impl DeploymentArgument {
     /// The one that is named, else the only one; of several the one in the default state directory. `None` if none runs.
-    fn entry(&self, home: &Home) -> Result<Option<Entry>, SelectionError> {
+    fn entry(&self, home: &HomeDirectory) -> Result<Option<RunningDeployment>, SelectionError> {
         let mut running = running(home);
         let Some(name) = &self.deployment else {
             let default = running.iter().position(|entry| is_same(&entry.state, &home.state()));
@@ -85,8 +85,10 @@ impl DeploymentArgument {
                 (_, None) => Err(SelectionError::Several(running)),
             };
         };
-        let is_meant = |entry: &Entry| entry.name() == *name || is_same(&entry.state, Path::new(name));
-        let mut meant: Vec<Entry> = running.iter().filter(|entry| is_meant(entry)).cloned().collect();
+        let is_meant =
+            |entry: &RunningDeployment| entry.name() == *name || is_same(&entry.state, Path::new(name));
+        let mut meant: Vec<RunningDeployment> =
+            running.iter().filter(|entry| is_meant(entry)).cloned().collect();
         match meant.len() {
             0 => Err(SelectionError::Unknown { name: name.clone(), running }),
             1 => Ok(meant.pop()),
@@ -97,11 +99,12 @@ impl DeploymentArgument {
     /// Its state directory; the default one if none runs.
     pub(crate) fn state(&self) -> Result<PathBuf, SelectionError> {
         if self.deployment.is_none()
-            && let Some(state) = Config::layered(Config::default(), None)?.deployment.state
+            && let Some(state) =
+                DeploymentConfig::layered(DeploymentConfig::default(), None)?.deployment.state
         {
             return Ok(state);
         }
-        let home = Home::from_environment();
+        let home = HomeDirectory::from_environment();
         Ok(self.entry(&home)?.map_or_else(|| home.state(), |entry| entry.state))
     }
 }
@@ -130,8 +133,8 @@ impl StateArguments {
             return Ok(state.clone());
         }
         let Some(file) = &self.config else { return self.deployment.state() };
-        let config = Config::layered(Config::default(), Some(file))?;
-        Ok(config.deployment.state.unwrap_or_else(|| Home::from_environment().state()))
+        let config = DeploymentConfig::layered(DeploymentConfig::default(), Some(file))?;
+        Ok(config.deployment.state.unwrap_or_else(|| HomeDirectory::from_environment().state()))
     }
 }
 
@@ -156,8 +159,8 @@ impl GatewayArguments {
         if let Some(url) = variable {
             return Ok(url);
         }
-        match self.deployment.entry(&Home::from_environment())? {
-            Some(Entry { url: Some(url), .. }) => Ok(url),
+        match self.deployment.entry(&HomeDirectory::from_environment())? {
+            Some(RunningDeployment { url: Some(url), .. }) => Ok(url),
             Some(entry) if is_named => Err(SelectionError::NotServing(entry.name())),
             _ => Ok(DEFAULT_URL.to_owned()),
         }

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::{
     exit::{Exit, Explain},
-    terminal::{Format, Ink, Terminal},
+    terminal::{PrintFormat, Terminal, TextStyle},
 };
 
 /// How a thing is.
@@ -21,7 +21,7 @@ pub(crate) enum Health {
 }
 
 impl Health {
-    fn shown(self, ink: Ink) -> String {
+    fn shown(self, ink: TextStyle) -> String {
         match self {
             Self::Ok => ink.green("ok  "),
             Self::Warn => ink.yellow("warn"),
@@ -70,13 +70,13 @@ impl Finding {
 /// Something is wrong; the lines above say what.
 #[derive(Debug, thiserror::Error)]
 #[error("{failed} of {looked_at} do not work")]
-pub(crate) struct Unwell {
+pub(crate) struct CheckFailure {
     failed: usize,
     looked_at: usize,
     exit: Exit,
 }
 
-impl Explain for Unwell {
+impl Explain for CheckFailure {
     fn exit(&self) -> Exit {
         self.exit
     }
@@ -87,19 +87,19 @@ impl Explain for Unwell {
 }
 
 /// Prints what was found; an error with the exit code `exit` if anything failed.
-pub(crate) fn report(findings: &[Finding], exit: Exit, terminal: Terminal) -> Result<(), Unwell> {
+pub(crate) fn report(findings: &[Finding], exit: Exit, terminal: Terminal) -> Result<(), CheckFailure> {
     let failed = findings.iter().filter(|finding| finding.health == Health::Fail).count();
     match terminal.format {
-        Format::Json => terminal.print(json!({"ok": failed == 0, "findings": findings})),
-        Format::Human => terminal.print(text(terminal.ink(), findings)),
+        PrintFormat::Json => terminal.print(json!({"ok": failed == 0, "findings": findings})),
+        PrintFormat::Human => terminal.print(text(terminal.ink(), findings)),
     }
     match failed {
         0 => Ok(()),
-        _ => Err(Unwell { failed, looked_at: findings.len(), exit }),
+        _ => Err(CheckFailure { failed, looked_at: findings.len(), exit }),
     }
 }
 
-fn text(ink: Ink, findings: &[Finding]) -> String {
+fn text(ink: TextStyle, findings: &[Finding]) -> String {
     let width = findings.iter().map(|finding| finding.name.chars().count()).max().unwrap_or_default();
     let mut lines = Vec::new();
     for Finding { name, health, found, fix } in findings {
@@ -122,12 +122,12 @@ mod tests {
     fn each_finding_is_a_line_and_its_fix_stands_below() {
         let findings = [Finding::ok("cores", "2"), Finding::warn("disk space", "1 GiB", "free some")];
         let expected = "ok    cores       2\nwarn  disk space  1 GiB\n                  fix: free some";
-        assert_eq!(text(Ink::None, &findings), expected);
+        assert_eq!(text(TextStyle::None, &findings), expected);
     }
 
     #[test]
     fn a_warning_is_no_failure() {
-        let terminal = Terminal::new(Format::Json, Volume::Quiet);
+        let terminal = Terminal::new(PrintFormat::Json, Volume::Quiet);
         report(&[Finding::warn("a", "b", "c")], Exit::Failed, terminal).unwrap();
         let error = report(&[Finding::fail("a", "b", "c")], Exit::Usage, terminal).unwrap_err();
         assert_eq!(error.exit(), Exit::Usage);

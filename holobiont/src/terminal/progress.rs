@@ -13,20 +13,20 @@ const WHOLE: u64 = 1000;
 
 /// How far something is.
 #[derive(Debug)]
-pub(crate) struct Progress {
+pub(crate) struct MonotonicProgress {
     bar: ProgressBar,
     shown: u64,
-    begin: Option<Begin>,
+    begin: Option<ProgressStart>,
 }
 
 /// Where the first word found it.
 #[derive(Debug, Clone, Copy)]
-struct Begin {
+struct ProgressStart {
     at: Instant,
     done_bytes: u64,
 }
 
-impl Progress {
+impl MonotonicProgress {
     /// Progress that nobody sees.
     pub(crate) fn hidden() -> Self {
         Self { bar: ProgressBar::hidden(), shown: 0, begin: None }
@@ -43,7 +43,7 @@ impl Progress {
 
     /// `done` of `total` bytes are done. A bar that would go backwards stays.
     pub(crate) fn at(&mut self, done_bytes: u64, total_bytes: u64) {
-        let begin = *self.begin.get_or_insert_with(|| Begin { at: Instant::now(), done_bytes });
+        let begin = *self.begin.get_or_insert_with(|| ProgressStart { at: Instant::now(), done_bytes });
         let came = done_bytes.saturating_sub(begin.done_bytes);
         self.bar.set_prefix(in_words(done_bytes, total_bytes, came, begin.at.elapsed()));
         self.draw(thousandths(done_bytes, total_bytes));
@@ -109,7 +109,7 @@ mod tests {
             updates in prop::collection::vec((any::<u64>(), any::<u64>()), 1..100),
             small in prop::collection::vec((0_u64..50, 0_u64..50), 1..100),
         ) {
-            let mut progress = Progress::hidden();
+            let mut progress = MonotonicProgress::hidden();
             for (done, total) in updates.into_iter().chain(small) {
                 let before = progress.shown();
                 progress.at(done, total);
@@ -119,7 +119,7 @@ mod tests {
 
         #[test]
         fn all_is_shown_only_when_all_is_done(done in any::<u64>(), total in 1_u64..) {
-            let mut progress = Progress::hidden();
+            let mut progress = MonotonicProgress::hidden();
             progress.at(done, total);
             prop_assert_eq!(progress.shown() == WHOLE, done >= total);
         }
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_resumed_pull_starts_where_it_is_and_a_restarted_one_stays_there() {
-        let mut progress = Progress::hidden();
+        let mut progress = MonotonicProgress::hidden();
         progress.at(600, 1000);
         assert_eq!(progress.shown(), 600);
         progress.at(0, 1000);

@@ -1,9 +1,9 @@
 //! Columns and figures for people.
 
-use crate::terminal::Ink;
+use crate::terminal::TextStyle;
 
 /// Left-aligned columns, two spaces apart, with a bold head.
-pub(crate) fn table<const N: usize>(ink: Ink, head: [&str; N], rows: &[[String; N]]) -> String {
+pub(crate) fn table<const N: usize>(ink: TextStyle, head: [&str; N], rows: &[[String; N]]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
         cells.chain([head[column].len()]).max().unwrap_or_default()
@@ -19,7 +19,7 @@ pub(crate) fn table<const N: usize>(ink: Ink, head: [&str; N], rows: &[[String; 
 }
 
 /// Names and values, one pair a line; values start in one column.
-pub(crate) fn pairs(ink: Ink, pairs: &[(String, String)]) -> String {
+pub(crate) fn pairs(ink: TextStyle, pairs: &[(String, String)]) -> String {
     let width = pairs.iter().map(|(name, _)| name.chars().count()).max().unwrap_or_default();
     let line = |(name, value): &(String, String)| {
         let padding = " ".repeat(width - name.chars().count());
@@ -53,12 +53,12 @@ mod tests {
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
         let rows = vec![["a".to_owned(), "1".to_owned()], ["long".to_owned(), "2".to_owned()]];
-        assert_eq!(table(Ink::None, ["N", "VALUE"], &rows), "N     VALUE\na     1\nlong  2");
+        assert_eq!(table(TextStyle::None, ["N", "VALUE"], &rows), "N     VALUE\na     1\nlong  2");
     }
 
     #[test]
     fn values_of_pairs_start_in_one_column() {
-        let text = pairs(Ink::None, &[("a".into(), "1".into()), ("long".into(), "2".into())]);
+        let text = pairs(TextStyle::None, &[("a".into(), "1".into()), ("long".into(), "2".into())]);
         assert_eq!(text, "a     1\nlong  2");
     }
 }

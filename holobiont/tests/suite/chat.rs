@@ -2,12 +2,12 @@
 
 use std::{io::Write as _, net::TcpListener, process::Stdio};
 
-use crate::common::{Stage, eventually_some, gateway::FakeGateway, run, terminal::AtTerminal};
+use crate::common::{CommandFixture, eventually_some, gateway::FakeGateway, run, terminal::AtTerminal};
 use serde_json::{Value, json};
 
 #[test]
 fn a_question_on_the_command_line_is_answered_on_stdout() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
     let ended = run(&mut gateway.command(&stage, &["chat", ":pirate", "Who are you?", "--max-tokens", "9"]));
     assert_eq!((ended.status.code(), ended.out.as_str()), (Some(0), "I am pirate\n"), "{}", ended.err);
     let body = &gateway.bodies()[0];
@@ -18,7 +18,7 @@ fn a_question_on_the_command_line_is_answered_on_stdout() {
 
 #[test]
 fn a_question_alone_is_to_the_base_and_a_word_alone_is_a_name() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
     let ended = run(&mut gateway.command(&stage, &["chat", "Tell me: who are you?"]));
     assert_eq!((ended.status.code(), ended.out.as_str()), (Some(0), "I am smol\n"), "{}", ended.err);
     assert_eq!(
@@ -33,7 +33,7 @@ fn a_question_alone_is_to_the_base_and_a_word_alone_is_a_name() {
 
 #[test]
 fn a_question_may_come_from_stdin_and_the_answer_leave_as_json() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
     let mut command = gateway.command(&stage, &["chat", "--json"]);
     let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(b"Who are you?").unwrap();
@@ -45,7 +45,7 @@ fn a_question_may_come_from_stdin_and_the_answer_leave_as_json() {
 
 #[test]
 fn chat_exits_with_the_documented_codes() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
     let cases =
         [(":nobody", 3, "pirate"), (":full", 5, "the queue is full"), (":broken", 5, "connection was lost")];
     for (target, code, text) in cases {
@@ -60,15 +60,20 @@ fn chat_exits_with_the_documented_codes() {
 #[test]
 fn without_a_gateway_chat_is_unavailable_and_says_what_to_start() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let ended =
-        run(&mut Stage::new().command(&["chat", "--url", &format!("http://127.0.0.1:{port}"), "", "hello"]));
+    let ended = run(&mut CommandFixture::new().command(&[
+        "chat",
+        "--url",
+        &format!("http://127.0.0.1:{port}"),
+        "",
+        "hello",
+    ]));
     assert_eq!(ended.status.code(), Some(5), "{}", ended.err);
     assert!(ended.err.contains("try: holobiont up"), "{}", ended.err);
 }
 
 #[test]
 fn a_seed_and_a_system_message_reach_the_gateway() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
     let line = ["chat", "--seed", "-7", "--system", "Be brief.", "--temperature", "0.5", "", "Who are you?"];
     assert!(run(&mut gateway.command(&stage, &line)).status.success());
     let body = &gateway.bodies()[0];
@@ -84,7 +89,7 @@ fn wait_for_bodies(gateway: &FakeGateway, count: usize) -> Vec<Value> {
 
 #[test]
 fn ctrl_c_ends_a_silent_answer_and_not_the_conversation() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
     let mut terminal = AtTerminal::start(&gateway.command(&stage, &["chat"]), &stage, "smol> ");
     terminal.keys("Take your time.\r");
     terminal.wait_for("Well, ");
@@ -109,7 +114,7 @@ fn ctrl_c_ends_a_silent_answer_and_not_the_conversation() {
 
 #[test]
 fn what_is_drafted_is_shown_dimmed_and_erased_before_the_answer_goes_on() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
     let mut terminal = AtTerminal::start(&gateway.command(&stage, &["chat"]), &stage, "smol> ");
     terminal.keys("Guess!\r");
     terminal.wait_for_all(&[
@@ -137,7 +142,7 @@ fn what_is_drafted_is_shown_dimmed_and_erased_before_the_answer_goes_on() {
 
 #[test]
 fn lines_are_edited_completed_and_remembered_from_one_conversation_to_the_next() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
     let mut terminal = AtTerminal::start(&gateway.command(&stage, &["chat"]), &stage, "smol> ");
     // Left, backspace, a letter, Ctrl-E; then a name completed, and a text of two lines.
     terminal.keys("hullo\u{1b}[D\u{1b}[D\u{1b}[D\u{7f}e\u{5} you\r");

@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 
 use crate::common::{
-    Stage,
+    CommandFixture,
     gateway::{FakeGateway, STATUS, adapters},
     run,
     terminal::AtTerminal,
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 #[test]
 fn ls_shows_models_on_disk_and_what_the_gateway_serves() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
     let ended = run(&mut gateway.command(&stage, &["ls"]));
     assert_eq!(ended.status.code(), Some(0));
     for part in ["tiny", "gguf", "pirate", "abcdef012345 ", "16", "1.00 MiB"] {
@@ -29,8 +29,12 @@ fn ls_shows_models_on_disk_and_what_the_gateway_serves() {
 #[test]
 fn ls_without_a_gateway_lists_the_disk() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let ended =
-        run(&mut Stage::new().command(&["ls", "--json", "--url", &format!("http://127.0.0.1:{port}")]));
+    let ended = run(&mut CommandFixture::new().command(&[
+        "ls",
+        "--json",
+        "--url",
+        &format!("http://127.0.0.1:{port}"),
+    ]));
     assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
     let value: Value = serde_json::from_str(&ended.out).unwrap();
     assert_eq!((&value["gateway"], &value["models"][0]["bytes"]), (&Value::Null, &json!(7)));
@@ -38,7 +42,7 @@ fn ls_without_a_gateway_lists_the_disk() {
 
 #[test]
 fn bench_prints_a_line_for_each_selection_of_adapters() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
     let arguments = [
         "bench",
         "--requests",
@@ -70,7 +74,7 @@ fn bench_prints_a_line_for_each_selection_of_adapters() {
 
 #[test]
 fn bench_with_failed_requests_reports_them_and_fails() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
     let ended = run(&mut gateway.command(&stage, &["bench", "--requests", "2", "--adapters", "full"]));
     assert_eq!(ended.status.code(), Some(5), "{}", ended.err);
     assert!(
@@ -84,7 +88,7 @@ fn bench_with_failed_requests_reports_them_and_fails() {
 
 #[test]
 fn bench_at_a_rate_counts_refusals_and_prints_each_request() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
     let arguments = ["bench", "--json", "--requests", "20", "--rate", "500", "--each", "--seed", "1"];
     let ended = run(gateway.command(&stage, &arguments).args(["--adapters", "full", "--adapters", "zipf:2"]));
     let lines: Vec<Value> = ended.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -102,7 +106,7 @@ fn bench_at_a_rate_counts_refusals_and_prints_each_request() {
 
 #[test]
 fn ps_shows_the_base_and_who_is_resident_and_the_body_unchanged_as_json() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
     let ended = run(&mut gateway.command(&stage, &["ps"]));
     assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
     let lines: Vec<Vec<&str>> = ended.out.lines().map(|line| line.split_whitespace().collect()).collect();
@@ -123,7 +127,7 @@ fn ps_shows_the_base_and_who_is_resident_and_the_body_unchanged_as_json() {
 
 #[test]
 fn top_looks_once_where_there_is_no_terminal_and_in_json_where_that_is_asked_for() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
     let ended = run(&mut gateway.command(&stage, &["top"]));
     assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
     assert_eq!(ended.out, run(&mut gateway.command(&stage, &["top", "--once"])).out);
@@ -142,7 +146,7 @@ fn top_looks_once_where_there_is_no_terminal_and_in_json_where_that_is_asked_for
 
 #[test]
 fn top_stays_on_a_terminal_until_somebody_quits_and_leaves_it_as_it_was() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
     let terminal =
         AtTerminal::start(&gateway.command(&stage, &["top", "--interval", "0.1"]), &stage, "pirate");
     terminal.wait_for("quits");
@@ -156,13 +160,13 @@ fn top_stays_on_a_terminal_until_somebody_quits_and_leaves_it_as_it_was() {
 
 #[test]
 fn top_without_a_gateway_says_so() {
-    let ended = run(&mut Stage::new().command(&["top", "--url", "http://127.0.0.1:9"]));
+    let ended = run(&mut CommandFixture::new().command(&["top", "--url", "http://127.0.0.1:9"]));
     assert_eq!(ended.status.code(), Some(5), "{}", ended.err);
 }
 
 #[test]
 fn status_shows_where_adapters_were_computed_and_what_waiting_cost() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
     let ended = run(&mut gateway.command(&stage, &["status"]));
     assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
     for part in
@@ -179,7 +183,7 @@ fn status_shows_where_adapters_were_computed_and_what_waiting_cost() {
 
 #[test]
 fn show_tells_everything_about_an_adapter_and_the_base() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
     let ended = run(&mut gateway.command(&stage, &["show", "pirate"]));
     assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
     for part in ["abcdef0123456789", "1.00 MiB", "ready, in memory, 50 % on the device", "base ", "smol"] {
@@ -193,7 +197,7 @@ fn show_tells_everything_about_an_adapter_and_the_base() {
 
 #[test]
 fn adapters_are_listed_wherever_they_are() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
     let ended = run(&mut gateway.command(&stage, &["adapters", "ls"]));
     let lines: Vec<Vec<_>> = ended.out.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(lines[1][..6], ["pirate", "abcdef012345", "16", "1.00", "MiB", "host"], "{}", ended.err);
@@ -204,7 +208,7 @@ fn adapters_are_listed_wherever_they_are() {
 
 #[test]
 fn an_adapter_is_checked_against_what_the_gateway_serves_and_against_another_model_if_that_is_named() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
     let models = stage.home.path().join("models");
     std::fs::write(models.join("other.gguf"), "weights").unwrap();
     let directory = stage.home.path().join("lora");
@@ -227,7 +231,7 @@ fn an_adapter_is_checked_against_what_the_gateway_serves_and_against_another_mod
 
 #[test]
 fn adapters_are_changed_as_the_arguments_say() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
     let directory = stage.home.path().join("lora");
     std::fs::create_dir(&directory).unwrap();
     std::fs::write(directory.join("adapter_config.json"), "{}").unwrap();
@@ -257,7 +261,7 @@ fn adapters_are_changed_as_the_arguments_say() {
 
 #[test]
 fn refused_changes_of_adapters_say_what_to_do_with_the_documented_codes() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
     let cases = [
         ("taken", 4, "adapters replace"),
         ("outside", 6, "copy the adapter below the gateway's adapter root"),
@@ -281,7 +285,7 @@ fn refused_changes_of_adapters_say_what_to_do_with_the_documented_codes() {
 
 #[test]
 fn an_adapter_is_checked_by_the_program_that_would_serve_it() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let directory = stage.home.path().join("lora");
     std::fs::create_dir(&directory).unwrap();
     let check = || {
@@ -305,30 +309,36 @@ fn an_adapter_is_checked_by_the_program_that_would_serve_it() {
 
 #[test]
 fn pull_refuses_names_that_are_neither_package_nor_hub() {
-    let ended = run(&mut Stage::new().command(&["pull", "zebra"]));
+    let ended = run(&mut CommandFixture::new().command(&["pull", "zebra"]));
     assert_eq!(ended.status.code(), Some(2), "{}", ended.err);
-    let ended = run(&mut Stage::new().command(&["pull", "pypi:-r/etc/passwd"]));
+    let ended = run(&mut CommandFixture::new().command(&["pull", "pypi:-r/etc/passwd"]));
     assert_eq!(ended.status.code(), Some(2), "{}", ended.err);
 }
 
 #[test]
 fn errors_are_json_when_json_is_asked_for() {
-    let ended =
-        run(&mut Stage::new().command(&["--json", "up", "--model", "zebra", "--listen", "127.0.0.1:0"]));
+    let ended = run(&mut CommandFixture::new().command(&[
+        "--json",
+        "up",
+        "--model",
+        "zebra",
+        "--listen",
+        "127.0.0.1:0",
+    ]));
     let value: Value = serde_json::from_str(&ended.err).unwrap();
     assert_eq!(value["error"]["code"], "not_found");
 }
 
 #[test]
 fn help_lists_the_exit_codes() {
-    let ended = run(&mut Stage::new().command(&["--help"]));
+    let ended = run(&mut CommandFixture::new().command(&["--help"]));
     assert_eq!(ended.status.code(), Some(0));
     assert!(ended.out.contains("5  unavailable"), "{}", ended.out);
 }
 
 #[test]
 fn an_adapter_is_pulled_whole_or_not_at_all() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let (stage, gateway) = (CommandFixture::new(), FakeGateway::start());
     let place = tempfile::tempdir().unwrap();
     let pull = |name: &str| {
         let directory = place.path().join(name);

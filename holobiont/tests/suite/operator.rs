@@ -2,37 +2,37 @@
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf};
 
-use crate::common::{Ended, Running, Stage, eventually_some, kill, run};
+use crate::common::{CommandFixture, CommandOutput, RunningCommand, eventually_some, kill, run};
 use rustix::process::Signal;
 use serde_json::Value;
 
 const DETACHED: [&str; 4] = ["up", "--detach", "--listen", "127.0.0.1:0"];
 
 /// A deployment in the background that is stopped at the end, however the test ends.
-struct Behind<'a>(&'a Stage);
+struct BackgroundDeployment<'a>(&'a CommandFixture);
 
-impl<'a> Behind<'a> {
-    fn start(stage: &'a Stage) -> (Self, Ended) {
+impl<'a> BackgroundDeployment<'a> {
+    fn start(stage: &'a CommandFixture) -> (Self, CommandOutput) {
         let ended = run(&mut stage.command(&DETACHED));
         assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
         (Self(stage), ended)
     }
 }
 
-impl Drop for Behind<'_> {
+impl Drop for BackgroundDeployment<'_> {
     fn drop(&mut self) {
         let _ = self.0.command(&["down", "--quiet"]).status();
     }
 }
 
-fn log_path(stage: &Stage) -> PathBuf {
+fn log_path(stage: &CommandFixture) -> PathBuf {
     stage.home.path().join("state/logs/holobiont.log")
 }
 
 #[test]
 fn a_detached_deployment_greets_when_it_serves_and_down_stops_it_in_order() {
-    let stage = Stage::new();
-    let (_behind, ended) = Behind::start(&stage);
+    let stage = CommandFixture::new();
+    let (_behind, ended) = BackgroundDeployment::start(&stage);
     assert!(
         ended.out.contains("http://127.0.0.1:45678") && ended.out.contains("holobiont down"),
         "{}",
@@ -47,7 +47,7 @@ fn a_detached_deployment_greets_when_it_serves_and_down_stops_it_in_order() {
 
 #[test]
 fn deployments_elsewhere_are_found_by_name_by_path_and_as_the_only_one() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let state = |name: &str| stage.home.path().join(name).to_str().unwrap().to_owned();
     let start = |name: &str| {
         let mut command = stage.command(&DETACHED);
@@ -81,9 +81,10 @@ fn deployments_elsewhere_are_found_by_name_by_path_and_as_the_only_one() {
 
 #[test]
 fn a_key_file_named_as_for_the_services_is_used_and_a_variable_that_nobody_reads_is_refused() {
-    let stage = Stage::new();
-    let running =
-        Running::start(stage.command(&["up", "--listen", "127.0.0.1:0"]).env("HOLOBIONT_API_KEY_FILE", "/k"));
+    let stage = CommandFixture::new();
+    let running = RunningCommand::start(
+        stage.command(&["up", "--listen", "127.0.0.1:0"]).env("HOLOBIONT_API_KEY_FILE", "/k"),
+    );
     let gateway = stage.wait_for_log("gateway started", 1);
     assert!(gateway.contains(" --api-key-file /k"), "{gateway}");
     drop(running);
@@ -94,7 +95,7 @@ fn a_key_file_named_as_for_the_services_is_used_and_a_variable_that_nobody_reads
 
 #[test]
 fn with_json_every_error_is_json_also_a_command_line_that_is_none() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     for (arguments, code, exit) in [
         (["--json", "up", "--no-such-option"], "usage", 2),
         (["--json", "frobnicate", "x"], "usage", 2),
@@ -109,7 +110,7 @@ fn with_json_every_error_is_json_also_a_command_line_that_is_none() {
 
 #[test]
 fn a_detached_deployment_that_cannot_start_says_why_with_its_exit_code() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let ended = run(stage.command(&DETACHED).args(["--model", "zebra"]));
     assert_eq!(ended.status.code(), Some(3), "{}", ended.err);
     assert!(ended.err.starts_with("error: no model is called `zebra`"), "{}", ended.err);
@@ -125,7 +126,7 @@ fn a_detached_deployment_that_cannot_start_says_why_with_its_exit_code() {
 
 #[test]
 fn down_without_a_deployment_is_not_found() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let ended = run(&mut stage.command(&["down"]));
     assert_eq!(ended.status.code(), Some(3), "{}", ended.err);
     assert!(ended.err.contains("no deployment runs in"), "{}", ended.err);
@@ -133,9 +134,9 @@ fn down_without_a_deployment_is_not_found() {
 
 #[test]
 fn down_never_signals_a_process_that_got_a_dead_deployments_id() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     // A lock file that names a process which is alive, with another start than its own.
-    let innocent = Running::start(
+    let innocent = RunningCommand::start(
         stage
             .command(&["up", "--listen", "127.0.0.1:0", "--state", "elsewhere"])
             .current_dir(stage.home.path()),
@@ -155,8 +156,8 @@ fn down_never_signals_a_process_that_got_a_dead_deployments_id() {
 
 #[test]
 fn down_stops_a_deployment_in_the_foreground_too_and_both_say_so() {
-    let stage = Stage::new();
-    let running = Running::start(&mut stage.command(&["up", "--listen", "127.0.0.1:0"]));
+    let stage = CommandFixture::new();
+    let running = RunningCommand::start(&mut stage.command(&["up", "--listen", "127.0.0.1:0"]));
     running.wait_for_out("OpenAI(");
     let down = run(&mut stage.command(&["down", "--json"]));
     assert_eq!(down.status.code(), Some(0), "{}", down.err);
@@ -166,7 +167,7 @@ fn down_stops_a_deployment_in_the_foreground_too_and_both_say_so() {
 
 #[test]
 fn what_the_processes_say_is_kept_and_found_by_request_id() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     assert_eq!(run(&mut stage.command(&["logs"])).status.code(), Some(3), "nothing was ever logged");
     let ended = run(stage.command(&["up", "--listen", "127.0.0.1:0"]).env("FAKE_EXECUTOR", "refuse"));
     assert_eq!(ended.status.code(), Some(2));
@@ -186,10 +187,10 @@ fn what_the_processes_say_is_kept_and_found_by_request_id() {
 
 #[test]
 fn a_followed_log_goes_on() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     fs::create_dir_all(log_path(&stage).parent().unwrap()).unwrap();
     fs::write(log_path(&stage), "one\n").unwrap();
-    let following = Running::start(&mut stage.command(&["logs", "--follow"]));
+    let following = RunningCommand::start(&mut stage.command(&["logs", "--follow"]));
     following.wait_for_out("one\n");
     fs::rename(log_path(&stage), log_path(&stage).with_extension("log.1")).unwrap();
     fs::write(log_path(&stage), "two\n").unwrap();
@@ -198,8 +199,8 @@ fn a_followed_log_goes_on() {
 
 #[test]
 fn the_log_hears_draining_processes_whose_supervisor_was_killed() {
-    let stage = Stage::new();
-    let (_behind, _) = Behind::start(&stage);
+    let stage = CommandFixture::new();
+    let (_behind, _) = BackgroundDeployment::start(&stage);
     let lock = fs::read_to_string(stage.home.path().join("state/lock")).unwrap();
     let pid = serde_json::from_str::<Value>(&lock).unwrap()["pid"].as_i64().unwrap();
     kill(pid.try_into().unwrap(), Signal::KILL);
@@ -211,7 +212,7 @@ fn the_log_hears_draining_processes_whose_supervisor_was_killed() {
 
 #[test]
 fn a_crash_loop_is_visible_and_ends_as_the_deployment_file_says() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let file = stage.home.path().join("deployment.toml");
     fs::write(&file, "[deployment]\nmax_crashes_per_min = 2\nrestart_delay_ms = 1\n").unwrap();
     let mut command = stage.command(&["up", "--listen", "127.0.0.1:0"]);
@@ -224,7 +225,7 @@ fn a_crash_loop_is_visible_and_ends_as_the_deployment_file_says() {
 
 #[test]
 fn a_key_is_shown_once_and_only_its_hash_is_kept() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let added =
         run(&mut stage.command(&["key", "add", "acme", "--role", "admin", "--requests-per-min", "60"]));
     assert_eq!(added.status.code(), Some(0), "{}", added.err);
@@ -249,7 +250,7 @@ fn a_key_is_shown_once_and_only_its_hash_is_kept() {
 
 #[test]
 fn check_names_every_problem_with_its_line_and_starts_nothing() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let file = stage.home.path().join("deployment.toml");
     fs::write(stage.home.path().join("keys"), "# keys\nuser:secret-in-plain-text\n").unwrap();
     let text = "[model]\nname = \"zebra\"\n[executor]\ncores = \"0,1001\"\n[gateway]\nlisten = \"0.0.0.0:0\"\n\
@@ -278,7 +279,7 @@ fn check_names_every_problem_with_its_line_and_starts_nothing() {
 
 #[test]
 fn doctor_has_a_line_for_everything_and_a_fix_for_what_fails() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let ended = run(&mut stage.command(&["doctor", "--json"]));
     // The staged model is no model: that is a failure, and the only kind of failure this machine must have.
     assert_eq!(ended.status.code(), Some(1), "{}", ended.err);
@@ -295,7 +296,7 @@ fn doctor_has_a_line_for_everything_and_a_fix_for_what_fails() {
 
 #[test]
 fn every_shell_gets_completions_and_every_command_a_manual_page() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     for shell in ["bash", "zsh", "fish"] {
         let ended = run(&mut stage.command(&["completions", shell]));
         assert!(ended.status.success() && ended.out.contains("adapters"), "{shell}");
@@ -311,9 +312,9 @@ fn every_shell_gets_completions_and_every_command_a_manual_page() {
 
 #[test]
 fn colours_are_where_the_flag_or_the_environment_wants_them() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let ls = || stage.command(&["ls", "--url", "http://127.0.0.1:9"]);
-    let is_coloured = |ended: Ended| ended.out.contains('\u{1b}');
+    let is_coloured = |ended: CommandOutput| ended.out.contains('\u{1b}');
     assert!(!is_coloured(run(&mut ls())), "stdout is no terminal");
     assert!(is_coloured(run(ls().env("CLICOLOR_FORCE", "1"))));
     assert!(!is_coloured(run(ls().env("CLICOLOR_FORCE", "1").env("NO_COLOR", "1"))));
@@ -323,7 +324,7 @@ fn colours_are_where_the_flag_or_the_environment_wants_them() {
 
 #[test]
 fn aliases_are_the_commands_they_stand_for() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     assert_eq!(run(&mut stage.command(&["stop"])).status.code(), Some(3));
     assert!(run(&mut stage.command(&["list", "--url", "http://127.0.0.1:9"])).out.contains("tiny"));
     for (alias, word) in [("run", "Talks to"), ("serve", "Starts a deployment")] {
@@ -333,8 +334,8 @@ fn aliases_are_the_commands_they_stand_for() {
 
 #[test]
 fn a_second_deployment_names_the_process_that_holds_the_state() {
-    let stage = Stage::new();
-    let (_behind, _) = Behind::start(&stage);
+    let stage = CommandFixture::new();
+    let (_behind, _) = BackgroundDeployment::start(&stage);
     let second = run(&mut stage.command(&DETACHED));
     assert_eq!(second.status.code(), Some(4), "{}", second.err);
     assert!(second.err.contains("(process ") && second.err.contains("holobiont down"), "{}", second.err);

@@ -2,30 +2,30 @@
 
 use std::process::Command;
 
-use crate::common::{Running, Stage, kill};
+use crate::common::{CommandFixture, RunningCommand, kill};
 use rustix::process::Signal;
 
 /// `up` with a trainer.
-fn with_trainer(stage: &Stage) -> Command {
+fn with_trainer(stage: &CommandFixture) -> Command {
     let mut command = stage.command(&["up", "--listen", "127.0.0.1:0", "--max-trainers", "2"]);
     command.env("HOLOBIONT_RESTART_DELAY_MS", "1");
     command
 }
 
 /// A deployment that has greeted.
-fn up(command: &mut Command) -> Running {
-    let running = Running::start(command);
+fn up(command: &mut Command) -> RunningCommand {
+    let running = RunningCommand::start(command);
     running.wait_for_out("OpenAI(");
     running
 }
 
-fn count(stage: &Stage, line: &str) -> usize {
+fn count(stage: &CommandFixture, line: &str) -> usize {
     stage.short_log().iter().filter(|logged| *logged == line).count()
 }
 
 #[test]
 fn the_gateway_knows_the_trainer_which_stops_between_it_and_the_executor() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let running = up(&mut with_trainer(&stage));
     let trainer = stage.wait_for_log("trainer started", 1);
     assert!(trainer.contains(" serve --exit-with-stdin --socket "), "{trainer}");
@@ -44,7 +44,7 @@ fn the_gateway_knows_the_trainer_which_stops_between_it_and_the_executor() {
 
 #[test]
 fn a_killed_trainer_is_started_again_and_nobody_else_is() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let running = up(&mut with_trainer(&stage));
     kill(stage.wait_for_process("trainer", 1), Signal::KILL);
     stage.wait_for_process("trainer", 2);
@@ -57,7 +57,7 @@ fn a_killed_trainer_is_started_again_and_nobody_else_is() {
 #[test]
 fn a_trainer_that_keeps_dying_is_given_up_and_the_deployment_goes_on() {
     for behaviour in ["die", "refuse"] {
-        let stage = Stage::new();
+        let stage = CommandFixture::new();
         let running =
             up(with_trainer(&stage).env("HOLOBIONT_MAX_CRASHES_PER_MIN", "3").env("FAKE_TRAINER", behaviour));
         running.wait_for_err("died too often and is given up; nothing is trained any more");
@@ -71,7 +71,7 @@ fn a_trainer_that_keeps_dying_is_given_up_and_the_deployment_goes_on() {
 
 #[test]
 fn a_trainer_that_does_not_stop_is_killed_and_that_is_no_failure() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let running = up(with_trainer(&stage).env("HOLOBIONT_GRACE_MS", "1"));
     let stopped = stage.wait_for_process("trainer", 1);
     kill(stopped, Signal::STOP);
@@ -83,7 +83,7 @@ fn a_trainer_that_does_not_stop_is_killed_and_that_is_no_failure() {
 
 #[test]
 fn without_its_program_a_deployment_serves_and_says_that_nothing_can_be_trained() {
-    let stage = Stage::new().without("holobiont-trainer");
+    let stage = CommandFixture::new().without("holobiont-trainer");
     let running = up(&mut with_trainer(&stage));
     running.wait_for_err("nothing can be trained");
     assert!(!stage.wait_for_log("gateway started", 1).contains("--trainer-socket"));
@@ -95,7 +95,7 @@ fn without_its_program_a_deployment_serves_and_says_that_nothing_can_be_trained(
 #[test]
 fn who_wants_no_trainer_has_none() {
     for wish in ["--max-trainers=0", "--layer-local=false"] {
-        let stage = Stage::new();
+        let stage = CommandFixture::new();
         let running =
             up(stage.command(&["up", "--listen", "127.0.0.1:0", wish]).env("HOLOBIONT_MAX_TRAINERS", "1"));
         assert!(!stage.wait_for_log("gateway started", 1).contains("--trainer-socket"));

@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use crate::common::{Ended, Running, Stage, gateway::FakeGateway, kill, run};
+use crate::common::{CommandFixture, CommandOutput, RunningCommand, gateway::FakeGateway, kill, run};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -70,15 +70,16 @@ echo "{\"event\":\"done\",\"steps\":4,\"loss\":1.5,\"held_out_loss\":3.25,\"gene
 "#;
 
 /// A stage with a trainer, a gateway, and training data.
-struct Training {
-    stage: Stage,
+struct TuneFixture {
+    stage: CommandFixture,
     gateway: FakeGateway,
     root: PathBuf,
 }
 
-impl Training {
+impl TuneFixture {
     fn new() -> Self {
-        let (stage, gateway) = (Stage::new().with("holobiont-trainer", TRAINER), FakeGateway::start());
+        let (stage, gateway) =
+            (CommandFixture::new().with("holobiont-trainer", TRAINER), FakeGateway::start());
         let root = stage.home.path().join("root");
         fs::create_dir(&root).unwrap();
         fs::write(stage.home.path().join("data.jsonl"), "{}\n").unwrap();
@@ -94,13 +95,13 @@ impl Training {
         command
     }
 
-    fn run(&self, arguments: &[&str]) -> Ended {
+    fn run(&self, arguments: &[&str]) -> CommandOutput {
         run(&mut self.command(arguments))
     }
 
     /// A run that has taken its second step and goes no further.
-    fn waiting(&self, arguments: &[&str]) -> Running {
-        let running = Running::start(self.command(arguments).env("FAKE_TRAINER", "wait"));
+    fn waiting(&self, arguments: &[&str]) -> RunningCommand {
+        let running = RunningCommand::start(self.command(arguments).env("FAKE_TRAINER", "wait"));
         running.wait_for_err("held out 3.250");
         running
     }
@@ -125,7 +126,7 @@ fn text(path: &Path) -> String {
 
 #[test]
 fn a_deployment_that_serves_no_layers_is_told_before_a_trainer_starts() {
-    let training = Training::new();
+    let training = TuneFixture::new();
     fs::remove_file(training.stage.home.path().join("state/layers.sock")).unwrap();
     let ended = training.run(&["data.jsonl", "--name", "new"]);
     assert_eq!(ended.status.code(), Some(5), "{}", ended.err);
@@ -135,7 +136,7 @@ fn a_deployment_that_serves_no_layers_is_told_before_a_trainer_starts() {
 
 #[test]
 fn an_adapter_is_trained_served_and_told_of() {
-    let training = Training::new();
+    let training = TuneFixture::new();
     let line = ["data.jsonl", "--name", "new", "--rank", "4", "--method", "lora", "--plot", "loss.svg"];
     let ended = training.run(&line);
     assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
@@ -176,7 +177,7 @@ fn an_adapter_is_trained_served_and_told_of() {
 
 #[test]
 fn ctrl_c_reaches_the_trainer_once_and_the_run_goes_on_where_it_was() {
-    let training = Training::new();
+    let training = TuneFixture::new();
     let running = training.waiting(&["data.jsonl", "--name", "org/new", "--rank", "4"]);
     running.signal(Signal::INT);
     let ended = running.end();
@@ -204,7 +205,7 @@ fn ctrl_c_reaches_the_trainer_once_and_the_run_goes_on_where_it_was() {
 
 #[test]
 fn a_run_is_cancelled_from_elsewhere_and_nobody_else_can_begin_it() {
-    let training = Training::new();
+    let training = TuneFixture::new();
     let running = training.waiting(&["data.jsonl", "--name", "new"]);
     let second = training.run(&["data.jsonl", "--name", "new"]);
     assert_eq!(second.status.code(), Some(4), "{}", second.err);
@@ -218,7 +219,7 @@ fn a_run_is_cancelled_from_elsewhere_and_nobody_else_can_begin_it() {
 
 #[test]
 fn a_trainer_that_outlives_a_killed_command_has_the_run_until_it_is_cancelled() {
-    let training = Training::new();
+    let training = TuneFixture::new();
     let running = training.waiting(&["data.jsonl", "--name", "new"]);
     running.signal(Signal::KILL);
     running.end();
@@ -235,7 +236,7 @@ fn a_trainer_that_outlives_a_killed_command_has_the_run_until_it_is_cancelled() 
 
 #[test]
 fn a_killed_run_is_known_to_have_failed_and_leaves_what_it_said_readable() {
-    let training = Training::new();
+    let training = TuneFixture::new();
     let running = training.waiting(&["data.jsonl", "--name", "new"]);
     let trainer = training.stage.wait_for_process("trainer", 1);
     running.signal(Signal::KILL);
@@ -250,7 +251,7 @@ fn a_killed_run_is_known_to_have_failed_and_leaves_what_it_said_readable() {
 
 #[test]
 fn faults_in_the_data_are_shown_by_line_and_nothing_is_trained() {
-    let training = Training::new();
+    let training = TuneFixture::new();
     let ended = run(training.command(&["data.jsonl", "--name", "new"]).env("FAKE_TRAINER", "faults"));
     assert_eq!(ended.status.code(), Some(2), "{}", ended.err);
     assert_eq!(ended.out, "line 3: no messages\nline 7: not JSON\n");
@@ -261,7 +262,7 @@ fn faults_in_the_data_are_shown_by_line_and_nothing_is_trained() {
 
 #[test]
 fn a_trainer_that_refuses_is_believed_and_its_exit_code_kept() {
-    let training = Training::new();
+    let training = TuneFixture::new();
     let ended = run(training.command(&["data.jsonl", "--name", "new"]).env("FAKE_TRAINER", "refuse"));
     assert_eq!(ended.status.code(), Some(5), "{}", ended.err);
     assert_eq!(ended.err, "error: the executor rents no layers\n");
@@ -271,7 +272,7 @@ fn a_trainer_that_refuses_is_believed_and_its_exit_code_kept() {
 
 #[test]
 fn a_name_that_cannot_be_had_is_refused_before_anything_runs() {
-    let training = Training::new();
+    let training = TuneFixture::new();
     let cases = [
         (vec!["data.jsonl", "--name", "pirate"], 4, "--replace"),
         (vec!["data.jsonl", "--name", "smol"], 2, "the name of the base model"),
@@ -289,13 +290,13 @@ fn a_name_that_cannot_be_had_is_refused_before_anything_runs() {
     }
     assert_eq!(training.starts(), [""; 0]);
     assert!(!training.directory("new").exists() && !training.directory("pirate").exists());
-    let without = Training { stage: Training::new().stage.without("holobiont-trainer"), ..training };
+    let without = TuneFixture { stage: TuneFixture::new().stage.without("holobiont-trainer"), ..training };
     assert_eq!(without.run(&["/dev/null", "--name", "new"]).status.code(), Some(3));
 }
 
 #[test]
 fn an_adapter_is_replaced_only_as_it_was_when_the_run_began() {
-    let training = Training::new();
+    let training = TuneFixture::new();
     let ended = training.run(&["data.jsonl", "--name", "pirate", "--replace"]);
     assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
     assert_eq!(training.gateway.bodies()[0]["expected_generation"], "abcdef0123456789");
@@ -303,7 +304,7 @@ fn an_adapter_is_replaced_only_as_it_was_when_the_run_began() {
 
 #[test]
 fn what_is_trained_and_not_taken_is_kept_and_the_command_that_serves_it_named() {
-    let training = Training::new();
+    let training = TuneFixture::new();
     let ended = training.run(&["data.jsonl", "--name", "busy"]);
     assert_eq!(ended.status.code(), Some(5), "{}", ended.err);
     let record = training.record("busy");
@@ -315,7 +316,7 @@ fn what_is_trained_and_not_taken_is_kept_and_the_command_that_serves_it_named() 
 
 #[test]
 fn a_dry_run_shows_the_plan_and_leaves_nothing() {
-    let training = Training::new();
+    let training = TuneFixture::new();
     let ended = training.run(&["data.jsonl", "--name", "new", "--dry-run"]);
     assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
     assert!(ended.out.contains("4 of 3 examples each, 1 epoch"), "{}", ended.out);
@@ -325,7 +326,7 @@ fn a_dry_run_shows_the_plan_and_leaves_nothing() {
 
 #[test]
 fn with_json_every_line_is_an_event_and_errors_are_json_too() {
-    let training = Training::new();
+    let training = TuneFixture::new();
     let ended = training.run(&["data.jsonl", "--name", "new", "--json"]);
     let events: Vec<Value> = ended.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let names: Vec<_> = events.iter().map(|event| event["event"].as_str().unwrap()).collect();
@@ -338,7 +339,7 @@ fn with_json_every_line_is_an_event_and_errors_are_json_too() {
     assert_eq!(runs["runs"][0]["name"], "new");
 }
 
-fn done(ended: &Ended) {
+fn done(ended: &CommandOutput) {
     assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
 }
 
@@ -354,8 +355,8 @@ fn answers(path: &Path) -> Vec<(String, Vec<Value>)> {
 
 #[test]
 fn a_draft_learns_what_the_model_answers_and_what_was_answered_is_not_asked_again() {
-    let training = Training::new();
-    let asked = |training: &Training| -> Vec<Value> {
+    let training = TuneFixture::new();
+    let asked = |training: &TuneFixture| -> Vec<Value> {
         training.gateway.bodies().into_iter().filter(|body| body["logprobs"] == true).collect()
     };
     fs::write(training.stage.home.path().join("prompts.txt"), "one\ntwo\nthree\n").unwrap();
@@ -407,7 +408,7 @@ fn a_draft_learns_what_the_model_answers_and_what_was_answered_is_not_asked_agai
 
 #[test]
 fn a_draft_may_learn_from_answers_that_there_are_and_of_a_model_that_is_served_alone() {
-    let training = Training::new();
+    let training = TuneFixture::new();
     fs::write(training.stage.home.path().join("said.jsonl"), "{\"answers\": []}\n").unwrap();
     done(&training.run(&["said.jsonl", "--name", "quick", "--draft"]));
     assert!(training.starts().join("\n").contains("said.jsonl"));

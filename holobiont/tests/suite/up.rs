@@ -2,21 +2,21 @@
 
 use std::{fs, net::TcpListener};
 
-use crate::common::{Running, Stage, eventually_some, kill, run};
+use crate::common::{CommandFixture, RunningCommand, eventually_some, kill, run};
 use rustix::process::Signal;
 
 const ANY_PORT: [&str; 3] = ["up", "--listen", "127.0.0.1:0"];
 
 /// A deployment that has greeted.
-fn up(stage: &Stage) -> Running {
-    let running = Running::start(&mut stage.command(&ANY_PORT));
+fn up(stage: &CommandFixture) -> RunningCommand {
+    let running = RunningCommand::start(&mut stage.command(&ANY_PORT));
     running.wait_for_out("OpenAI(");
     running
 }
 
 #[test]
 fn the_executor_starts_first_and_stops_last() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let running = up(&stage);
     running.signal(Signal::INT);
     let ended = running.end();
@@ -29,7 +29,7 @@ fn the_executor_starts_first_and_stops_last() {
 
 #[test]
 fn a_termination_signal_stops_a_deployment_like_ctrl_c() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let running = up(&stage);
     running.signal(Signal::TERM);
     assert_eq!(running.end().status.code(), Some(0));
@@ -38,7 +38,7 @@ fn a_termination_signal_stops_a_deployment_like_ctrl_c() {
 
 #[test]
 fn the_run_directory_is_gone_after_a_stop() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let running = up(&stage);
     let run = stage.home.path().join("state/run");
     assert_eq!(fs::read_dir(&run).unwrap().count(), 1);
@@ -49,7 +49,7 @@ fn the_run_directory_is_gone_after_a_stop() {
 
 #[test]
 fn a_killed_executor_is_started_again_and_the_gateway_stays() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let running = up(&stage);
     kill(stage.wait_for_process("executor", 1), Signal::KILL);
     stage.wait_for_process("executor", 2);
@@ -63,7 +63,7 @@ fn a_killed_executor_is_started_again_and_the_gateway_stays() {
 
 #[test]
 fn a_restarted_gateway_listens_where_the_first_one_did() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let running = up(&stage);
     assert!(stage.wait_for_log("gateway started", 1).contains("--listen 127.0.0.1:0 "));
     kill(stage.wait_for_process("gateway", 1), Signal::KILL);
@@ -74,7 +74,7 @@ fn a_restarted_gateway_listens_where_the_first_one_did() {
 
 #[test]
 fn a_process_that_dies_five_times_is_given_up_and_the_other_is_stopped() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let ended = run(stage.command(&ANY_PORT).env("FAKE_GATEWAY", "die"));
     assert_eq!(ended.status.code(), Some(1));
     assert!(
@@ -89,7 +89,7 @@ fn a_process_that_dies_five_times_is_given_up_and_the_other_is_stopped() {
 
 #[test]
 fn a_process_that_refuses_to_start_is_not_asked_twice() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let ended = run(stage.command(&ANY_PORT).env("FAKE_EXECUTOR", "refuse"));
     assert_eq!(ended.status.code(), Some(2), "its own exit code");
     let last = ended.err.lines().last().unwrap_or_default();
@@ -100,7 +100,7 @@ fn a_process_that_refuses_to_start_is_not_asked_twice() {
 
 #[test]
 fn the_processes_drain_when_their_supervisor_is_killed() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let running = up(&stage);
     running.signal(Signal::KILL);
     running.end();
@@ -110,9 +110,9 @@ fn the_processes_drain_when_their_supervisor_is_killed() {
 
 #[test]
 fn a_second_ctrl_c_kills_what_does_not_stop() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let mut command = stage.command(&ANY_PORT);
-    let running = Running::start(command.env("FAKE_GATEWAY", "stubborn"));
+    let running = RunningCommand::start(command.env("FAKE_GATEWAY", "stubborn"));
     running.wait_for_out("OpenAI(");
     let gateway = stage.wait_for_process("gateway", 1);
     running.signal(Signal::INT);
@@ -129,7 +129,7 @@ fn a_second_ctrl_c_kills_what_does_not_stop() {
 
 #[test]
 fn a_ctrl_c_that_a_script_passes_on_as_a_termination_is_one_request_to_stop() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let running = up(&stage);
     running.signal(Signal::INT);
     running.signal(Signal::TERM);
@@ -140,10 +140,10 @@ fn a_ctrl_c_that_a_script_passes_on_as_a_termination_is_one_request_to_stop() {
 
 #[test]
 fn what_does_not_stop_within_the_grace_is_killed() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let mut command = stage.command(&ANY_PORT);
     command.env("FAKE_EXECUTOR", "stubborn").env("HOLOBIONT_GRACE_MS", "300");
-    let running = Running::start(&mut command);
+    let running = RunningCommand::start(&mut command);
     running.wait_for_out("OpenAI(");
     running.signal(Signal::TERM);
     let ended = running.end();
@@ -154,7 +154,7 @@ fn what_does_not_stop_within_the_grace_is_killed() {
 
 #[test]
 fn a_second_deployment_on_the_same_state_is_refused() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let first = up(&stage);
     let second = run(&mut stage.command(&ANY_PORT));
     assert_eq!(second.status.code(), Some(4), "{}", second.err);
@@ -166,7 +166,7 @@ fn a_second_deployment_on_the_same_state_is_refused() {
 
 #[test]
 fn a_taken_port_is_refused_before_anything_starts() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let holder = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = holder.local_addr().unwrap().to_string();
     let ended = run(&mut stage.command(&["up", "--listen", &address]));
@@ -177,7 +177,7 @@ fn a_taken_port_is_refused_before_anything_starts() {
 
 #[test]
 fn flags_environment_and_file_reach_the_processes() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let adapter = stage.home.path().join("pirate");
     fs::create_dir(&adapter).unwrap();
     fs::write(adapter.join("adapter_config.json"), "{}").unwrap();
@@ -187,7 +187,7 @@ fn flags_environment_and_file_reach_the_processes() {
     fs::write(&file, text).unwrap();
     let mut command = stage.command(&ANY_PORT);
     command.arg("--config").arg(&file).args(["--cores", "0-1", "--log-format", "json"]);
-    let running = Running::start(command.env("HOLOBIONT_MAX_RUNNING", "7"));
+    let running = RunningCommand::start(command.env("HOLOBIONT_MAX_RUNNING", "7"));
     running.wait_for_out("OpenAI(");
     running.signal(Signal::INT);
     running.end();
@@ -211,12 +211,12 @@ fn flags_environment_and_file_reach_the_processes() {
 
 #[test]
 fn paths_reach_the_processes_as_they_were_written() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     fs::create_dir(stage.home.path().join("pirate")).unwrap();
     fs::write(stage.home.path().join("pirate/adapter_config.json"), "{}").unwrap();
     let mut command = stage.command(&ANY_PORT);
     command.args(["--model", "./models/tiny.gguf", "--adapter", "pirate=./pirate", "--state", "./s"]);
-    let running = Running::start(command.current_dir(stage.home.path()));
+    let running = RunningCommand::start(command.current_dir(stage.home.path()));
     running.wait_for_out("OpenAI(");
     let mut second = stage.command(&ANY_PORT);
     let second = run(second.args(["--state", "./s"]).current_dir(stage.home.path()));
@@ -232,8 +232,8 @@ fn paths_reach_the_processes_as_they_were_written() {
 
 #[test]
 fn the_json_greeting_is_one_line_of_json() {
-    let stage = Stage::new();
-    let running = Running::start(stage.command(&ANY_PORT).arg("--json"));
+    let stage = CommandFixture::new();
+    let running = RunningCommand::start(stage.command(&ANY_PORT).arg("--json"));
     running.wait_for_out("\n");
     running.signal(Signal::INT);
     let ended = running.end();
@@ -244,7 +244,7 @@ fn the_json_greeting_is_one_line_of_json() {
 
 #[test]
 fn wrong_configurations_name_the_key_and_exit_with_usage() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let file = stage.home.path().join("deployment.toml");
     fs::write(&file, "[executor]\n\nkv_bites = 3\n").unwrap();
     let ended = run(stage.command(&ANY_PORT).arg("--config").arg(&file));
@@ -259,7 +259,7 @@ fn wrong_configurations_name_the_key_and_exit_with_usage() {
 
 #[test]
 fn what_is_missing_is_not_found_by_name() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let cases: [(&[&str], &str); 4] = [
         (&["up", "--listen", "127.0.0.1:0", "--model", "zebra"], "zebra"),
         (&["up", "--listen", "127.0.0.1:0", "--model", "./zebra.gguf"], "./zebra.gguf"),
@@ -271,7 +271,7 @@ fn what_is_missing_is_not_found_by_name() {
         assert_eq!(ended.status.code(), Some(3), "{arguments:?}: {}", ended.err);
         assert!(ended.err.contains(name), "{}", ended.err);
     }
-    let ended = run(&mut Stage::new().without("gateway").command(&ANY_PORT));
+    let ended = run(&mut CommandFixture::new().without("gateway").command(&ANY_PORT));
     assert_eq!(ended.status.code(), Some(3));
     assert!(ended.err.contains("`gateway`") && ended.err.contains("cargo build"), "{}", ended.err);
 }

@@ -2,30 +2,30 @@
 
 use std::process::Command;
 
-use crate::common::{Running, Stage, eventually_some, kill, run};
+use crate::common::{CommandFixture, RunningCommand, eventually_some, kill, run};
 use rustix::process::Signal;
 
 /// `up` with two workers, on cores 0 and 1 whatever machine this is.
-fn two_workers(stage: &Stage) -> Command {
+fn two_workers(stage: &CommandFixture) -> Command {
     let mut command = stage.command(&["up", "--listen", "127.0.0.1:0", "--workers", "2"]);
     command.env("HOLOBIONT_WORKERS_CORES", "0-1").env("HOLOBIONT_RESTART_DELAY_MS", "1");
     command
 }
 
 /// A deployment that has greeted.
-fn up(command: &mut Command) -> Running {
-    let running = Running::start(command);
+fn up(command: &mut Command) -> RunningCommand {
+    let running = RunningCommand::start(command);
     running.wait_for_out("OpenAI(");
     running
 }
 
-fn count(stage: &Stage, line: &str) -> usize {
+fn count(stage: &CommandFixture, line: &str) -> usize {
     stage.short_log().iter().filter(|logged| *logged == line).count()
 }
 
 #[test]
 fn each_worker_is_told_its_core_and_all_stop_last() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let running = up(&mut two_workers(&stage));
     let mut cores = [1, 2].map(|nth| {
         let started = stage.wait_for_log("worker started", nth);
@@ -47,7 +47,7 @@ fn each_worker_is_told_its_core_and_all_stop_last() {
 
 #[test]
 fn a_killed_worker_is_started_again_and_nobody_else_is() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let running = up(&mut two_workers(&stage));
     stage.wait_for_process("worker", 2);
     kill(stage.wait_for_process("worker", 1), Signal::KILL);
@@ -61,7 +61,7 @@ fn a_killed_worker_is_started_again_and_nobody_else_is() {
 #[test]
 fn a_worker_that_keeps_dying_is_given_up_and_the_deployment_goes_on() {
     for behaviour in ["die", "refuse"] {
-        let stage = Stage::new();
+        let stage = CommandFixture::new();
         let mut command = stage.command(&["up", "--listen", "127.0.0.1:0", "--workers", "1"]);
         command.env("HOLOBIONT_WORKERS_CORES", "0").env("HOLOBIONT_RESTART_DELAY_MS", "1");
         command.env("HOLOBIONT_MAX_CRASHES_PER_MIN", "3");
@@ -78,7 +78,7 @@ fn a_worker_that_keeps_dying_is_given_up_and_the_deployment_goes_on() {
 
 #[test]
 fn a_worker_that_is_not_ready_keeps_nobody_waiting() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let running = up(two_workers(&stage).env("FAKE_WORKER", "mute"));
     running.signal(Signal::INT);
     assert_eq!(running.end().status.code(), Some(0));
@@ -86,7 +86,7 @@ fn a_worker_that_is_not_ready_keeps_nobody_waiting() {
 
 #[test]
 fn a_worker_that_does_not_stop_is_killed_and_that_is_no_failure() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let running = up(&mut two_workers(&stage));
     let stopped = stage.wait_for_process("worker", 1);
     stage.wait_for_process("worker", 2);
@@ -102,7 +102,7 @@ fn a_worker_that_does_not_stop_is_killed_and_that_is_no_failure() {
 
 #[test]
 fn the_workers_go_when_their_supervisor_is_killed() {
-    let stage = Stage::new();
+    let stage = CommandFixture::new();
     let running = up(&mut two_workers(&stage));
     stage.wait_for_process("worker", 2);
     running.signal(Signal::KILL);
@@ -112,7 +112,7 @@ fn the_workers_go_when_their_supervisor_is_killed() {
 
 #[test]
 fn without_workers_their_program_is_not_needed() {
-    let stage = Stage::new().without("lora-worker");
+    let stage = CommandFixture::new().without("lora-worker");
     let running = up(&mut stage.command(&["up", "--listen", "127.0.0.1:0"]));
     assert!(stage.wait_for_log("executor started", 1).contains("--max-workers 0 "));
     assert!(!stage.wait_for_log("gateway started", 1).contains("--expected-workers"));

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::{
-    kept::{Kept, scale},
+    kept::{KvElement, scale},
     layout::{BLOCK_TOKENS, KvRows, KvShape, QkvLayout},
 };
 use crate::simd::{Kernel, LANES, Simd};
@@ -21,7 +21,7 @@ pub(super) struct Append<'a> {
 /// As these numbers.
 pub(super) struct AppendAs<'a, E>(pub(super) Append<'a>, pub(super) PhantomData<E>);
 
-impl<E: Kept> Kernel for AppendAs<'_, E> {
+impl<E: KvElement> Kernel for AppendAs<'_, E> {
     type Output = ();
 
     #[inline(always)]
@@ -54,7 +54,7 @@ impl<E: Kept> Kernel for AppendAs<'_, E> {
 
 /// Writes the scale of these features, if they have one; returns what they are multiplied with.
 #[inline(always)]
-unsafe fn scaled<S: Simd, E: Kept>(to: *mut f32, features: *const f32, head_dim: usize) -> f32 {
+unsafe fn scaled<S: Simd, E: KvElement>(to: *mut f32, features: *const f32, head_dim: usize) -> f32 {
     if !E::SCALED {
         return 1.0;
     }
@@ -74,7 +74,7 @@ unsafe fn scaled<S: Simd, E: Kept>(to: *mut f32, features: *const f32, head_dim:
 
 /// Sixteen features or fewer as they are rounded.
 #[inline(always)]
-unsafe fn rounded<S: Simd, E: Kept>(features: *const f32, count: usize, inverse: f32) -> S::F {
+unsafe fn rounded<S: Simd, E: KvElement>(features: *const f32, count: usize, inverse: f32) -> S::F {
     // SAFETY: the caller's.
     let v = unsafe { S::load_head(features, count) };
     if E::SCALED { S::round(S::mul(v, S::splat(inverse))) } else { v }
@@ -82,11 +82,11 @@ unsafe fn rounded<S: Simd, E: Kept>(features: *const f32, count: usize, inverse:
 
 /// Features go a block's width apart.
 #[inline(always)]
-unsafe fn store_key<S: Simd, E: Kept>(to: *mut E, key: *const f32, head_dim: usize, inverse: f32) {
+unsafe fn store_key<S: Simd, E: KvElement>(to: *mut E, key: *const f32, head_dim: usize, inverse: f32) {
     let mut c = 0;
     while c < head_dim {
         let n = LANES.min(head_dim - c);
-        // SAFETY: the caller's: the key has `head_dim` features, the block a column of as many. `Kept` types are
+        // SAFETY: the caller's: the key has `head_dim` features, the block a column of as many. `KvElement` types are
         // plain numbers, so a zeroed array of them is one.
         unsafe {
             let mut lanes: [E; LANES] = std::mem::zeroed();
@@ -101,7 +101,7 @@ unsafe fn store_key<S: Simd, E: Kept>(to: *mut E, key: *const f32, head_dim: usi
 
 /// The padding of a value is written too: as zeroes.
 #[inline(always)]
-unsafe fn store_value<S: Simd, E: Kept>(to: *mut E, value: *const f32, head_dim: usize, inverse: f32) {
+unsafe fn store_value<S: Simd, E: KvElement>(to: *mut E, value: *const f32, head_dim: usize, inverse: f32) {
     let mut c = 0;
     while c < head_dim {
         // SAFETY: the caller's: the value has `head_dim` features, its row in the block as many, padded to 16.

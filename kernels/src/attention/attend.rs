@@ -3,9 +3,9 @@
 use std::marker::PhantomData;
 
 use super::{
-    kept::Kept,
+    kept::KvElement,
     layout::{BLOCK_TOKENS, KvRows, KvShape, QkvLayout},
-    sum::Sum,
+    sum::SoftmaxSum,
 };
 use crate::{
     elementwise::capped,
@@ -59,12 +59,12 @@ pub(super) struct Attend<'a> {
     pub(super) cap: Option<f32>,
     /// Of the tile's; the first, and one past the last.
     pub(super) segments: (usize, usize),
-    pub(super) to: To,
+    pub(super) to: TileTarget,
 }
 
 /// Where the results of a tile go.
 #[derive(Clone, Copy)]
-pub(super) enum To {
+pub(super) enum TileTarget {
     /// Means, to rows of all heads.
     Out(*mut f32),
     /// Sums, to room for as many as the tile has rows and heads.
@@ -74,7 +74,7 @@ pub(super) enum To {
 /// With what its blocks hold.
 pub(super) struct AttendIn<'a, E>(pub(super) Attend<'a>, pub(super) PhantomData<E>);
 
-impl<E: Kept> Kernel for AttendIn<'_, E> {
+impl<E: KvElement> Kernel for AttendIn<'_, E> {
     type Output = ();
 
     #[inline(always)]
@@ -119,16 +119,16 @@ impl Attend<'_> {
 
     /// Writes what a row has come to.
     #[inline(always)]
-    pub(super) fn put<S: Simd>(&self, row: usize, sum: &Sum) {
+    pub(super) fn put<S: Simd>(&self, row: usize, sum: &SoftmaxSum) {
         let (head_dim, padded) = (self.layout.head_dim, self.shape.padded());
         match self.to {
-            To::Out(out) => {
+            TileTarget::Out(out) => {
                 let (token, head) = self.place(row);
                 // SAFETY: `attend` has checked that out has this row.
                 unsafe { sum.finish::<S>(out.add((token * self.layout.heads + head) * head_dim), head_dim) };
             }
             // SAFETY: there is room for each row.
-            To::Part(part) => unsafe { sum.save(part.add(row * Sum::saved(padded)), padded) },
+            TileTarget::Part(part) => unsafe { sum.save(part.add(row * SoftmaxSum::saved(padded)), padded) },
         }
     }
 }
@@ -141,17 +141,17 @@ struct Query {
     visible: (usize, usize),
 }
 
-impl<E: Kept> AttendIn<'_, E> {
+impl<E: KvElement> AttendIn<'_, E> {
     /// `R` (token, head) rows of the tile from `first` on; returns `R`. Scores of `B` blocks are taken together: each is a chain of
     /// multiply-adds that wait for each other, and `R * B` chains side by side fill the time.
     #[inline(always)]
     fn rows<S: Simd, const R: usize, const B: usize>(&self, first: usize) -> usize {
         let queries: [Query; R] = std::array::from_fn(|r| self.query(first + r));
         let (begin, end) = self.0.segments;
-        let mut sums = [Sum::EMPTY; R];
+        let mut sums = [SoftmaxSum::EMPTY; R];
         self.segment::<S, R, B>(&queries, begin, &mut sums);
         for segment in begin + 1..end {
-            let mut more = [Sum::EMPTY; R];
+            let mut more = [SoftmaxSum::EMPTY; R];
             self.segment::<S, R, B>(&queries, segment, &mut more);
             for (sum, more) in sums.iter_mut().zip(&more) {
                 sum.join::<S>(more, self.0.shape.padded());
@@ -169,7 +169,7 @@ impl<E: Kept> AttendIn<'_, E> {
         &self,
         queries: &[Query; R],
         segment: usize,
-        sums: &mut [Sum; R],
+        sums: &mut [SoftmaxSum; R],
     ) {
         let mut scores = [[0.0f32; SPAN]; R];
         let begin = queries.iter().map(|q| q.visible.0).min().unwrap_or(0).max(segment * SEGMENT);
@@ -213,7 +213,7 @@ impl<E: Kept> AttendIn<'_, E> {
         unsafe { data.add(at).cast() }
     }
 
-    /// The scales of its keys in a block of [`Kept::SCALED`] numbers; those of its values follow.
+    /// The scales of its keys in a block of [`KvElement::SCALED`] numbers; those of its values follow.
     #[inline(always)]
     fn scales(&self, block: usize) -> *const f32 {
         // SAFETY: they follow the numbers of a head.
@@ -274,7 +274,7 @@ impl<E: Kept> AttendIn<'_, E> {
         span: usize,
         seen: (usize, usize),
         scores: &mut [f32; SPAN],
-        sum: &mut Sum,
+        sum: &mut SoftmaxSum,
     ) {
         let (from, to) = visible_in(query, span);
         if from >= to {
@@ -320,7 +320,7 @@ impl<E: Kept> AttendIn<'_, E> {
         span: usize,
         range: (usize, usize),
         weights: &[[f32; SPAN]; R],
-        sums: &mut [Sum; R],
+        sums: &mut [SoftmaxSum; R],
     ) {
         let padded = self.0.shape.padded();
         let mut column = 0;
@@ -338,7 +338,7 @@ impl<E: Kept> AttendIn<'_, E> {
         span: usize,
         range: (usize, usize),
         weights: &[[f32; SPAN]; R],
-        sums: &mut [Sum; R],
+        sums: &mut [SoftmaxSum; R],
         column: usize,
     ) -> usize {
         let shape = self.0.shape;

@@ -9,7 +9,7 @@ use crate::{buffer::Pod, element::Element, simd::Simd};
 const LARGEST: f32 = 127.0;
 
 /// A kept number.
-pub(super) trait Kept: Pod {
+pub(super) trait KvElement: Pod {
     /// Whether a key's or a value's numbers times a scale of its own are its features.
     const SCALED: bool;
 
@@ -20,7 +20,7 @@ pub(super) trait Kept: Pod {
     /// `from` is valid for 16 numbers.
     unsafe fn load<S: Simd>(from: *const Self) -> S::F;
 
-    /// Rounds sixteen lanes, which of [`Kept::SCALED`] numbers are at most 127.
+    /// Rounds sixteen lanes, which of [`KvElement::SCALED`] numbers are at most 127.
     ///
     /// # Safety
     ///
@@ -28,7 +28,7 @@ pub(super) trait Kept: Pod {
     unsafe fn store<S: Simd>(to: *mut Self, v: S::F);
 }
 
-impl<E: Element> Kept for E {
+impl<E: Element> KvElement for E {
     const SCALED: bool = false;
 
     #[inline(always)]
@@ -43,7 +43,7 @@ impl<E: Element> Kept for E {
     }
 }
 
-impl Kept for i8 {
+impl KvElement for i8 {
     const SCALED: bool = true;
 
     #[inline(always)]

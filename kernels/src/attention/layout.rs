@@ -67,7 +67,7 @@ impl KvShape {
 
 /// What attention of a layer leaves out, and how large scores get.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Limits {
+pub struct AttentionLimits {
     /// A query sees this many positions at most, its own among them.
     pub window: Option<usize>,
     /// A score `s` becomes `cap * tanh(s / cap)` (Gemma 2).

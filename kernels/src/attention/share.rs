@@ -1,12 +1,12 @@
 //! Long contexts of few queries, shared out among threads: a segment of a tile each, and joined when all are there.
 
 use super::{
-    attend::{Attend, To},
-    sum::Sum,
+    attend::{Attend, TileTarget},
+    sum::SoftmaxSum,
 };
 use crate::{
     isa::Isa,
-    pool::Pool,
+    pool::ThreadPool,
     simd::{Kernel, Simd},
 };
 
@@ -14,27 +14,27 @@ use crate::{
 const ENOUGH: usize = 8;
 
 /// What threads do for some tiles.
-pub(super) struct Shares {
+pub(super) struct SplitTiles {
     /// A segment of a tile each.
-    parts: Vec<Part>,
+    parts: Vec<TileSegment>,
     /// All segments of a tile that has several.
-    cut: Vec<Part>,
+    cut: Vec<TileSegment>,
     room: Vec<f32>,
 }
 
 #[derive(Clone, Copy)]
-struct Part {
+struct TileSegment {
     tile: usize,
     segments: (usize, usize),
     /// In the room.
     at: usize,
 }
 
-struct Room(*mut f32);
+struct SplitScratch(*mut f32);
 // SAFETY: parts have ranges of their own.
-unsafe impl Sync for Room {}
+unsafe impl Sync for SplitScratch {}
 
-impl Shares {
+impl SplitTiles {
     /// Of so many tiles; nothing if each is better done as a whole.
     pub(super) fn new<'a>(
         tiles: usize,
@@ -49,10 +49,10 @@ impl Shares {
         for tile in 0..tiles {
             let (begin, end) = segments(tile);
             if end - begin > 1 {
-                cut.push(Part { tile, segments: (begin, end), at: used });
+                cut.push(TileSegment { tile, segments: (begin, end), at: used });
             }
             for segment in begin..end {
-                parts.push(Part { tile, segments: (segment, segment + 1), at: used });
+                parts.push(TileSegment { tile, segments: (segment, segment + 1), at: used });
                 used += numbers(&attend(tile));
             }
         }
@@ -62,32 +62,33 @@ impl Shares {
     /// Does what there is to do, each part by `one`.
     pub(super) fn run<'a>(
         mut self,
-        pool: &mut Pool,
+        pool: &mut ThreadPool,
         isa: Isa,
         attend: impl Fn(usize) -> Attend<'a> + Sync,
         one: impl Fn(Attend<'a>) + Sync,
     ) {
-        let room = Room(self.room.as_mut_ptr());
+        let room = SplitScratch(self.room.as_mut_ptr());
         pool.run(self.parts.len(), |i| {
-            let (Part { tile, segments, at }, room) = (self.parts[i], &room);
+            let (TileSegment { tile, segments, at }, room) = (self.parts[i], &room);
             let whole = attend(tile);
-            let to = if segments == whole.segments { whole.to } else { To::Part(room.0.wrapping_add(at)) };
+            let to =
+                if segments == whole.segments { whole.to } else { TileTarget::Part(room.0.wrapping_add(at)) };
             one(Attend { segments, to, ..whole });
         });
         pool.run(self.cut.len(), |i| {
-            let (Part { tile, at, .. }, room) = (self.cut[i], &room);
-            isa.dispatch(Join { attend: attend(tile), parts: room.0.wrapping_add(at) });
+            let (TileSegment { tile, at, .. }, room) = (self.cut[i], &room);
+            isa.dispatch(JoinSegments { attend: attend(tile), parts: room.0.wrapping_add(at) });
         });
     }
 }
 
 /// Joins the parts of a tile, one for each of its segments, in their order.
-struct Join<'a> {
+struct JoinSegments<'a> {
     attend: Attend<'a>,
     parts: *const f32,
 }
 
-impl Kernel for Join<'_> {
+impl Kernel for JoinSegments<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -95,7 +96,9 @@ impl Kernel for Join<'_> {
         let (rows, padded) = (self.attend.rows(), self.attend.shape.padded());
         let part = |segment: usize, row: usize| {
             // SAFETY: every segment of the tile has been saved, for every row.
-            unsafe { Sum::load(self.parts.add((segment * rows + row) * Sum::saved(padded)), padded) }
+            unsafe {
+                SoftmaxSum::load(self.parts.add((segment * rows + row) * SoftmaxSum::saved(padded)), padded)
+            }
         };
         for row in 0..rows {
             let mut sum = part(0, row);
@@ -109,5 +112,5 @@ impl Kernel for Join<'_> {
 
 /// What a segment of this tile is saved in.
 fn numbers(attend: &Attend<'_>) -> usize {
-    attend.rows() * Sum::saved(attend.shape.padded())
+    attend.rows() * SoftmaxSum::saved(attend.shape.padded())
 }

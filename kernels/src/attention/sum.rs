@@ -5,18 +5,18 @@ use crate::simd::{LANES, Simd};
 
 /// Values weighted by what scores are beyond the `largest`, and the sum of these weights.
 #[derive(Clone, Copy)]
-pub(super) struct Sum {
+pub(super) struct SoftmaxSum {
     pub(super) largest: f32,
     pub(super) weight: f32,
     pub(super) values: [f32; MAX_HEAD_DIM],
 }
 
-impl Sum {
+impl SoftmaxSum {
     /// Of no position.
     pub(super) const EMPTY: Self =
         Self { largest: f32::NEG_INFINITY, weight: 0.0, values: [0.0; MAX_HEAD_DIM] };
 
-    /// Numbers that [`Sum::save`] needs for values of this padded width.
+    /// Numbers that [`SoftmaxSum::save`] needs for values of this padded width.
     pub(super) fn saved(padded: usize) -> usize {
         padded + 2
     }
@@ -80,7 +80,7 @@ impl Sum {
     ///
     /// # Safety
     ///
-    /// `to` is valid for [`Sum::saved`] numbers.
+    /// `to` is valid for [`SoftmaxSum::saved`] numbers.
     #[inline(always)]
     pub(super) unsafe fn save(&self, to: *mut f32, padded: usize) {
         // SAFETY: the caller's.
@@ -95,7 +95,7 @@ impl Sum {
     ///
     /// # Safety
     ///
-    /// [`Sum::save`] has written it, for values as wide.
+    /// [`SoftmaxSum::save`] has written it, for values as wide.
     #[inline(always)]
     pub(super) unsafe fn load(from: *const f32, padded: usize) -> Self {
         let mut sum = Self::EMPTY;

@@ -6,13 +6,13 @@
 
 use super::{
     SUM_ROWS,
-    product::{Into, Product, Strided},
+    product::{SmallProduct, Strided, WriteMode},
 };
 use crate::{
-    attention::{KvPrecision, Limits, QkvLayout},
+    attention::{AttentionLimits, KvPrecision, QkvLayout},
     elementwise::{cap_slope, capped},
     isa::Isa,
-    pool::Pool,
+    pool::ThreadPool,
     simd::{Kernel, LANES, Simd},
 };
 
@@ -27,7 +27,7 @@ pub struct SequenceRows {
 
 /// What attention was computed from.
 #[derive(Debug, Clone, Copy)]
-pub struct Attended<'a> {
+pub struct AttentionInputs<'a> {
     /// Rows `[q | k | v]` as they went in: queries scaled, both rotated.
     pub qkv: &'a [f32],
     /// Where these lie in a row.
@@ -35,7 +35,7 @@ pub struct Attended<'a> {
     /// How keys and values were kept; queries met them rounded so.
     pub precision: KvPrecision,
     /// What a query saw, and how large scores got.
-    pub limits: Limits,
+    pub limits: AttentionLimits,
     /// What came out, `[rows, heads * head_dim]`.
     pub out: &'a [f32],
 }
@@ -47,14 +47,14 @@ pub struct Attended<'a> {
 ///
 /// If the shapes do not fit together, or sequences are not in ascending order.
 pub fn attention_gradient(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
-    attended: Attended<'_>,
+    attended: AttentionInputs<'_>,
     sequences: &[SequenceRows],
     g: &[f32],
     gradient: &mut [f32],
 ) {
-    let Attended { qkv, layout, out, .. } = attended;
+    let AttentionInputs { qkv, layout, out, .. } = attended;
     let (rows, width) = (qkv.len() / layout.stride(), layout.heads * layout.head_dim);
     assert!(layout.heads.is_multiple_of(layout.kv_heads), "whole groups of heads");
     assert_eq!(gradient.len(), qkv.len(), "a gradient for each element");
@@ -76,7 +76,7 @@ unsafe impl Sync for OutPtr {}
 
 /// One key head of a sequence.
 struct HeadGradient<'a> {
-    attended: Attended<'a>,
+    attended: AttentionInputs<'a>,
     sequence: SequenceRows,
     kv_head: usize,
     g: &'a [f32],
@@ -85,7 +85,7 @@ struct HeadGradient<'a> {
 
 /// Some queries of a head, and the keys they see.
 #[derive(Debug, Clone, Copy)]
-struct Tile {
+struct QueryTile {
     head: usize,
     /// First token and tokens, in the sequence.
     first: usize,
@@ -96,7 +96,7 @@ struct Tile {
 }
 
 /// Keys and values of a head, and what a tile needs.
-struct Room {
+struct AttentionScratch {
     /// `[tokens, head_dim]`, as attention met them.
     keys: Vec<f32>,
     /// `[head_dim, tokens]`.
@@ -124,7 +124,7 @@ impl Kernel for HeadGradient<'_> {
                 let count = SUM_ROWS.min(tokens - first);
                 let window = self.attended.limits.window.unwrap_or(usize::MAX);
                 let from = (first + 1).saturating_sub(window);
-                let tile = Tile { head, first, count, from, to: first + count };
+                let tile = QueryTile { head, first, count, from, to: first + count };
                 // SAFETY: `attention_gradient` has checked that rows and columns exist, and gave them to this thread alone.
                 unsafe { self.tile::<S>(tile, &mut room) };
             }
@@ -134,8 +134,8 @@ impl Kernel for HeadGradient<'_> {
 
 impl HeadGradient<'_> {
     /// Gathers keys and values, rounded as they were kept.
-    fn room(&self) -> Room {
-        let Attended { qkv, layout, precision, .. } = self.attended;
+    fn room(&self) -> AttentionScratch {
+        let AttentionInputs { qkv, layout, precision, .. } = self.attended;
         let (tokens, width) = (self.sequence.count, layout.head_dim);
         let head = |column: usize, token: usize| {
             let at = (self.sequence.first + token) * layout.stride() + column + self.kv_head * width;
@@ -156,7 +156,14 @@ impl HeadGradient<'_> {
         let [keys_transposed, values_transposed] = transposed;
         let tile = vec![0.0; SUM_ROWS * tokens];
         let slopes = vec![0.0; if self.attended.limits.cap.is_some() { tokens } else { 0 }];
-        Room { keys, keys_transposed, values_transposed, weights: tile.clone(), scores: tile, slopes }
+        AttentionScratch {
+            keys,
+            keys_transposed,
+            values_transposed,
+            weights: tile.clone(),
+            scores: tile,
+            slopes,
+        }
     }
 
     /// A row's element of `[q | k | v]`, counted from the sequence's first token.
@@ -174,16 +181,16 @@ impl HeadGradient<'_> {
     ///
     /// Rows and columns exist and are this thread's alone.
     #[inline(always)]
-    unsafe fn tile<S: Simd>(&self, tile: Tile, room: &mut Room) {
-        let Attended { qkv, layout, .. } = self.attended;
+    unsafe fn tile<S: Simd>(&self, tile: QueryTile, room: &mut AttentionScratch) {
+        let AttentionInputs { qkv, layout, .. } = self.attended;
         let (tokens, width, stride) = (self.sequence.count, layout.head_dim, layout.stride());
-        let Tile { head, first, count, from, to } = tile;
+        let QueryTile { head, first, count, from, to } = tile;
         let seen = to - from;
         let queries = qkv[self.column(first, head * width)..].as_ptr();
         let g = self.g[self.out(first, head)..].as_ptr();
         let g_stride = layout.heads * width;
         let room_stride = tokens;
-        let products = |a: *const f32, a_stride: usize, transposed: &[f32], c: *mut f32| Product {
+        let products = |a: *const f32, a_stride: usize, transposed: &[f32], c: *mut f32| SmallProduct {
             a: Strided::rows(a, a_stride),
             b: transposed[from..].as_ptr(),
             b_stride: tokens,
@@ -192,7 +199,7 @@ impl HeadGradient<'_> {
             m: count,
             n: seen,
             k: width,
-            into: Into::Place,
+            into: WriteMode::Place,
         };
         let (weights, scores) = (room.weights.as_mut_ptr(), room.scores.as_mut_ptr());
         // SAFETY: keys `from..to` exist, the room holds a tile, and the rows of the sequence are this thread's.
@@ -215,7 +222,7 @@ impl HeadGradient<'_> {
             let to_keys = self.to.0.add(self.column(from, layout.key_column() + self.kv_head * width));
             let to_values = self.to.0.add(self.column(from, layout.value_column() + self.kv_head * width));
             let keys = room.keys[from * width..].as_ptr();
-            let of_queries = Product {
+            let of_queries = SmallProduct {
                 a: Strided::rows(scores, room_stride),
                 b: keys,
                 b_stride: width,
@@ -224,10 +231,10 @@ impl HeadGradient<'_> {
                 m: count,
                 n: width,
                 k: seen,
-                into: Into::Place,
+                into: WriteMode::Place,
             };
             of_queries.run::<S>();
-            let of_keys = |a: *const f32, b: *const f32, b_stride: usize, c: *mut f32| Product {
+            let of_keys = |a: *const f32, b: *const f32, b_stride: usize, c: *mut f32| SmallProduct {
                 a: Strided::transposed(a, room_stride),
                 b,
                 b_stride,
@@ -236,7 +243,7 @@ impl HeadGradient<'_> {
                 m: seen,
                 n: width,
                 k: count,
-                into: Into::Sum,
+                into: WriteMode::Sum,
             };
             of_keys(scores, queries, stride, to_keys).run::<S>();
             of_keys(weights, g, g_stride, to_values).run::<S>();
@@ -245,7 +252,7 @@ impl HeadGradient<'_> {
 
     /// What a row of a tile sees, counted from the tile's first key.
     #[inline(always)]
-    fn visible(&self, tile: Tile, row: usize) -> (usize, usize) {
+    fn visible(&self, tile: QueryTile, row: usize) -> (usize, usize) {
         let end = tile.first + row + 1;
         let from = end.saturating_sub(self.attended.limits.window.unwrap_or(usize::MAX));
         (from - tile.from, end - tile.from)

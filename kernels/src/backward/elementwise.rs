@@ -3,7 +3,7 @@
 use crate::{
     elementwise::{Gate, Heads, Norm, Rotation, cap_slope, for_ranges, for_row_ranges, scale_rest},
     isa::Isa,
-    pool::Pool,
+    pool::ThreadPool,
     simd::{Kernel, LANES, Simd},
 };
 
@@ -12,7 +12,14 @@ use crate::{
 /// # Panics
 ///
 /// If the shapes do not fit together.
-pub fn norm_gradient(pool: &mut Pool, isa: Isa, x: &[f32], g: &[f32], norm: Norm<'_>, gradient: &mut [f32]) {
+pub fn norm_gradient(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    x: &[f32],
+    g: &[f32],
+    norm: Norm<'_>,
+    gradient: &mut [f32],
+) {
     let width = norm.weight.len();
     assert!(x.len().is_multiple_of(width), "whole rows");
     assert_eq!(x.len(), g.len(), "x and g have the same rows");
@@ -118,7 +125,7 @@ impl NormRow {
 ///
 /// If the shapes do not fit together.
 pub fn gate_mul_gradient(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     gate: Gate,
     gate_up: &[f32],
@@ -193,7 +200,7 @@ impl Kernel for GateMulGradient {
 /// # Panics
 ///
 /// If the shapes do not fit together.
-pub fn cap_gradient(pool: &mut Pool, isa: Isa, capped: &[f32], g: &mut [f32], cap: f32) {
+pub fn cap_gradient(pool: &mut ThreadPool, isa: Isa, capped: &[f32], g: &mut [f32], cap: f32) {
     assert_eq!(capped.len(), g.len(), "a gradient for each element");
     let job = CapGradient { capped: capped.as_ptr(), g: g.as_mut_ptr(), cap, elements: (0, 0) };
     for_ranges(pool, g.len(), |from, to| isa.dispatch(job.over(from, to)));
@@ -243,7 +250,7 @@ impl Kernel for CapGradient {
 /// If the shapes do not fit together.
 #[allow(clippy::too_many_arguments, reason = "one operation on one buffer; a struct would only rename them")]
 pub fn rotate_gradient(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     g: &mut [f32],
     x: &[f32],

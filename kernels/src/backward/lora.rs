@@ -9,11 +9,11 @@ use std::ops::Range;
 use super::{
     SUM_ROWS,
     attention::SequenceRows,
-    product::{Into, Product, Strided},
+    product::{SmallProduct, Strided, WriteMode},
 };
 use crate::{
     isa::Isa,
-    pool::Pool,
+    pool::ThreadPool,
     simd::{Kernel, LANES, Simd},
 };
 
@@ -46,7 +46,7 @@ impl Factors<'_> {
 
 /// What reaches an adapted layer: its inputs, and the gradient at its outputs.
 #[derive(Debug, Clone, Copy)]
-pub struct Reached<'a> {
+pub struct DeltaGradient<'a> {
     /// `[rows, inputs]`.
     pub x: &'a [f32],
     /// Rows of `stride` elements, the layer's outputs from `column` on.
@@ -68,7 +68,7 @@ pub struct FactorGradients<'a> {
 
 /// What is between the two factors, kept from one call to the next.
 #[derive(Debug, Default)]
-pub struct LoraRoom {
+pub struct LoraScratch {
     /// `[inputs, rank]`, scaled.
     a_transposed: Vec<f32>,
     /// `[rows, rank]`: `scale * A x`.
@@ -77,7 +77,7 @@ pub struct LoraRoom {
     h: Vec<f32>,
 }
 
-impl LoraRoom {
+impl LoraScratch {
     fn fit(&mut self, factors: Factors<'_>, rows: usize) {
         let (rank, inputs) = (factors.rank, factors.inputs());
         self.a_transposed.resize(inputs * rank, 0.0);
@@ -99,12 +99,12 @@ impl LoraRoom {
 /// If the shapes do not fit together.
 #[allow(clippy::too_many_arguments, reason = "one operation; its operands are what they are")]
 pub fn lora_gradients(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     factors: Factors<'_>,
-    reached: Reached<'_>,
+    reached: DeltaGradient<'_>,
     sequences: &[SequenceRows],
-    room: &mut LoraRoom,
+    room: &mut LoraScratch,
     gradients: &mut FactorGradients<'_>,
     gx: Option<&mut [f32]>,
 ) {
@@ -118,7 +118,7 @@ pub fn lora_gradients(
     assert!(sequences.iter().all(|sequence| sequence.first + sequence.count <= rows), "the rows exist");
     assert!(gx.as_ref().is_none_or(|gx| gx.len() == rows * inputs), "a row of gx for each of x");
     room.fit(factors, rows);
-    let job = Job {
+    let job = LoraGradientJob {
         factors,
         reached,
         sequences,
@@ -131,12 +131,12 @@ pub fn lora_gradients(
     };
     pool.run(rows.div_ceil(ROWS_A_CHUNK), |i| {
         let first = i * ROWS_A_CHUNK;
-        isa.dispatch(Middle { job: &job, first, count: ROWS_A_CHUNK.min(rows - first) });
+        isa.dispatch(MiddleChunk { job: &job, first, count: ROWS_A_CHUNK.min(rows - first) });
     });
     let of_a = inputs.div_ceil(COLUMNS_A_CHUNK);
     pool.run(of_a + outputs.div_ceil(COLUMNS_A_CHUNK), |i| match i.checked_sub(of_a) {
-        None => isa.dispatch(SumsOfA { job: &job, inputs: chunk(i, inputs) }),
-        Some(i) => isa.dispatch(SumsOfB { job: &job, outputs: chunk(i, outputs) }),
+        None => isa.dispatch(GradientOfA { job: &job, inputs: chunk(i, inputs) }),
+        Some(i) => isa.dispatch(GradientOfB { job: &job, outputs: chunk(i, outputs) }),
     });
 }
 
@@ -145,9 +145,9 @@ fn chunk(i: usize, columns: usize) -> Range<usize> {
     i * COLUMNS_A_CHUNK..columns.min((i + 1) * COLUMNS_A_CHUNK)
 }
 
-struct Job<'a> {
+struct LoraGradientJob<'a> {
     factors: Factors<'a>,
-    reached: Reached<'a>,
+    reached: DeltaGradient<'a>,
     sequences: &'a [SequenceRows],
     a_transposed: &'a [f32],
     shrunk: *mut f32,
@@ -157,9 +157,9 @@ struct Job<'a> {
     to_b: *mut f32,
 }
 // SAFETY: threads write rows, then columns, of their own, of buffers that outlive the parallel regions.
-unsafe impl Sync for Job<'_> {}
+unsafe impl Sync for LoraGradientJob<'_> {}
 
-impl Job<'_> {
+impl LoraGradientJob<'_> {
     /// The rows that make one sum each, in order.
     #[inline(always)]
     fn sums(&self) -> impl Iterator<Item = SequenceRows> {
@@ -179,23 +179,27 @@ impl Job<'_> {
 }
 
 /// What is between the factors, and the gradient at the inputs, of some rows.
-struct Middle<'a> {
-    job: &'a Job<'a>,
+struct MiddleChunk<'a> {
+    job: &'a LoraGradientJob<'a>,
     first: usize,
     count: usize,
 }
 
-impl Kernel for Middle<'_> {
+impl Kernel for MiddleChunk<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let Self { job: &Job { factors, reached, a_transposed, shrunk, h, gx, .. }, first, count } = self;
+        let Self {
+            job: &LoraGradientJob { factors, reached, a_transposed, shrunk, h, gx, .. },
+            first,
+            count,
+        } = self;
         let (rank, inputs, outputs) = (factors.rank, factors.inputs(), factors.outputs());
         // SAFETY: `lora_gradients` has checked the shapes; the rows are this thread's alone.
         unsafe {
             let x = Strided::rows(reached.x.as_ptr().add(first * inputs), inputs);
-            let to_rank = |a: Strided, b: &[f32], c: *mut f32, k: usize| Product {
+            let to_rank = |a: Strided, b: &[f32], c: *mut f32, k: usize| SmallProduct {
                 a,
                 b: b.as_ptr(),
                 b_stride: rank,
@@ -204,7 +208,7 @@ impl Kernel for Middle<'_> {
                 m: count,
                 n: rank,
                 k,
-                into: Into::Place,
+                into: WriteMode::Place,
             };
             to_rank(x, a_transposed, shrunk, inputs).run::<S>();
             let g = Strided::rows(self.job.g(first, 0), reached.stride);
@@ -216,7 +220,7 @@ impl Kernel for Middle<'_> {
                 S::store_head(h.add(c), S::mul(S::load_head(h.add(c), n), scale), n);
             }
             let Some(gx) = gx else { return };
-            let to_inputs = Product {
+            let to_inputs = SmallProduct {
                 a: Strided::rows(h, rank),
                 b: factors.a.as_ptr(),
                 b_stride: inputs,
@@ -225,7 +229,7 @@ impl Kernel for Middle<'_> {
                 m: count,
                 n: inputs,
                 k: rank,
-                into: Into::Sum,
+                into: WriteMode::Sum,
             };
             to_inputs.run::<S>();
         }
@@ -233,22 +237,22 @@ impl Kernel for Middle<'_> {
 }
 
 /// The gradient of some columns of A.
-struct SumsOfA<'a> {
-    job: &'a Job<'a>,
+struct GradientOfA<'a> {
+    job: &'a LoraGradientJob<'a>,
     inputs: Range<usize>,
 }
 
-impl Kernel for SumsOfA<'_> {
+impl Kernel for GradientOfA<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let Self { job: &Job { factors, reached, h, to_a, .. }, inputs } = self;
+        let Self { job: &LoraGradientJob { factors, reached, h, to_a, .. }, inputs } = self;
         let (rank, width) = (factors.rank, factors.inputs());
         for rows in self.job.sums() {
             // SAFETY: `lora_gradients` has checked the shapes; the columns are this thread's alone.
             unsafe {
-                let product = Product {
+                let product = SmallProduct {
                     a: Strided::transposed(h.add(rows.first * rank), rank),
                     b: reached.x.as_ptr().add(rows.first * width + inputs.start),
                     b_stride: width,
@@ -257,7 +261,7 @@ impl Kernel for SumsOfA<'_> {
                     m: rank,
                     n: inputs.len(),
                     k: rows.count,
-                    into: Into::Sum,
+                    into: WriteMode::Sum,
                 };
                 product.run::<S>();
             }
@@ -266,22 +270,22 @@ impl Kernel for SumsOfA<'_> {
 }
 
 /// The gradient of some rows of B.
-struct SumsOfB<'a> {
-    job: &'a Job<'a>,
+struct GradientOfB<'a> {
+    job: &'a LoraGradientJob<'a>,
     outputs: Range<usize>,
 }
 
-impl Kernel for SumsOfB<'_> {
+impl Kernel for GradientOfB<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let Self { job: &Job { factors, reached, shrunk, to_b, .. }, outputs } = self;
+        let Self { job: &LoraGradientJob { factors, reached, shrunk, to_b, .. }, outputs } = self;
         let rank = factors.rank;
         for rows in self.job.sums() {
             // SAFETY: `lora_gradients` has checked the shapes; the rows of B are this thread's alone.
             unsafe {
-                let product = Product {
+                let product = SmallProduct {
                     a: Strided::transposed(self.job.g(rows.first, outputs.start), reached.stride),
                     b: shrunk.add(rows.first * rank),
                     b_stride: rank,
@@ -290,7 +294,7 @@ impl Kernel for SumsOfB<'_> {
                     m: outputs.len(),
                     n: rank,
                     k: rows.count,
-                    into: Into::Sum,
+                    into: WriteMode::Sum,
                 };
                 product.run::<S>();
             }

@@ -37,7 +37,7 @@ impl Strided {
 
 /// Whether a product takes the place of what is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Into {
+pub(super) enum WriteMode {
     /// It does.
     Place,
     /// It is added.
@@ -46,7 +46,7 @@ pub(super) enum Into {
 
 /// `c = a b`, of `m` by `n` elements that are sums of `k`.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Product {
+pub(super) struct SmallProduct {
     pub(super) a: Strided,
     /// Rows of `n`, `b_stride` apart.
     pub(super) b: *const f32,
@@ -56,10 +56,10 @@ pub(super) struct Product {
     pub(super) m: usize,
     pub(super) n: usize,
     pub(super) k: usize,
-    pub(super) into: Into,
+    pub(super) into: WriteMode,
 }
 
-impl Product {
+impl SmallProduct {
     /// Computes it.
     ///
     /// # Safety
@@ -126,8 +126,8 @@ impl Product {
                 for (v, &sum) in sums.iter().enumerate() {
                     let to = self.c.add((i + m) * self.c_stride + j + v * LANES);
                     let sum = match self.into {
-                        Into::Place => sum,
-                        Into::Sum => S::add(S::load_head(to, lanes[v]), sum),
+                        WriteMode::Place => sum,
+                        WriteMode::Sum => S::add(S::load_head(to, lanes[v]), sum),
                     };
                     S::store_head(to, sum, lanes[v]);
                 }

@@ -2,7 +2,7 @@
 
 use crate::{
     isa::Isa,
-    pool::Pool,
+    pool::ThreadPool,
     simd::{Kernel, LANES, Simd},
 };
 
@@ -24,7 +24,7 @@ pub struct LogProbability {
 ///
 /// If rows and `of` do not fit together, or there is no such token.
 pub fn log_probability_gradients(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     logits: &mut [f32],
     vocabulary: usize,
@@ -40,7 +40,7 @@ pub fn log_probability_gradients(
         if of[row].gradient == 0.0 {
             logits.fill(0.0);
         } else {
-            isa.dispatch(Row { logits, of: of[row] });
+            isa.dispatch(LogitRow { logits, of: of[row] });
         }
     });
 }
@@ -49,12 +49,12 @@ struct OutPtr(*mut f32);
 // SAFETY: threads are given rows of their own of a buffer that outlives the parallel region.
 unsafe impl Sync for OutPtr {}
 
-struct Row<'a> {
+struct LogitRow<'a> {
     logits: &'a mut [f32],
     of: LogProbability,
 }
 
-impl Kernel for Row<'_> {
+impl Kernel for LogitRow<'_> {
     type Output = ();
 
     #[inline(always)]

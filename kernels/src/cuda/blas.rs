@@ -24,9 +24,9 @@ use cudarc::cublaslt::{
     sys::{self, cublasLtHandle_t},
 };
 
-use super::{Cuda, CudaError, DeviceVec, Stream};
-use crate::lora::NumberKind;
-use plan::{Plan, Shape};
+use super::{Cuda, CudaError, CudaStream, DeviceVec};
+use crate::lora::ElementKind;
+use plan::{BlasPlan, BlasShape};
 
 /// Bytes that its algorithms may use beside the operands; NVIDIA advises 32 MiB for Hopper.
 const WORKSPACE_BYTES: usize = 32 << 20;
@@ -64,7 +64,7 @@ pub enum BlasError {
 
 /// How weights lie for a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Weights {
+pub(super) enum WeightLayout {
     /// `[columns, inner]`: `out = x · Wᵀ`.
     Transposed,
     /// `[inner, columns]`: `out = x · W`.
@@ -73,9 +73,9 @@ pub(super) enum Weights {
 
 /// `out = x · Wᵀ` or `out = x · W`, or `out +=` that. Addresses on the device, sizes and strides in elements.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Product {
+pub(super) struct BlasProduct {
     pub(super) weights: u64,
-    pub(super) weights_are: Weights,
+    pub(super) weights_are: WeightLayout,
     pub(super) x: u64,
     pub(super) out: u64,
     pub(super) rows: usize,
@@ -84,8 +84,8 @@ pub(super) struct Product {
     pub(super) x_stride: usize,
     pub(super) out_stride: usize,
     /// Of x and W.
-    pub(super) kind: NumberKind,
-    pub(super) out_kind: NumberKind,
+    pub(super) kind: ElementKind,
+    pub(super) out_kind: ElementKind,
     /// Adds to what `out` holds.
     pub(super) accumulate: bool,
 }
@@ -96,7 +96,7 @@ pub struct Blas {
     cuda: Arc<Cuda>,
     workspace: DeviceVec<u8>,
     /// `None` for what it refuses.
-    plans: HashMap<Shape, Option<Plan>>,
+    plans: HashMap<BlasShape, Option<BlasPlan>>,
 }
 
 // SAFETY: the library may be called from any thread; `&mut self` sees to one at a time.
@@ -141,14 +141,14 @@ impl Blas {
     }
 
     /// Enqueues `product`. False, with nothing enqueued, if the library does not do it.
-    pub(super) fn multiply(&mut self, stream: &Stream, product: &Product) -> Result<bool, CudaError> {
+    pub(super) fn multiply(&mut self, stream: &CudaStream, product: &BlasProduct) -> Result<bool, CudaError> {
         self.cuda.bind()?;
-        let shape = Shape::of(product);
+        let shape = BlasShape::of(product);
         if !self.plans.contains_key(&shape) {
             if self.plans.len() >= MAX_PLANS {
                 self.plans.clear();
             }
-            let plan = Plan::new(self.handle, &shape, self.workspace.len());
+            let plan = BlasPlan::new(self.handle, &shape, self.workspace.len());
             self.plans.insert(shape, plan);
         }
         let Some(Some(plan)) = self.plans.get(&shape) else { return Ok(false) };

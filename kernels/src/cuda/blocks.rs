@@ -11,15 +11,15 @@ use std::{
 
 use cudarc::driver::sys;
 
-use super::{Cuda, CudaError, DeviceVec, Stream, error::check};
-use crate::{blocks::Ledger, lora::Place};
+use super::{Cuda, CudaError, CudaStream, DeviceVec, error::check};
+use crate::{blocks::LeasedBlocks, lora::PieceOffset};
 
 /// Equal blocks of the device's memory. Whose a block is, is the caller's business; what is lent to an adapter nobody else
 /// touches until it is given back.
 pub struct BlockMemory {
     data: DeviceVec<u8>,
     block_bytes: usize,
-    ledger: Ledger,
+    ledger: LeasedBlocks,
 }
 
 impl fmt::Debug for BlockMemory {
@@ -36,7 +36,7 @@ impl BlockMemory {
     /// The device has no room.
     pub fn new(cuda: &Arc<Cuda>, block_bytes: usize, blocks: usize) -> Result<Arc<Self>, CudaError> {
         let data = DeviceVec::new(cuda, block_bytes.saturating_mul(blocks))?;
-        Ok(Arc::new(Self { data, block_bytes, ledger: Ledger::new(blocks) }))
+        Ok(Arc::new(Self { data, block_bytes, ledger: LeasedBlocks::new(blocks) }))
     }
 
     /// The device.
@@ -69,9 +69,9 @@ impl BlockMemory {
     ///
     /// If one of them does not exist, or is lent already.
     #[must_use]
-    pub fn lend(self: &Arc<Self>, blocks: &[u32]) -> Loan {
+    pub fn lend(self: &Arc<Self>, blocks: &[u32]) -> DeviceBlockLease {
         self.ledger.lend(blocks);
-        Loan { memory: Arc::clone(self), blocks: blocks.into(), is_over: AtomicBool::new(false) }
+        DeviceBlockLease { memory: Arc::clone(self), blocks: blocks.into(), is_over: AtomicBool::new(false) }
     }
 
     /// Where the first block begins.
@@ -80,12 +80,12 @@ impl BlockMemory {
     }
 
     /// Copies what a block holds, once `stream` has come so far, and waits for that.
-    pub(super) fn read(&self, stream: &Stream, block: u32, to: &mut [u8]) -> Result<(), CudaError> {
+    pub(super) fn read(&self, stream: &CudaStream, block: u32, to: &mut [u8]) -> Result<(), CudaError> {
         stream.download(&self.data, self.begin(block, to.len()), to)
     }
 
     /// Replaces what a block holds in the order of `stream`, and waits for that.
-    pub(super) fn write(&self, stream: &Stream, block: u32, from: &[u8]) -> Result<(), CudaError> {
+    pub(super) fn write(&self, stream: &CudaStream, block: u32, from: &[u8]) -> Result<(), CudaError> {
         let to = self.data.address_of(self.begin(block, from.len()));
         stream.cuda().bind()?;
         // SAFETY: 1. Both ranges exist. 2. The block is lent to nobody, so who calls this has it. 3. `from` is ordinary memory,
@@ -105,14 +105,14 @@ impl BlockMemory {
 
 /// Blocks that are an adapter's until this is dropped.
 #[derive(Debug)]
-pub struct Loan {
+pub struct DeviceBlockLease {
     memory: Arc<BlockMemory>,
     blocks: Box<[u32]>,
     /// They were given back before.
     is_over: AtomicBool,
 }
 
-impl Loan {
+impl DeviceBlockLease {
     /// Bytes of each block.
     #[must_use]
     pub fn block_bytes(&self) -> usize {
@@ -130,7 +130,7 @@ impl Loan {
     }
 
     /// Where a place in them is on the device.
-    pub(super) fn address_of(&self, place: Place) -> u64 {
+    pub(super) fn address_of(&self, place: PieceOffset) -> u64 {
         let block = self.blocks[place.block as usize] as usize;
         assert!((place.offset as usize) < self.memory.block_bytes, "the place lies within its block");
         self.memory.data.address_of(block * self.memory.block_bytes + place.offset as usize)
@@ -144,7 +144,7 @@ impl Loan {
     }
 }
 
-impl Drop for Loan {
+impl Drop for DeviceBlockLease {
     fn drop(&mut self) {
         self.end();
     }

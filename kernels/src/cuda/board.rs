@@ -10,9 +10,9 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::{
-    Cuda, CudaError, DeviceVec, HostMapping, Matrix, Pinned, Stream,
+    Cuda, CudaError, CudaStream, DeviceVec, HostMapping, Matrix, Pinned,
     error::check,
-    launch::{Arg, Shape, by_kind, count, launch},
+    launch::{Arg, LaunchShape, by_kind, count, launch},
 };
 
 /// Threads of a block: `THREADS` of `board.cu`.
@@ -47,7 +47,7 @@ impl Signal {
     ///
     /// The device is lost, or the host has no memory that may be locked.
     pub fn new(cuda: &Arc<Cuda>) -> Result<Self, CudaError> {
-        let stream = Stream::new(cuda)?;
+        let stream = CudaStream::new(cuda)?;
         let ticket = DeviceVec::zeroed(&stream, 1)?;
         stream.synchronize()?;
         Ok(Self { words: Pinned::new(cuda, 2)?, ticket })
@@ -68,7 +68,7 @@ impl Signal {
     ///
     /// # Errors
     ///
-    /// [`CudaError::Unanswered`] if one was: what was computed behind it is worth nothing.
+    /// [`CudaError::UnansweredRequest`] if one was: what was computed behind it is worth nothing.
     pub fn take_fault(&self) -> Result<(), CudaError> {
         if self.words.load(FAULT) == 0 {
             return Ok(());
@@ -80,14 +80,14 @@ impl Signal {
 
 /// Rows of x that others are to have: spans of them, one after another. Uploaded once for all layers of a pass.
 #[derive(Debug)]
-pub struct Spans {
+pub struct RowSpans {
     rows: DeviceVec<u32>,
     count: usize,
     /// Behind the last row.
     end: usize,
 }
 
-impl Spans {
+impl RowSpans {
     /// No rows.
     ///
     /// # Errors
@@ -102,7 +102,7 @@ impl Spans {
     /// # Errors
     ///
     /// The device has no room.
-    pub fn upload(&mut self, stream: &Stream, spans: &[(usize, usize)]) -> Result<(), CudaError> {
+    pub fn upload(&mut self, stream: &CudaStream, spans: &[(usize, usize)]) -> Result<(), CudaError> {
         let rows: Vec<u32> =
             spans.iter().flat_map(|&(first, rows)| count(first)..count(first + rows)).collect();
         if rows.len() > self.rows.len() {
@@ -131,9 +131,9 @@ impl Spans {
 ///
 /// If the rows do not exist, or `to` has no room or is not registered.
 pub fn copy_and_signal(
-    stream: &Stream,
+    stream: &CudaStream,
     x: &Matrix,
-    spans: &Spans,
+    spans: &RowSpans,
     to: &HostMapping,
     at: usize,
     signal: &Signal,
@@ -149,7 +149,13 @@ pub fn copy_and_signal(
 ///
 /// `to` is memory the device reaches, 4-byte aligned, with room for the rows as f32. `end` is the kernel's signal, value and
 /// ticket.
-unsafe fn copy(stream: &Stream, x: &Matrix, spans: &Spans, to: u64, end: [Arg; 3]) -> Result<(), CudaError> {
+unsafe fn copy(
+    stream: &CudaStream,
+    x: &Matrix,
+    spans: &RowSpans,
+    to: u64,
+    end: [Arg; 3],
+) -> Result<(), CudaError> {
     assert!(spans.end <= x.rows(), "the rows exist");
     let width = x.width();
     let wide = width.is_multiple_of(4) && to.is_multiple_of(16);
@@ -171,7 +177,7 @@ unsafe fn copy(stream: &Stream, x: &Matrix, spans: &Spans, to: u64, end: [Arg; 3
 
 /// How a stream waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Await {
+pub enum WaitMethod {
     /// The stream's own wait for a word in memory. It has no limit: the host must see to it that the signal comes.
     StreamMemory,
     /// A kernel that looks at the word. It gives up after `limit_us`, which [`Signal::take_fault`] reports; waits for the same
@@ -187,28 +193,33 @@ pub enum Await {
 /// # Errors
 ///
 /// The device is lost, or has no such wait.
-pub fn await_value(stream: &Stream, signal: &Signal, value: u32, how: Await) -> Result<(), CudaError> {
+pub fn await_value(
+    stream: &CudaStream,
+    signal: &Signal,
+    value: u32,
+    how: WaitMethod,
+) -> Result<(), CudaError> {
     let word = signal.words.address_of(VALUE);
     match how {
-        Await::StreamMemory => {
+        WaitMethod::StreamMemory => {
             stream.cuda().bind()?;
             let flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
             // SAFETY: the word is locked memory that the device reaches; the signal's drop waits for the device.
             let result = unsafe { sys::cuStreamWaitValue32_v2(stream.raw(), word, value, flags) };
             check("wait for a word in memory", result)
         }
-        Await::Kernel { limit_us } => {
+        WaitMethod::Kernel { limit_us } => {
             let fault = signal.words.address_of(FAULT);
             let arguments = [Arg::Ptr(word), Arg::U32(value), Arg::Ptr(fault), Arg::U32(limit_us)];
             // SAFETY: the kernel is declared with these arguments; both words are locked memory that the device reaches.
-            unsafe { launch(stream, "await_signal", Shape::line(1, 1), &arguments) }
+            unsafe { launch(stream, "await_signal", LaunchShape::line(1, 1), &arguments) }
         }
     }
 }
 
 /// Sums, and the part of an output they belong to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SumsPlace {
+pub struct SumsTarget {
     /// Where they begin, `[rows, width]`.
     pub at: usize,
     /// Rows.
@@ -231,12 +242,12 @@ pub struct SumsPlace {
 ///
 /// If the sums or their place in `out` do not exist.
 pub fn add_sums(
-    stream: &Stream,
+    stream: &CudaStream,
     sums: &Pinned<f32>,
-    place: SumsPlace,
+    place: SumsTarget,
     out: &mut Matrix,
 ) -> Result<(), CudaError> {
-    let SumsPlace { at, rows, width, first_row, column } = place;
+    let SumsTarget { at, rows, width, first_row, column } = place;
     assert!(first_row + rows <= out.rows() && column + width <= out.width(), "the outputs exist");
     if rows == 0 {
         return Ok(());
@@ -260,9 +271,9 @@ pub fn add_sums(
 }
 
 /// As many blocks as `numbers` need, one at least.
-fn blocks(numbers: usize, wide: bool) -> Shape {
+fn blocks(numbers: usize, wide: bool) -> LaunchShape {
     let each = THREADS as usize * if wide { 4 } else { 1 };
-    Shape::line(numbers.div_ceil(each).clamp(1, MAX_BLOCKS), THREADS)
+    LaunchShape::line(numbers.div_ceil(each).clamp(1, MAX_BLOCKS), THREADS)
 }
 
 /// What [`copy_native`] gathers rows in.
@@ -284,7 +295,7 @@ impl NativeCopy {
     /// # Errors
     ///
     /// The device has no room.
-    pub fn reserve(&mut self, stream: &Stream, numbers: usize) -> Result<(), CudaError> {
+    pub fn reserve(&mut self, stream: &CudaStream, numbers: usize) -> Result<(), CudaError> {
         if self.0.len() < numbers {
             self.0 = DeviceVec::new(stream.cuda(), numbers.max(2 * self.0.len()))?;
         }
@@ -304,9 +315,9 @@ impl NativeCopy {
 /// If the rows do not exist, or `to` or `room` is too small.
 #[allow(clippy::too_many_arguments, reason = "those of copy_and_signal, and the room it works in")]
 pub fn copy_native(
-    stream: &Stream,
+    stream: &CudaStream,
     x: &Matrix,
-    spans: &Spans,
+    spans: &RowSpans,
     room: &mut NativeCopy,
     to: &HostMapping,
     at: usize,

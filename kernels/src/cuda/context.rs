@@ -20,7 +20,7 @@ use cudarc::driver::sys::{
 
 use super::{
     error::{CudaError, check, reason},
-    modules::{Entry, MODULES, entries, text_for},
+    modules::{KernelEntry, MODULES, entries, text_for},
 };
 
 /// The oldest compute capability that the kernels run on.
@@ -70,13 +70,13 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 /// A loaded module and its kernels.
-struct Module {
+struct CudaModule {
     raw: CUmodule,
     functions: Vec<(&'static str, Function)>,
 }
 
 // SAFETY: a module's handle is a constant of its context, which any thread may use.
-unsafe impl Send for Module {}
+unsafe impl Send for CudaModule {}
 
 /// A device's primary context with all kernels loaded.
 pub struct Cuda {
@@ -148,7 +148,7 @@ impl Cuda {
         cuda.bind()?;
         let loaded = cuda.load_all();
         for module in loaded {
-            let Module { raw, functions } = module?;
+            let CudaModule { raw, functions } = module?;
             cuda.modules.push(raw);
             for (name, function) in functions {
                 let known = cuda.functions.insert(name, function);
@@ -231,7 +231,7 @@ impl Cuda {
 
     /// Has the driver compile and load all modules, in several threads: the first time takes seconds of each. In the
     /// order of [`MODULES`].
-    fn load_all(&self) -> Vec<Result<Module, CudaError>> {
+    fn load_all(&self) -> Vec<Result<CudaModule, CudaError>> {
         let mut order: Vec<usize> = (0..MODULES.len()).collect();
         // The longest first: what is begun last should be done soon.
         order.sort_by_key(|&index| std::cmp::Reverse(MODULES[index].1.len()));
@@ -258,7 +258,7 @@ impl Cuda {
 }
 
 /// Loads a module into this thread's context.
-fn load(name: &'static str, ptx: &'static str, capability: (u32, u32)) -> Result<Module, CudaError> {
+fn load(name: &'static str, ptx: &'static str, capability: (u32, u32)) -> Result<CudaModule, CudaError> {
     let mut image = text_for(ptx, capability).into_bytes();
     // The driver wants the text to end in a zero.
     image.push(0);
@@ -277,13 +277,13 @@ fn load(name: &'static str, ptx: &'static str, capability: (u32, u32)) -> Result
         let reason = format!("{} {}", reason(result), said.trim());
         return Err(CudaError::Module { module: name, reason: reason.trim_end().to_owned() });
     }
-    let kernel = |entry: Entry| {
-        let Entry { name: kernel, parameters, begins_early } = entry;
+    let kernel = |entry: KernelEntry| {
+        let KernelEntry { name: kernel, parameters, begins_early } = entry;
         let raw = find(raw, name, kernel)?;
         Ok((kernel, Function { raw, parameters, begins_early, allowed_shared: AtomicU32::new(0) }))
     };
     let functions = entries(ptx, capability).map(kernel).collect::<Result<_, CudaError>>();
-    functions.map(|functions| Module { raw, functions }).inspect_err(|_| {
+    functions.map(|functions| CudaModule { raw, functions }).inspect_err(|_| {
         // SAFETY: it was loaded here, and nothing of it is used.
         let _ = unsafe { sys::cuModuleUnload(raw) };
     })

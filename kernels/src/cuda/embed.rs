@@ -1,10 +1,10 @@
 //! The embeddings of tokens. See `embed.cu`.
 
 use super::{
-    CudaError, DeviceVec, Matrix, Stream, Weight,
-    launch::{Arg, Shape, count, launch},
+    CudaError, CudaStream, DeviceVec, Matrix, Weight,
+    launch::{Arg, LaunchShape, count, launch},
 };
-use crate::{TensorType, lora::NumberKind};
+use crate::{TensorType, lora::ElementKind};
 
 /// Threads of a block: `THREADS` of `embed.cu`.
 const THREADS: u32 = 128;
@@ -19,12 +19,12 @@ const THREADS: u32 = 128;
 ///
 /// If the shapes do not fit together.
 pub fn embed(
-    stream: &Stream,
+    stream: &CudaStream,
     table: &Weight,
     tokens: &DeviceVec<u32>,
     out: &mut Matrix,
 ) -> Result<(), CudaError> {
-    assert_eq!(out.kind(), NumberKind::F32, "the residual stream is of 32 bits");
+    assert_eq!(out.kind(), ElementKind::F32, "the residual stream is of 32 bits");
     assert_eq!(out.width(), table.columns(), "rows of the table");
     assert!(tokens.len() >= out.rows(), "a token a row");
     let arguments = [
@@ -36,7 +36,7 @@ pub fn embed(
     ];
     // SAFETY: 1. The kernel is declared with these arguments, and reads the table's form. 2. A block writes a row of `out`;
     // tokens beyond the table are not looked up. 3. What it writes is borrowed exclusively.
-    unsafe { launch(stream, kernel(table.kind()), Shape::line(out.rows(), THREADS), &arguments) }
+    unsafe { launch(stream, kernel(table.kind()), LaunchShape::line(out.rows(), THREADS), &arguments) }
 }
 
 /// The kernel that reads a table of this type.

@@ -4,26 +4,26 @@ use std::{fmt, ptr, sync::Arc};
 
 use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUresult};
 
-use super::{Cuda, CudaError, error::check, stream::Stream};
+use super::{Cuda, CudaError, error::check, stream::CudaStream};
 
 /// A mark in a stream: reached when everything before it is done.
-pub struct Event {
+pub struct CudaEvent {
     cuda: Arc<Cuda>,
     raw: CUevent,
 }
 
 // SAFETY: the driver takes calls for events from any thread.
-unsafe impl Send for Event {}
+unsafe impl Send for CudaEvent {}
 // SAFETY: as above.
-unsafe impl Sync for Event {}
+unsafe impl Sync for CudaEvent {}
 
-impl fmt::Debug for Event {
+impl fmt::Debug for CudaEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Event")
     }
 }
 
-impl Event {
+impl CudaEvent {
     /// A mark that nothing has set yet.
     ///
     /// # Errors
@@ -59,7 +59,7 @@ impl Event {
     /// # Errors
     ///
     /// The device is lost.
-    pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
+    pub fn record(&self, stream: &CudaStream) -> Result<(), CudaError> {
         self.cuda.bind()?;
         // SAFETY: both are alive and of one device.
         check("mark a place", unsafe { sys::cuEventRecord(self.raw, stream.raw()) })
@@ -104,7 +104,7 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for CudaEvent {
     fn drop(&mut self) {
         if self.cuda.bind().is_ok() {
             // SAFETY: the event is ours and not used again; the driver keeps what is under way.

@@ -1,8 +1,8 @@
 //! The gate of a feed-forward block. See `gate.cu`.
 
 use super::{
-    CudaError, Matrix, Stream,
-    launch::{Arg, Shape, by_kind, count, launch},
+    CudaError, CudaStream, Matrix,
+    launch::{Arg, LaunchShape, by_kind, count, launch},
     norm::is_packs,
 };
 use crate::elementwise::Gate;
@@ -19,7 +19,12 @@ const THREADS: u32 = 256;
 /// # Panics
 ///
 /// If the shapes or kinds do not fit together.
-pub fn gate_mul(stream: &Stream, gate: Gate, gate_up: &Matrix, out: &mut Matrix) -> Result<(), CudaError> {
+pub fn gate_mul(
+    stream: &CudaStream,
+    gate: Gate,
+    gate_up: &Matrix,
+    out: &mut Matrix,
+) -> Result<(), CudaError> {
     let (rows, width, kind) = (out.rows(), out.width(), out.kind());
     assert!(gate_up.rows() == rows && gate_up.width() == 2 * width, "two inputs an output");
     assert_eq!(gate_up.kind(), kind, "inputs and outputs of one kind");
@@ -37,7 +42,7 @@ pub fn gate_mul(stream: &Stream, gate: Gate, gate_up: &Matrix, out: &mut Matrix)
         Arg::U32(count(width)),
         Arg::U64((rows * width) as u64),
     ];
-    let shape = Shape::line((rows * width).div_ceil(each * THREADS as usize), THREADS);
+    let shape = LaunchShape::line((rows * width).div_ceil(each * THREADS as usize), THREADS);
     // SAFETY: 1. The kernel is declared with these arguments. 2. Sizes were checked; it computes the first `rows * width`
     // numbers of `out`. 3. What it writes is borrowed exclusively.
     unsafe { launch(stream, kernel, shape, &arguments) }

@@ -9,7 +9,7 @@ use std::{
 
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstreamCaptureMode};
 
-use super::{Cuda, CudaError, error::check, stream::Stream};
+use super::{Cuda, CudaError, error::check, stream::CudaStream};
 
 /// A recorded sequence. It reads and writes the memory it was recorded with, so it is worth nothing once any of the
 /// device's memory was given back.
@@ -45,7 +45,7 @@ impl Graph {
     ///
     /// `enqueue` fails, or did something that cannot be recorded.
     pub fn capture(
-        stream: &Stream,
+        stream: &CudaStream,
         enqueue: impl FnOnce() -> Result<(), CudaError>,
     ) -> Result<Self, CudaError> {
         stream.cuda().bind()?;
@@ -53,7 +53,7 @@ impl Graph {
     }
 
     fn capture_alone(
-        stream: &Stream,
+        stream: &CudaStream,
         enqueue: impl FnOnce() -> Result<(), CudaError>,
     ) -> Result<Self, CudaError> {
         let cuda = stream.cuda();
@@ -79,7 +79,7 @@ impl Graph {
     /// # Errors
     ///
     /// The device is lost.
-    pub fn launch(&mut self, stream: &Stream) -> Result<Replay, CudaError> {
+    pub fn launch(&mut self, stream: &CudaStream) -> Result<Replay, CudaError> {
         if self.cuda.frees() != self.frees {
             return Ok(Replay::Stale);
         }

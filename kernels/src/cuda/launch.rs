@@ -10,7 +10,7 @@ use cudarc::driver::sys::{
 use super::{
     context::Function,
     error::{CudaError, check},
-    stream::Stream,
+    stream::CudaStream,
 };
 
 /// Bytes of dynamic shared memory that a kernel may have without being allowed more.
@@ -53,7 +53,7 @@ impl Arg {
 
 /// How many blocks of how many threads, and what each block shares.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Shape {
+pub(super) struct LaunchShape {
     /// Blocks; y and z at most 65,535.
     pub(super) grid: [u32; 3],
     /// Threads of a block, at most 1,024.
@@ -64,7 +64,7 @@ pub(super) struct Shape {
     pub(super) in_order: bool,
 }
 
-impl Shape {
+impl LaunchShape {
     /// `blocks` blocks of `threads` threads in a row.
     pub(super) fn line(blocks: usize, threads: u32) -> Self {
         Self { grid: [count(blocks), 1, 1], threads, shared_bytes: 0, in_order: false }
@@ -109,9 +109,9 @@ pub(super) fn count(of: usize) -> u32 {
 /// has run; nobody else writes what it reads or reads what it writes except in the order of the stream. What a kernel that
 /// begins early reads before it waits is not made by the one in front.
 pub(super) unsafe fn launch(
-    stream: &Stream,
+    stream: &CudaStream,
     name: &str,
-    shape: Shape,
+    shape: LaunchShape,
     arguments: &[Arg],
 ) -> Result<(), CudaError> {
     if shape.grid.contains(&0) {
@@ -181,9 +181,9 @@ fn allow_shared(function: &Function, bytes: u32) -> Result<(), CudaError> {
 macro_rules! by_kind {
     ($name:literal, $kind:expr) => {
         match $kind {
-            $crate::lora::NumberKind::F32 => concat!($name, "_f32"),
-            $crate::lora::NumberKind::F16 => concat!($name, "_f16"),
-            $crate::lora::NumberKind::Bf16 => concat!($name, "_bf16"),
+            $crate::lora::ElementKind::F32 => concat!($name, "_f32"),
+            $crate::lora::ElementKind::F16 => concat!($name, "_f16"),
+            $crate::lora::ElementKind::Bf16 => concat!($name, "_bf16"),
         }
     };
 }

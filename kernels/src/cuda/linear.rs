@@ -21,8 +21,8 @@ mod many;
 
 use std::sync::Arc;
 
-use super::{Cuda, CudaError, DeviceVec, Matrix, Stream, Weight, blas::Blas};
-use crate::{TensorType, lora::NumberKind};
+use super::{Cuda, CudaError, CudaStream, DeviceVec, Matrix, Weight, blas::Blas};
+use crate::{TensorType, lora::ElementKind};
 
 pub use many::linear_transposed;
 
@@ -107,7 +107,7 @@ impl<'a> Operand<'a> {
 ///
 /// If the shapes or kinds do not fit together.
 pub fn linear(
-    stream: &Stream,
+    stream: &CudaStream,
     workspace: &mut Workspace,
     x: &Matrix,
     parts: &[LinearPart<'_>],
@@ -115,7 +115,10 @@ pub fn linear(
 ) -> Result<(), CudaError> {
     check_parts(parts, out.width());
     assert_eq!(x.rows(), out.rows(), "an output row for each row");
-    assert!(out.kind() == x.kind() || out.kind() == NumberKind::F32, "outputs are of x's kind or of 32 bits");
+    assert!(
+        out.kind() == x.kind() || out.kind() == ElementKind::F32,
+        "outputs are of x's kind or of 32 bits"
+    );
     assert!(parts.iter().all(|part| part.weight.columns() == x.width()), "weights have x's width");
     let mut rest = parts;
     while let [first, ..] = rest {

@@ -3,7 +3,7 @@
 //! # Layout
 //!
 //! - [`StagedAdapter`], [`StagedMatrix`]: an adapter's copy in blocks of the device, and how much of it has arrived.
-//! - [`CopyLane`], [`RegisteredBytes`]: how it gets there.
+//! - [`UploadQueue`], [`RegisteredBytes`]: how it gets there.
 //! - [`LoraPlan`]: who adds what in a pass, made once at its beginning; [`add_deltas`] works off one group of it.
 //!
 //! As on the CPU, rank blocks arrive from the last to the first, so that what is missing is always a head: ranks
@@ -16,12 +16,12 @@ mod registered;
 mod staged;
 
 use super::{
-    CudaError, Matrix, Stream,
-    launch::{Arg, Shape, by_kind, count, launch},
+    CudaError, CudaStream, Matrix,
+    launch::{Arg, LaunchShape, by_kind, count, launch},
 };
 
 pub use adapter::StagedAdapter;
-pub use lane::CopyLane;
+pub use lane::UploadQueue;
 pub use plan::{LoraPlan, LoraSegment, PlanShape};
 pub use registered::RegisteredBytes;
 pub use staged::StagedMatrix;
@@ -43,7 +43,7 @@ const THREADS: u32 = 256;
 ///
 /// If there is no such group, or rows, inputs or outputs of its segments do not exist.
 pub fn add_deltas(
-    stream: &Stream,
+    stream: &CudaStream,
     plan: &LoraPlan,
     group: usize,
     x: &Matrix,
@@ -61,7 +61,7 @@ pub fn add_deltas(
         Arg::U32(count(x.width())),
         Arg::Ptr(group.sums),
     ];
-    let shape = Shape::line(group.shape.shrink_units as usize, THREADS);
+    let shape = LaunchShape::line(group.shape.shrink_units as usize, THREADS);
     // SAFETY: 1. The kernel is declared with these arguments. 2. The table was made by the plan for factors whose blocks
     // it keeps lent and whose ranks had arrived; rows and columns were checked above. 3. The plan's sums have room for each group.
     unsafe { launch(stream, by_kind!("lora_shrink", x.kind()), shape, &shrink)? };
@@ -73,7 +73,7 @@ pub fn add_deltas(
         Arg::Ptr(out.address()),
         Arg::U32(count(out.width())),
     ];
-    let shape = Shape::line(group.shape.expand_units as usize, THREADS);
+    let shape = LaunchShape::line(group.shape.expand_units as usize, THREADS);
     // SAFETY: as above. What it writes is borrowed exclusively, and no two segments have an output in common.
     unsafe { launch(stream, by_kind!("lora_expand", out.kind()), shape, &expand) }
 }

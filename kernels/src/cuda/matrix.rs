@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 
-use super::{Cuda, CudaError, Stream, memory::DeviceVec};
-use crate::lora::NumberKind;
+use super::{Cuda, CudaError, CudaStream, memory::DeviceVec};
+use crate::lora::ElementKind;
 
 /// A matrix on the device, row after row. Its memory is kept for reuse.
 #[derive(Debug)]
@@ -13,7 +13,7 @@ pub struct Matrix {
     bytes: DeviceVec<u8>,
     rows: usize,
     width: usize,
-    kind: NumberKind,
+    kind: ElementKind,
 }
 
 impl Matrix {
@@ -22,7 +22,7 @@ impl Matrix {
     /// # Errors
     ///
     /// The device has no room.
-    pub fn new(cuda: &Arc<Cuda>, kind: NumberKind) -> Result<Self, CudaError> {
+    pub fn new(cuda: &Arc<Cuda>, kind: ElementKind) -> Result<Self, CudaError> {
         Ok(Self { bytes: DeviceVec::new(cuda, 0)?, rows: 0, width: 0, kind })
     }
 
@@ -57,7 +57,7 @@ impl Matrix {
     /// # Errors
     ///
     /// The device has no room.
-    pub fn grow(&mut self, stream: &Stream, rows: usize) -> Result<(), CudaError> {
+    pub fn grow(&mut self, stream: &CudaStream, rows: usize) -> Result<(), CudaError> {
         let needed = rows.saturating_mul(self.width).saturating_mul(self.kind.bytes());
         if needed > self.bytes.len() {
             let mut larger = DeviceVec::new(stream.cuda(), needed.max(2 * self.bytes.len()))?;
@@ -83,7 +83,7 @@ impl Matrix {
     /// # Panics
     ///
     /// If `from` has fewer rows, or others.
-    pub fn copy_head(&mut self, stream: &Stream, from: &Self) -> Result<(), CudaError> {
+    pub fn copy_head(&mut self, stream: &CudaStream, from: &Self) -> Result<(), CudaError> {
         assert_eq!((self.width, self.kind), (from.width, from.kind), "rows of one shape");
         assert!(self.rows <= from.rows, "the rows exist");
         stream.copy(&from.bytes, 0, &mut self.bytes, 0, self.rows * self.width * self.kind.bytes())
@@ -94,7 +94,7 @@ impl Matrix {
     /// # Errors
     ///
     /// The device is lost.
-    pub fn clear(&mut self, stream: &Stream) -> Result<(), CudaError> {
+    pub fn clear(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
         let bytes = self.rows * self.width * self.kind.bytes();
         stream.clear(&mut self.bytes, bytes)
     }
@@ -113,7 +113,7 @@ impl Matrix {
 
     /// How numbers are kept.
     #[must_use]
-    pub fn kind(&self) -> NumberKind {
+    pub fn kind(&self) -> ElementKind {
         self.kind
     }
 
@@ -143,7 +143,7 @@ impl Matrix {
     /// # Panics
     ///
     /// If these are not whole rows, or there are fewer.
-    pub fn upload(&mut self, stream: &Stream, first: usize, values: &[f32]) -> Result<(), CudaError> {
+    pub fn upload(&mut self, stream: &CudaStream, first: usize, values: &[f32]) -> Result<(), CudaError> {
         assert!(values.len().is_multiple_of(self.width.max(1)), "whole rows of {}", self.width);
         assert!(first * self.width + values.len() <= self.rows * self.width, "the rows exist");
         let at = first * self.width * self.kind.bytes();
@@ -159,7 +159,7 @@ impl Matrix {
     /// # Panics
     ///
     /// If these are not whole rows, or there are fewer.
-    pub fn download(&self, stream: &Stream, first: usize, values: &mut [f32]) -> Result<(), CudaError> {
+    pub fn download(&self, stream: &CudaStream, first: usize, values: &mut [f32]) -> Result<(), CudaError> {
         assert!(values.len().is_multiple_of(self.width.max(1)), "whole rows of {}", self.width);
         assert!(first * self.width + values.len() <= self.rows * self.width, "the rows exist");
         let mut bytes = vec![0; values.len() * self.kind.bytes()];
@@ -173,7 +173,7 @@ impl Matrix {
     /// # Errors
     ///
     /// The device is lost.
-    pub fn to_vec(&self, stream: &Stream) -> Result<Vec<f32>, CudaError> {
+    pub fn to_vec(&self, stream: &CudaStream) -> Result<Vec<f32>, CudaError> {
         let mut values = vec![0.0; self.rows * self.width];
         self.download(stream, 0, &mut values)?;
         Ok(values)
@@ -181,27 +181,27 @@ impl Matrix {
 }
 
 /// `values` as they are kept on the device.
-fn encode(kind: NumberKind, values: &[f32]) -> Vec<u8> {
+fn encode(kind: ElementKind, values: &[f32]) -> Vec<u8> {
     match kind {
-        NumberKind::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-        NumberKind::F16 => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
-        NumberKind::Bf16 => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
+        ElementKind::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        ElementKind::F16 => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
+        ElementKind::Bf16 => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
     }
 }
 
 /// What is kept on the device, as singles.
-fn decode(kind: NumberKind, bytes: &[u8], values: &mut [f32]) {
+fn decode(kind: ElementKind, bytes: &[u8], values: &mut [f32]) {
     let pairs = || bytes.chunks_exact(2).map(|pair| [pair[0], pair[1]]);
     match kind {
-        NumberKind::F32 => {
+        ElementKind::F32 => {
             let words = bytes.chunks_exact(4).map(|word| [word[0], word[1], word[2], word[3]]);
             values.iter_mut().zip(words).for_each(|(value, word)| *value = f32::from_le_bytes(word));
         }
-        NumberKind::F16 => {
+        ElementKind::F16 => {
             let halves = pairs().map(|pair| f16::from_le_bytes(pair).to_f32());
             values.iter_mut().zip(halves).for_each(|(value, half)| *value = half);
         }
-        NumberKind::Bf16 => {
+        ElementKind::Bf16 => {
             let halves = pairs().map(|pair| bf16::from_le_bytes(pair).to_f32());
             values.iter_mut().zip(halves).for_each(|(value, half)| *value = half);
         }

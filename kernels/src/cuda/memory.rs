@@ -13,10 +13,10 @@ use std::{
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 
-use super::{Cuda, CudaError, error::check, stream::Stream};
+use super::{Cuda, CudaError, error::check, stream::CudaStream};
 
 /// Numbers that any bit pattern is a value of.
-pub trait Plain: Copy + Default + Send + Sync + 'static + sealed::Sealed {}
+pub trait PlainNumber: Copy + Default + Send + Sync + 'static + sealed::Sealed {}
 
 mod sealed {
     /// Nobody else knows which types these are.
@@ -24,7 +24,7 @@ mod sealed {
 }
 
 macro_rules! plain {
-    ($($number:ty),*) => { $(impl Plain for $number {} impl sealed::Sealed for $number {})* };
+    ($($number:ty),*) => { $(impl PlainNumber for $number {} impl sealed::Sealed for $number {})* };
 }
 
 plain!(u8, i8, u16, u32, i32, u64, f32);
@@ -60,19 +60,19 @@ impl Drop for DeviceMemory {
 }
 
 /// Numbers on the device.
-pub struct DeviceVec<T: Plain> {
+pub struct DeviceVec<T: PlainNumber> {
     memory: DeviceMemory,
     len: usize,
     numbers: PhantomData<T>,
 }
 
-impl<T: Plain> fmt::Debug for DeviceVec<T> {
+impl<T: PlainNumber> fmt::Debug for DeviceVec<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "DeviceVec<{}>({})", std::any::type_name::<T>(), self.len)
     }
 }
 
-impl<T: Plain> DeviceVec<T> {
+impl<T: PlainNumber> DeviceVec<T> {
     /// Room for `len` numbers, whose values are unspecified.
     ///
     /// # Errors
@@ -90,7 +90,7 @@ impl<T: Plain> DeviceVec<T> {
     /// # Errors
     ///
     /// The device has no room.
-    pub fn zeroed(stream: &Stream, len: usize) -> Result<Self, CudaError> {
+    pub fn zeroed(stream: &CudaStream, len: usize) -> Result<Self, CudaError> {
         let mut new = Self::new(stream.cuda(), len)?;
         stream.clear(&mut new, len)?;
         Ok(new)
@@ -101,7 +101,7 @@ impl<T: Plain> DeviceVec<T> {
     /// # Errors
     ///
     /// The device has no room.
-    pub fn from_slice(stream: &Stream, from: &[T]) -> Result<Self, CudaError> {
+    pub fn from_slice(stream: &CudaStream, from: &[T]) -> Result<Self, CudaError> {
         let mut new = Self::new(stream.cuda(), from.len())?;
         stream.upload(from, &mut new, 0)?;
         Ok(new)
@@ -147,7 +147,7 @@ impl<T: Plain> DeviceVec<T> {
     /// # Errors
     ///
     /// The device is lost.
-    pub fn to_vec(&self, stream: &Stream) -> Result<Vec<T>, CudaError> {
+    pub fn to_vec(&self, stream: &CudaStream) -> Result<Vec<T>, CudaError> {
         let mut values = vec![T::default(); self.len];
         stream.download(self, 0, &mut values)?;
         Ok(values)
@@ -157,7 +157,7 @@ impl<T: Plain> DeviceVec<T> {
 /// Page-locked numbers of the host that the device reads and writes where they lie.
 ///
 /// The device may write them at any time, so they are never seen as a slice: they are copied in and out, by the word.
-pub struct Pinned<T: Plain> {
+pub struct Pinned<T: PlainNumber> {
     cuda: Arc<Cuda>,
     host: NonNull<T>,
     device: CUdeviceptr,
@@ -165,17 +165,17 @@ pub struct Pinned<T: Plain> {
 }
 
 // SAFETY: the memory is owned; it is touched through atomics and copies alone, never seen as a slice.
-unsafe impl<T: Plain> Send for Pinned<T> {}
+unsafe impl<T: PlainNumber> Send for Pinned<T> {}
 // SAFETY: as above.
-unsafe impl<T: Plain> Sync for Pinned<T> {}
+unsafe impl<T: PlainNumber> Sync for Pinned<T> {}
 
-impl<T: Plain> fmt::Debug for Pinned<T> {
+impl<T: PlainNumber> fmt::Debug for Pinned<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Pinned<{}>({})", std::any::type_name::<T>(), self.len)
     }
 }
 
-impl<T: Plain> Pinned<T> {
+impl<T: PlainNumber> Pinned<T> {
     /// `len` zeroes.
     ///
     /// # Errors
@@ -275,7 +275,7 @@ impl Pinned<u32> {
     }
 }
 
-impl<T: Plain> Drop for Pinned<T> {
+impl<T: PlainNumber> Drop for Pinned<T> {
     fn drop(&mut self) {
         self.cuda.note_free();
         if self.cuda.bind().is_ok() {

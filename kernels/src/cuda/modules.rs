@@ -34,7 +34,7 @@ const EARLY: &str = "griddepcontrol.";
 
 /// A kernel in a PTX text.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct KernelEntry {
     pub(super) name: &'static str,
     /// Bytes of each.
     pub(super) parameters: Vec<u32>,
@@ -43,11 +43,11 @@ pub(super) struct Entry {
 }
 
 /// The kernels in a PTX text, as a device of this compute capability runs them.
-pub(super) fn entries(ptx: &'static str, capability: (u32, u32)) -> impl Iterator<Item = Entry> {
+pub(super) fn entries(ptx: &'static str, capability: (u32, u32)) -> impl Iterator<Item = KernelEntry> {
     ptx.split(".entry ").skip(1).filter_map(move |rest| {
         let (name, rest) = rest.split_once('(')?;
         let (parameters, body) = rest.split_once(')')?;
-        Some(Entry {
+        Some(KernelEntry {
             name: name.trim(),
             parameters: parameters.split(".param ").skip(1).map(parameter_bytes).collect(),
             begins_early: capability >= EARLY_CAPABILITY && body.contains(EARLY),
@@ -78,13 +78,13 @@ mod tests {
     fn every_kernel_takes_plain_numbers_and_pointers_alone() {
         let kernels = kernels((9, 0));
         assert!(kernels.len() > MODULES.len());
-        for Entry { name, parameters, .. } in &kernels {
+        for KernelEntry { name, parameters, .. } in &kernels {
             assert!(
                 !parameters.is_empty() && parameters.iter().all(|bytes| [4, 8].contains(bytes)),
                 "{name}"
             );
         }
-        let signal = Entry { name: "await_signal", parameters: vec![8, 4, 8, 4], begins_early: false };
+        let signal = KernelEntry { name: "await_signal", parameters: vec![8, 4, 8, 4], begins_early: false };
         assert!(kernels.contains(&signal), "nobody begins in front of who waits for the host");
     }
 
@@ -106,7 +106,7 @@ mod tests {
         }
     }
 
-    fn kernels(capability: (u32, u32)) -> Vec<Entry> {
+    fn kernels(capability: (u32, u32)) -> Vec<KernelEntry> {
         MODULES.iter().flat_map(|(_, ptx)| entries(ptx, capability)).collect()
     }
 }

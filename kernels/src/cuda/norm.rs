@@ -1,10 +1,10 @@
 //! The residual stream takes a sublayer's output and is normed for the next one. See `norm.cu`.
 
 use super::{
-    CudaError, DeviceVec, Matrix, Stream,
-    launch::{Arg, Shape, by_kind, count, launch},
+    CudaError, CudaStream, DeviceVec, Matrix,
+    launch::{Arg, LaunchShape, by_kind, count, launch},
 };
-use crate::lora::NumberKind;
+use crate::lora::ElementKind;
 
 /// Threads of a block: `THREADS` of `norm.cu`.
 const THREADS: u32 = 256;
@@ -33,7 +33,7 @@ pub struct Norm<'a> {
 ///
 /// If the shapes or kinds do not fit together.
 pub fn add_norm(
-    stream: &Stream,
+    stream: &CudaStream,
     residual: &mut Matrix,
     update: Option<&Matrix>,
     norm: Norm<'_>,
@@ -55,7 +55,7 @@ pub fn add_norm(
     ];
     // SAFETY: 1. The kernel is declared with these arguments. 2. The matrices have `rows` rows of `width`, one a block;
     // the weight has `width` numbers. 3. What it writes is borrowed exclusively.
-    unsafe { launch(stream, kernel, Shape::line(rows, THREADS), &arguments) }
+    unsafe { launch(stream, kernel, LaunchShape::line(rows, THREADS), &arguments) }
 }
 
 /// `residual += update` (if there is one), then `out = residual`: what [`add_norm`] does, without a norm.
@@ -68,7 +68,7 @@ pub fn add_norm(
 ///
 /// If the shapes or kinds do not fit together.
 pub fn add_copy(
-    stream: &Stream,
+    stream: &CudaStream,
     residual: &mut Matrix,
     update: Option<&Matrix>,
     out: &mut Matrix,
@@ -82,12 +82,14 @@ pub fn add_copy(
     ];
     // SAFETY: 1. The kernel is declared with these arguments. 2. The matrices have the same rows, one a block. 3. What it
     // writes is borrowed exclusively.
-    unsafe { launch(stream, by_kind!("add_copy", out.kind()), Shape::line(out.rows(), THREADS), &arguments) }
+    unsafe {
+        launch(stream, by_kind!("add_copy", out.kind()), LaunchShape::line(out.rows(), THREADS), &arguments)
+    }
 }
 
 /// Checks that all have the same rows, the residual stream's of 32 bits.
 fn check(residual: &Matrix, update: Option<&Matrix>, out: &Matrix) {
-    assert_eq!(residual.kind(), NumberKind::F32, "the residual stream is of 32 bits");
+    assert_eq!(residual.kind(), ElementKind::F32, "the residual stream is of 32 bits");
     let (rows, width) = (out.rows(), out.width());
     assert!(residual.rows() == rows && residual.width() == width, "the residual has out's rows");
     let fits =
@@ -105,7 +107,7 @@ fn check(residual: &Matrix, update: Option<&Matrix>, out: &Matrix) {
 ///
 /// If the columns do not exist.
 pub fn norm_in_place(
-    stream: &Stream,
+    stream: &CudaStream,
     x: &mut Matrix,
     column: usize,
     norm: Norm<'_>,
@@ -122,10 +124,12 @@ pub fn norm_in_place(
     ];
     // SAFETY: 1. The kernel is declared with these arguments. 2. The matrix has the columns, a row a block; the weight has
     // `width` numbers. 3. What it writes is borrowed exclusively.
-    unsafe { launch(stream, by_kind!("norm_in_place", x.kind()), Shape::line(x.rows(), THREADS), &arguments) }
+    unsafe {
+        launch(stream, by_kind!("norm_in_place", x.kind()), LaunchShape::line(x.rows(), THREADS), &arguments)
+    }
 }
 
 /// True if rows of `width` numbers of `kind` are whole packs of 16 bytes, as wide loads need them.
-pub(super) fn is_packs(width: usize, kind: NumberKind) -> bool {
+pub(super) fn is_packs(width: usize, kind: ElementKind) -> bool {
     (width * kind.bytes()).is_multiple_of(16)
 }

@@ -4,11 +4,11 @@
 //! Numbers of rows lie one behind the other in a [`Matrix`] of 32 bits, which nobody computes with as floats.
 
 use super::{
-    CudaError, DeviceVec, Matrix, Stream, Weight,
-    launch::{Arg, Shape, count, launch},
+    CudaError, CudaStream, DeviceVec, Matrix, Weight,
+    launch::{Arg, LaunchShape, count, launch},
     weight::{by_form, number_kind},
 };
-use crate::{Modulus, lora::NumberKind};
+use crate::{Modulus, lora::ElementKind};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -26,17 +26,17 @@ const SLICE: usize = 512;
 
 /// A matrix, and where its outputs go in a row of `out`.
 #[derive(Debug, Clone, Copy)]
-pub struct RingPart<'a> {
+pub struct ModularPart<'a> {
     /// The weights.
     pub weight: &'a Weight,
-    /// The power of two that the scales of a block format are relative to: [`PackedForm::unit`](crate::PackedForm::unit) of the
+    /// The power of two that the scales of a block format are relative to: [`PackedLayout::unit`](crate::PackedForm::unit) of the
     /// stored tensor.
     pub unit: f32,
     /// Number of a row of `out` of the first output feature.
     pub column: usize,
 }
 
-impl RingPart<'_> {
+impl ModularPart<'_> {
     /// What the kernels multiply weights with to have whole numbers times `2^exponent`: `Factors` of `ring.cuh`.
     fn factors(&self, exponent: i32) -> [Arg; 2] {
         let power = |n: i32| 2.0f32.powi(n.clamp(-126, 127));
@@ -50,26 +50,26 @@ impl RingPart<'_> {
 
 /// What products are computed with, kept between them. Belongs to one stream.
 #[derive(Debug)]
-pub struct RingScratch {
+pub struct ModularScratch {
     /// Rows as the tensor cores take them.
     planes: DeviceVec<u8>,
     /// Gradients as words, before they are numbers of fewer bits.
     wide: Matrix,
 }
 
-impl RingScratch {
+impl ModularScratch {
     /// Empty.
     ///
     /// # Errors
     ///
     /// The device has no room.
-    pub fn new(stream: &Stream) -> Result<Self, CudaError> {
-        let (cuda, kind) = (stream.cuda(), NumberKind::F32);
+    pub fn new(stream: &CudaStream) -> Result<Self, CudaError> {
+        let (cuda, kind) = (stream.cuda(), ElementKind::F32);
         Ok(Self { planes: DeviceVec::new(cuda, 0)?, wide: Matrix::new(cuda, kind)? })
     }
 
     /// Enqueues writing the planes of `x`.
-    fn write_planes(&mut self, stream: &Stream, modulus: Modulus, x: &Matrix) -> Result<(), CudaError> {
+    fn write_planes(&mut self, stream: &CudaStream, modulus: Modulus, x: &Matrix) -> Result<(), CudaError> {
         let length = length(modulus, x);
         let groups = length.div_ceil(GROUP);
         let needed = x.rows() * groups * GROUP * PLANES;
@@ -87,7 +87,7 @@ impl RingScratch {
         let blocks = needed.div_ceil(PLANES * THREADS as usize);
         // SAFETY: 1. The kernel is declared with these arguments. 2. x has so many rows of so many numbers; there is room for the
         // planes. 3. What it writes is borrowed exclusively.
-        unsafe { launch(stream, "ring_planes", Shape::line(blocks, THREADS), &arguments) }
+        unsafe { launch(stream, "ring_planes", LaunchShape::line(blocks, THREADS), &arguments) }
     }
 }
 
@@ -105,11 +105,11 @@ impl RingScratch {
 ///
 /// If the shapes do not fit together, or rows are no numbers.
 pub fn linear_ring(
-    stream: &Stream,
-    scratch: &mut RingScratch,
+    stream: &CudaStream,
+    scratch: &mut ModularScratch,
     modulus: Modulus,
     x: &Matrix,
-    parts: &[RingPart<'_>],
+    parts: &[ModularPart<'_>],
     exponent: i32,
     out: &mut Matrix,
 ) -> Result<(), CudaError> {
@@ -131,7 +131,7 @@ pub fn linear_ring(
             Arg::U32(count(modulus.bytes())),
             Arg::U32(count(stride)),
         ];
-        let shape = Shape::plane(x.rows().div_ceil(TILE.0), outputs.div_ceil(TILE.1), THREADS);
+        let shape = LaunchShape::plane(x.rows().div_ceil(TILE.0), outputs.div_ceil(TILE.1), THREADS);
         // SAFETY: 1. The kernels are declared with these arguments. 2. The planes are those of x, whose rows are as long as the
         // weight's; the part's numbers lie within out's rows, as was checked. 3. What it writes is borrowed exclusively.
         unsafe { launch(stream, by_form!("ring", part.weight.kind()), shape, &arguments)? };
@@ -152,11 +152,11 @@ pub fn linear_ring(
 ///
 /// If the shapes do not fit together, or rows are no numbers.
 pub fn linear_ring_transposed(
-    stream: &Stream,
-    scratch: &mut RingScratch,
+    stream: &CudaStream,
+    scratch: &mut ModularScratch,
     modulus: Modulus,
     g: &Matrix,
-    parts: &[RingPart<'_>],
+    parts: &[ModularPart<'_>],
     exponent: i32,
     out: &mut Matrix,
 ) -> Result<(), CudaError> {
@@ -170,7 +170,7 @@ pub fn linear_ring_transposed(
     add_gradients(stream, modulus, g, parts, exponent, wide)?;
     let numbers = g.rows() * length(modulus, out);
     let arguments = [Arg::Ptr(wide.address()), Arg::U64(numbers as u64), Arg::Ptr(out.address())];
-    let shape = Shape::line(numbers.div_ceil(THREADS as usize), THREADS);
+    let shape = LaunchShape::line(numbers.div_ceil(THREADS as usize), THREADS);
     // SAFETY: 1. The kernel is declared with these arguments. 2. There are as many words as out has numbers. 3. What it writes is
     // borrowed exclusively.
     unsafe { launch(stream, "ring_narrow", shape, &arguments) }
@@ -178,10 +178,10 @@ pub fn linear_ring_transposed(
 
 /// The sums of gradients, as words of `out`.
 fn add_gradients(
-    stream: &Stream,
+    stream: &CudaStream,
     modulus: Modulus,
     g: &Matrix,
-    parts: &[RingPart<'_>],
+    parts: &[ModularPart<'_>],
     exponent: i32,
     out: &mut Matrix,
 ) -> Result<(), CudaError> {
@@ -204,7 +204,7 @@ fn add_gradients(
         let blocks =
             [weight.columns().div_ceil(TRANSPOSED_TILE.1), g.rows().div_ceil(TRANSPOSED_TILE.0)].map(count);
         let grid = [blocks[0], blocks[1], count(weight.rows().div_ceil(SLICE))];
-        let shape = Shape { grid, ..Shape::line(1, THREADS) };
+        let shape = LaunchShape { grid, ..LaunchShape::line(1, THREADS) };
         // SAFETY: 1. The kernels are declared with these arguments. 2. The part's numbers lie within g's rows, as was checked, and
         // out's rows are as long as the weight's. 3. What it writes is borrowed exclusively.
         unsafe { launch(stream, by_form!("ring_transposed", weight.kind()), shape, &arguments)? };
@@ -215,14 +215,14 @@ fn add_gradients(
 /// Numbers of a row.
 fn length(modulus: Modulus, rows: &Matrix) -> usize {
     let bytes = size_of::<f32>() * rows.width();
-    let is_whole = rows.kind() == NumberKind::F32 && bytes.is_multiple_of(modulus.bytes());
+    let is_whole = rows.kind() == ElementKind::F32 && bytes.is_multiple_of(modulus.bytes());
     assert!(is_whole, "rows of whole numbers");
     bytes / modulus.bytes()
 }
 
 /// Panics unless `parts` take rows of `inputs` numbers and lie side by side in rows of `stride`.
-fn check_parts(parts: &[RingPart<'_>], (inputs, stride): (usize, usize)) {
-    let end = |part: &RingPart<'_>| part.column + part.weight.rows();
+fn check_parts(parts: &[ModularPart<'_>], (inputs, stride): (usize, usize)) {
+    let end = |part: &ModularPart<'_>| part.column + part.weight.rows();
     for part in parts {
         assert_eq!(part.weight.columns(), inputs, "weights have the width of rows");
         assert!(end(part) <= stride, "the part lies within a row");

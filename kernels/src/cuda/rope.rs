@@ -1,8 +1,8 @@
 //! Rotary embedding of queries and keys. See `rope.cu`.
 
 use super::{
-    CudaError, DeviceVec, Matrix, Norm, Stream,
-    launch::{Arg, Shape, by_kind, count, launch},
+    CudaError, CudaStream, DeviceVec, Matrix, Norm,
+    launch::{Arg, LaunchShape, by_kind, count, launch},
 };
 use crate::attention::{MAX_HEAD_DIM, QkvLayout};
 
@@ -32,7 +32,7 @@ pub struct Rotation<'a> {
 ///
 /// If the shapes do not fit together.
 pub fn rotate(
-    stream: &Stream,
+    stream: &CudaStream,
     qkv: &mut Matrix,
     layout: QkvLayout,
     by: Rotation<'_>,
@@ -66,7 +66,7 @@ pub fn rotate(
         Arg::U32(count(head_dim)),
         Arg::U32(count(rotated)),
     ];
-    let shape = Shape::plane(qkv.rows(), (heads + kv_heads).div_ceil(WARPS), 32 * count(WARPS));
+    let shape = LaunchShape::plane(qkv.rows(), (heads + kv_heads).div_ceil(WARPS), 32 * count(WARPS));
     // SAFETY: 1. The kernel is declared with these arguments. 2. Sizes were checked: a block takes a row, which has a
     // position, and heads within it. 3. What it writes is borrowed exclusively.
     unsafe { launch(stream, by_kind!("rotate", qkv.kind()), shape, &arguments) }

@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use super::{
-    CudaError, DeviceVec, Matrix, Stream,
-    launch::{Arg, Shape, by_kind, count, launch},
+    CudaError, CudaStream, DeviceVec, Matrix,
+    launch::{Arg, LaunchShape, by_kind, count, launch},
 };
-use crate::lora::NumberKind;
+use crate::lora::ElementKind;
 
 /// Threads of a block: `THREADS` of `rows.cu`.
 const THREADS: u32 = 256;
@@ -26,7 +26,7 @@ fn chunks(columns: usize) -> usize {
 ///
 /// If there are fewer than `rows` indices, or the kinds differ.
 pub fn gather(
-    stream: &Stream,
+    stream: &CudaStream,
     from: &Matrix,
     rows: &DeviceVec<u32>,
     gathered: usize,
@@ -45,7 +45,7 @@ pub fn gather(
         Arg::Ptr(to.address()),
         Arg::U32(count(bytes / unit)),
     ];
-    let shape = Shape::plane(gathered, chunks(bytes / unit), THREADS);
+    let shape = LaunchShape::plane(gathered, chunks(bytes / unit), THREADS);
     // SAFETY: 1. The kernel is declared with these arguments. 2. Rows are whole units, `to` has one for each index, and
     // the kernel reads no row of `from` that does not exist. 3. What it writes is borrowed exclusively.
     unsafe { launch(stream, kernel, shape, &arguments) }
@@ -61,7 +61,7 @@ pub fn gather(
 ///
 /// If the rows or columns do not exist.
 pub fn scale_columns(
-    stream: &Stream,
+    stream: &CudaStream,
     values: &mut Matrix,
     rows: Range<usize>,
     column: usize,
@@ -76,7 +76,7 @@ pub fn scale_columns(
         Arg::Ptr(factors.address()),
         Arg::U32(count(factors.len())),
     ];
-    let shape = Shape::plane(rows.len(), chunks(factors.len()), THREADS);
+    let shape = LaunchShape::plane(rows.len(), chunks(factors.len()), THREADS);
     // SAFETY: 1. The kernel is declared with these arguments. 2. The rows and columns exist, with a factor a column.
     // 3. What it writes is borrowed exclusively.
     unsafe { launch(stream, by_kind!("scale_columns", values.kind()), shape, &arguments) }
@@ -93,14 +93,14 @@ pub fn scale_columns(
 ///
 /// If there are fewer indices or weights than rows, or the shapes or kinds do not fit.
 pub fn add_weighted(
-    stream: &Stream,
+    stream: &CudaStream,
     from: &Matrix,
     rows: &DeviceVec<u32>,
     weights: &DeviceVec<f32>,
     to: &mut Matrix,
 ) -> Result<(), CudaError> {
     assert!(from.rows() <= rows.len() && from.rows() <= weights.len(), "an index and a weight for each row");
-    assert!(to.kind() == NumberKind::F32 && to.width() == from.width(), "rows of 32 bits, as wide");
+    assert!(to.kind() == ElementKind::F32 && to.width() == from.width(), "rows of 32 bits, as wide");
     let arguments = [
         Arg::Ptr(from.address()),
         Arg::Ptr(rows.address()),
@@ -109,7 +109,7 @@ pub fn add_weighted(
         Arg::U32(count(to.rows())),
         Arg::U32(count(to.width())),
     ];
-    let shape = Shape::plane(from.rows(), chunks(from.width()), THREADS);
+    let shape = LaunchShape::plane(from.rows(), chunks(from.width()), THREADS);
     // SAFETY: 1. The kernel is declared with these arguments. 2. There is an index and a weight for each row of `from`, which is as
     // wide as `to`, and the kernel writes no row of `to` that does not exist. 3. What it writes is borrowed exclusively; if a row is
     // named twice its sum is wrong, and nothing else is.
@@ -125,13 +125,13 @@ pub fn add_weighted(
 /// # Panics
 ///
 /// If numbers are not of 32 bits.
-pub fn cap(stream: &Stream, values: &mut Matrix, cap: f32) -> Result<(), CudaError> {
-    assert_eq!(values.kind(), NumberKind::F32, "numbers of 32 bits");
+pub fn cap(stream: &CudaStream, values: &mut Matrix, cap: f32) -> Result<(), CudaError> {
+    assert_eq!(values.kind(), ElementKind::F32, "numbers of 32 bits");
     let numbers = values.rows() * values.width();
     let arguments = [Arg::Ptr(values.address()), Arg::F32(cap), Arg::U64(numbers as u64)];
     // SAFETY: 1. The kernel is declared with these arguments. 2. There are so many numbers. 3. What it writes is borrowed
     // exclusively.
-    unsafe { launch(stream, "cap_f32", Shape::line(chunks(numbers), THREADS), &arguments) }
+    unsafe { launch(stream, "cap_f32", LaunchShape::line(chunks(numbers), THREADS), &arguments) }
 }
 
 /// Overwrites columns `column..column + width` of some rows with as many rows of `width` from element `at` of `values`
@@ -145,7 +145,7 @@ pub fn cap(stream: &Stream, values: &mut Matrix, cap: f32) -> Result<(), CudaErr
 ///
 /// If the rows, columns or numbers do not exist.
 pub fn place(
-    stream: &Stream,
+    stream: &CudaStream,
     to: &mut Matrix,
     rows: Range<usize>,
     column: usize,
@@ -163,7 +163,7 @@ pub fn place(
         Arg::Ptr(values.address_of(at)),
         Arg::U32(count(width)),
     ];
-    let shape = Shape::plane(rows.len(), chunks(width), THREADS);
+    let shape = LaunchShape::plane(rows.len(), chunks(width), THREADS);
     // SAFETY: 1. The kernel is declared with these arguments. 2. The rows, columns and numbers exist. 3. What it writes is
     // borrowed exclusively.
     unsafe { launch(stream, by_kind!("place", to.kind()), shape, &arguments) }
@@ -178,7 +178,7 @@ pub fn place(
 /// # Panics
 ///
 /// If these are not whole rows.
-pub fn append_rows(stream: &Stream, to: &mut Matrix, values: &[f32]) -> Result<(), CudaError> {
+pub fn append_rows(stream: &CudaStream, to: &mut Matrix, values: &[f32]) -> Result<(), CudaError> {
     let own = to.rows();
     to.grow(stream, own + values.len() / to.width().max(1))?;
     to.upload(stream, own, values)
@@ -194,7 +194,7 @@ pub fn append_rows(stream: &Stream, to: &mut Matrix, values: &[f32]) -> Result<(
 /// # Panics
 ///
 /// If these are not whole rows, or there are fewer.
-pub fn split_rows(stream: &Stream, from: &mut Matrix, values: &mut [f32]) -> Result<(), CudaError> {
+pub fn split_rows(stream: &CudaStream, from: &mut Matrix, values: &mut [f32]) -> Result<(), CudaError> {
     let taken = values.len() / from.width().max(1);
     let kept = from.rows().checked_sub(taken).expect("no more rows are taken than there are");
     from.download(stream, kept, values)?;

@@ -3,23 +3,23 @@
 use std::sync::Arc;
 
 use super::{
-    Cuda, CudaError, DeviceVec, Matrix, Pinned, Stream,
-    launch::{Arg, Shape, count, launch},
+    Cuda, CudaError, CudaStream, DeviceVec, Matrix, Pinned,
+    launch::{Arg, LaunchShape, count, launch},
 };
-use crate::lora::NumberKind;
+use crate::lora::ElementKind;
 
 /// Threads of a block: `THREADS` of `sample.cu`.
 const THREADS: u32 = 1024;
 /// The largest vocabulary: `SPAN * THREADS` of `sample.cu`.
 const MAX_TOKENS: usize = 1 << 20;
-/// Words of `Choice` in `sample.cu`.
+/// Words of `TokenChoice` in `sample.cu`.
 const CHOICE_WORDS: usize = 8;
 /// What stands for no token: `NO_TOKEN` of `sample.cu`.
 const NO_TOKEN: u32 = u32::MAX;
 
 /// How one row's token is chosen. What each number means is said in `model::sampling`, which chooses the same.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Choice {
+pub struct TokenChoice {
     /// Logits are divided by it; 0 takes the most likely token.
     pub temperature: f32,
     /// Keep this many of the most likely tokens; 0 keeps all.
@@ -31,12 +31,12 @@ pub struct Choice {
     /// Where in the distribution the token is, in `0.0..1.0`.
     pub draw: f64,
     /// What is told of it.
-    pub report: Report,
+    pub report: ChoiceReport,
 }
 
 /// What is told of a chosen token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Report {
+pub enum ChoiceReport {
     /// Which it is.
     Token,
     /// Also the logarithm of the probability that the model itself gives it: one more pass over the row.
@@ -53,7 +53,7 @@ pub struct ChosenToken {
     pub log_probability: f32,
 }
 
-impl Choice {
+impl TokenChoice {
     /// As `sample.cu` reads it.
     fn words(self) -> [u32; CHOICE_WORDS] {
         let draw = self.draw.to_bits();
@@ -64,7 +64,7 @@ impl Choice {
             self.min_p.to_bits(),
             draw as u32,
             (draw >> 32) as u32,
-            u32::from(self.report == Report::LogProbability),
+            u32::from(self.report == ChoiceReport::LogProbability),
             0,
         ]
     }
@@ -72,7 +72,7 @@ impl Choice {
 
 /// What is to be chosen, and what was. Its memory is kept for reuse.
 #[derive(Debug)]
-pub struct Chosen {
+pub struct ChosenTokens {
     choices: DeviceVec<u32>,
     /// For the next pass, which the host need not see.
     tokens: DeviceVec<u32>,
@@ -81,7 +81,7 @@ pub struct Chosen {
     rows: usize,
 }
 
-impl Chosen {
+impl ChosenTokens {
     /// Room for the choices of `rows` rows.
     ///
     /// # Errors
@@ -105,7 +105,7 @@ impl Chosen {
     /// # Panics
     ///
     /// If a number is out of its range.
-    pub fn ask(&mut self, stream: &Stream, choices: &[Choice]) -> Result<(), CudaError> {
+    pub fn ask(&mut self, stream: &CudaStream, choices: &[TokenChoice]) -> Result<(), CudaError> {
         for choice in choices {
             assert!(choice.temperature.is_finite() && choice.temperature >= 0.0, "a temperature");
             assert!(choice.top_p > 0.0 && (0.0..=1.0).contains(&choice.min_p), "filters that keep something");
@@ -130,7 +130,7 @@ impl Chosen {
     /// # Errors
     ///
     /// The device is lost.
-    pub fn read(&self, stream: &Stream) -> Result<Vec<Option<ChosenToken>>, CudaError> {
+    pub fn read(&self, stream: &CudaStream) -> Result<Vec<Option<ChosenToken>>, CudaError> {
         stream.synchronize()?;
         let mut words = vec![0; 2 * self.rows];
         self.told.read(0, &mut words);
@@ -142,7 +142,7 @@ impl Chosen {
     }
 }
 
-/// Chooses a token of each row of `logits`, as [`Chosen::ask`] was told. It takes no memory, so it may be recorded.
+/// Chooses a token of each row of `logits`, as [`ChosenTokens::ask`] was told. It takes no memory, so it may be recorded.
 ///
 /// # Errors
 ///
@@ -151,8 +151,8 @@ impl Chosen {
 /// # Panics
 ///
 /// If something else was asked than there are rows, or the vocabulary is beyond 2^20 tokens.
-pub fn choose(stream: &Stream, logits: &Matrix, chosen: &mut Chosen) -> Result<(), CudaError> {
-    assert_eq!(logits.kind(), NumberKind::F32, "logits are of 32 bits");
+pub fn choose(stream: &CudaStream, logits: &Matrix, chosen: &mut ChosenTokens) -> Result<(), CudaError> {
+    assert_eq!(logits.kind(), ElementKind::F32, "logits are of 32 bits");
     assert_eq!(logits.rows(), chosen.rows, "a choice for each row");
     assert!(chosen.rows == 0 || (1..=MAX_TOKENS).contains(&logits.width()), "1 to {MAX_TOKENS} tokens");
     let arguments = [
@@ -164,5 +164,5 @@ pub fn choose(stream: &Stream, logits: &Matrix, chosen: &mut Chosen) -> Result<(
     ];
     // SAFETY: 1. The kernel is declared with these arguments. 2. A block takes a row; `ask` has made room for as many
     // choices and results. 3. What it writes is borrowed exclusively; the host reads it after it has waited.
-    unsafe { launch(stream, "choose_tokens", Shape::line(logits.rows(), THREADS), &arguments) }
+    unsafe { launch(stream, "choose_tokens", LaunchShape::line(logits.rows(), THREADS), &arguments) }
 }

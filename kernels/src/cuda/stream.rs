@@ -4,29 +4,29 @@ use std::{fmt, ptr, sync::Arc};
 
 use cudarc::driver::sys::{self, CUstream, CUstream_flags};
 
-use super::{Cuda, CudaError, Event, error::check};
+use super::{Cuda, CudaError, CudaEvent, error::check};
 
 /// A queue of work. Clones are the same queue.
 #[derive(Clone)]
-pub struct Stream(Arc<Queue>);
+pub struct CudaStream(Arc<StreamHandle>);
 
-struct Queue {
+struct StreamHandle {
     cuda: Arc<Cuda>,
     raw: CUstream,
 }
 
 // SAFETY: the driver takes calls for one stream from any thread, one after the other.
-unsafe impl Send for Queue {}
+unsafe impl Send for StreamHandle {}
 // SAFETY: as above.
-unsafe impl Sync for Queue {}
+unsafe impl Sync for StreamHandle {}
 
-impl fmt::Debug for Stream {
+impl fmt::Debug for CudaStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stream").field("device", &self.0.cuda.info().ordinal).finish_non_exhaustive()
     }
 }
 
-impl Stream {
+impl CudaStream {
     /// A new queue, which waits for no other.
     ///
     /// # Errors
@@ -38,7 +38,7 @@ impl Stream {
         // SAFETY: the stream is written by the call and destroyed when this is dropped.
         let result = unsafe { sys::cuStreamCreate(&mut raw, CUstream_flags::CU_STREAM_NON_BLOCKING as u32) };
         check("make a stream", result)?;
-        Ok(Self(Arc::new(Queue { cuda: Arc::clone(cuda), raw })))
+        Ok(Self(Arc::new(StreamHandle { cuda: Arc::clone(cuda), raw })))
     }
 
     /// The device.
@@ -67,14 +67,14 @@ impl Stream {
     /// # Errors
     ///
     /// The device is lost.
-    pub fn wait(&self, event: &Event) -> Result<(), CudaError> {
+    pub fn wait(&self, event: &CudaEvent) -> Result<(), CudaError> {
         self.0.cuda.bind()?;
         // SAFETY: both are alive; the driver keeps what it needs of the event.
         check("wait for an event", unsafe { sys::cuStreamWaitEvent(self.0.raw, event.raw(), 0) })
     }
 }
 
-impl Drop for Queue {
+impl Drop for StreamHandle {
     fn drop(&mut self) {
         if self.cuda.bind().is_ok() {
             // What is under way is finished first, so that nobody's memory is gone before its use.

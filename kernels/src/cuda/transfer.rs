@@ -3,12 +3,12 @@
 use cudarc::driver::sys;
 
 use super::{
-    CudaError, Stream,
+    CudaError, CudaStream,
     error::check,
-    memory::{DeviceVec, Pinned, Plain},
+    memory::{DeviceVec, Pinned, PlainNumber},
 };
 
-impl Stream {
+impl CudaStream {
     /// Writes zeroes to the first `count` elements of `to`.
     ///
     /// # Errors
@@ -18,7 +18,7 @@ impl Stream {
     /// # Panics
     ///
     /// If there are fewer.
-    pub fn clear<T: Plain>(&self, to: &mut DeviceVec<T>, count: usize) -> Result<(), CudaError> {
+    pub fn clear<T: PlainNumber>(&self, to: &mut DeviceVec<T>, count: usize) -> Result<(), CudaError> {
         assert!(count <= to.len(), "what is cleared exists");
         if count == 0 {
             return Ok(());
@@ -38,7 +38,12 @@ impl Stream {
     /// # Panics
     ///
     /// If `to` has no room.
-    pub fn upload<T: Plain>(&self, from: &[T], to: &mut DeviceVec<T>, at: usize) -> Result<(), CudaError> {
+    pub fn upload<T: PlainNumber>(
+        &self,
+        from: &[T],
+        to: &mut DeviceVec<T>,
+        at: usize,
+    ) -> Result<(), CudaError> {
         assert!(at + from.len() <= to.len(), "what is uploaded has room");
         if from.is_empty() {
             return Ok(());
@@ -57,7 +62,7 @@ impl Stream {
     /// # Errors
     ///
     /// The device is lost, or has no room.
-    pub fn write<T: Plain>(&self, from: &[T], to: &mut DeviceVec<T>) -> Result<(), CudaError> {
+    pub fn write<T: PlainNumber>(&self, from: &[T], to: &mut DeviceVec<T>) -> Result<(), CudaError> {
         if to.len() < from.len() {
             *to = DeviceVec::new(self.cuda(), from.len().next_power_of_two())?;
         }
@@ -101,7 +106,12 @@ impl Stream {
     /// # Panics
     ///
     /// If `from` has fewer elements.
-    pub fn download<T: Plain>(&self, from: &DeviceVec<T>, at: usize, to: &mut [T]) -> Result<(), CudaError> {
+    pub fn download<T: PlainNumber>(
+        &self,
+        from: &DeviceVec<T>,
+        at: usize,
+        to: &mut [T],
+    ) -> Result<(), CudaError> {
         assert!(at + to.len() <= from.len(), "what is downloaded exists");
         if to.is_empty() {
             return Ok(());
@@ -129,7 +139,7 @@ impl Stream {
     /// # Panics
     ///
     /// If either has fewer elements.
-    pub fn copy<T: Plain>(
+    pub fn copy<T: PlainNumber>(
         &self,
         from: &DeviceVec<T>,
         at: usize,

@@ -1,10 +1,10 @@
 //! Weights of linear layers and tables of embeddings on the device. See `quant.cuh` for how they lie there.
 
 use super::{
-    CudaError, DeviceVec, Stream,
-    launch::{Arg, Shape, count, launch},
+    CudaError, CudaStream, DeviceVec,
+    launch::{Arg, LaunchShape, count, launch},
 };
-use crate::{TensorType, lora::NumberKind};
+use crate::{TensorType, lora::ElementKind};
 
 mod uploader;
 pub use uploader::WeightUploader;
@@ -56,7 +56,7 @@ impl Weight {
     ///
     /// If `bytes` is not `rows` rows of `columns` elements of `kind`.
     pub fn upload(
-        stream: &Stream,
+        stream: &CudaStream,
         kind: TensorType,
         bytes: &[u8],
         rows: usize,
@@ -75,7 +75,12 @@ impl Weight {
     }
 
     /// Room for a weight, to be written.
-    fn unwritten(stream: &Stream, kind: TensorType, rows: usize, columns: usize) -> Result<Self, CudaError> {
+    fn unwritten(
+        stream: &CudaStream,
+        kind: TensorType,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Self, CudaError> {
         let bytes = DeviceVec::new(stream.cuda(), device_bytes(kind, rows, columns))?;
         Ok(Self { kind, rows, columns, bytes })
     }
@@ -118,7 +123,7 @@ impl Weight {
     /// Enqueues taking `rows` stored rows apart, which become rows `first..`.
     fn repack(
         &mut self,
-        stream: &Stream,
+        stream: &CudaStream,
         raw: &DeviceVec<u8>,
         first: usize,
         rows: usize,
@@ -147,27 +152,27 @@ fn by_repack(kind: TensorType) -> &'static str {
 }
 
 /// A thread for each of so many octets.
-pub(super) fn octet_shape(octets: usize) -> Shape {
-    Shape::line(octets.div_ceil(THREADS as usize), THREADS)
+pub(super) fn octet_shape(octets: usize) -> LaunchShape {
+    LaunchShape::line(octets.div_ceil(THREADS as usize), THREADS)
 }
 
 /// The kind of the numbers of a float type, `None` for block formats.
-pub(super) fn number_kind(kind: TensorType) -> Option<NumberKind> {
+pub(super) fn number_kind(kind: TensorType) -> Option<ElementKind> {
     match kind {
-        TensorType::F32 => Some(NumberKind::F32),
-        TensorType::F16 => Some(NumberKind::F16),
-        TensorType::Bf16 => Some(NumberKind::Bf16),
+        TensorType::F32 => Some(ElementKind::F32),
+        TensorType::F16 => Some(ElementKind::F16),
+        TensorType::Bf16 => Some(ElementKind::Bf16),
         _ => None,
     }
 }
 
 /// Rows `first..first + rows` of `weight` as plain numbers of `kind` at `to`, which has room for them.
 pub(super) fn dequantize(
-    stream: &Stream,
+    stream: &CudaStream,
     weight: &Weight,
     (first, rows): (usize, usize),
     to: &mut DeviceVec<u8>,
-    kind: NumberKind,
+    kind: ElementKind,
 ) -> Result<(), CudaError> {
     assert!(first + rows <= weight.rows, "the rows exist");
     assert!(to.len() >= rows * weight.columns * kind.bytes(), "they have room");
@@ -187,11 +192,11 @@ pub(super) fn dequantize(
 }
 
 /// How `dequantize.cu` calls the kinds.
-fn kind_number(kind: NumberKind) -> u32 {
+fn kind_number(kind: ElementKind) -> u32 {
     match kind {
-        NumberKind::F32 => 0,
-        NumberKind::F16 => 1,
-        NumberKind::Bf16 => 2,
+        ElementKind::F32 => 0,
+        ElementKind::F16 => 1,
+        ElementKind::Bf16 => 2,
     }
 }
 

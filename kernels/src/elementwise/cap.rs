@@ -2,7 +2,7 @@
 
 use crate::{
     isa::Isa,
-    pool::Pool,
+    pool::ThreadPool,
     simd::{Kernel, LANES, Simd},
 };
 
@@ -10,7 +10,7 @@ use crate::{
 const CHUNK: usize = 1 << 12;
 
 /// Splits `elements` over the pool; `each` gets ranges of them.
-pub(crate) fn for_ranges(pool: &mut Pool, elements: usize, each: impl Fn(usize, usize) + Sync) {
+pub(crate) fn for_ranges(pool: &mut ThreadPool, elements: usize, each: impl Fn(usize, usize) + Sync) {
     pool.run(elements.div_ceil(CHUNK), |i| each(i * CHUNK, elements.min((i + 1) * CHUNK)));
 }
 
@@ -31,7 +31,7 @@ pub(crate) fn cap_slope<S: Simd>(capped: S::F, cap: f32) -> S::F {
 }
 
 /// `x = cap * tanh(x / cap)`.
-pub fn cap_in_place(pool: &mut Pool, isa: Isa, x: &mut [f32], cap: f32) {
+pub fn cap_in_place(pool: &mut ThreadPool, isa: Isa, x: &mut [f32], cap: f32) {
     let job = Cap { x: x.as_mut_ptr(), cap, elements: (0, 0) };
     for_ranges(pool, x.len(), |from, to| isa.dispatch(job.over(from, to)));
 }

@@ -3,7 +3,7 @@
 use super::for_row_ranges;
 use crate::{
     isa::Isa,
-    pool::Pool,
+    pool::ThreadPool,
     simd::{Kernel, LANES, Simd},
 };
 
@@ -52,7 +52,7 @@ impl Gate {
 /// # Panics
 ///
 /// If the shapes do not fit together.
-pub fn gate_mul(pool: &mut Pool, isa: Isa, gate: Gate, gate_up: &[f32], width: usize, out: &mut [f32]) {
+pub fn gate_mul(pool: &mut ThreadPool, isa: Isa, gate: Gate, gate_up: &[f32], width: usize, out: &mut [f32]) {
     assert_eq!(gate_up.len(), 2 * out.len(), "two inputs an output");
     assert!(out.len().is_multiple_of(width), "whole rows");
     let job = GateMul { gate, gate_up: gate_up.as_ptr(), out: out.as_mut_ptr(), width, rows: (0, 0) };

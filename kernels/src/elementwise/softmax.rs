@@ -3,7 +3,7 @@
 use super::for_row_ranges;
 use crate::{
     isa::Isa,
-    pool::Pool,
+    pool::ThreadPool,
     simd::{Kernel, LANES, Simd},
 };
 
@@ -13,7 +13,7 @@ use crate::{
 /// # Panics
 ///
 /// If there are no whole rows.
-pub fn softmax_in_place(pool: &mut Pool, isa: Isa, rows: &mut [f32], width: usize) {
+pub fn softmax_in_place(pool: &mut ThreadPool, isa: Isa, rows: &mut [f32], width: usize) {
     assert!(width > 0 && rows.len().is_multiple_of(width), "whole rows");
     let job = Softmax { rows: rows.as_mut_ptr(), width, range: (0, 0) };
     for_row_ranges(pool, rows.len() / width, |from, to| isa.dispatch(job.over(from, to)));

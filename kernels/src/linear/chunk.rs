@@ -9,7 +9,7 @@ use crate::{
 
 /// Panels `first..last` of one part, for all rows.
 #[derive(Clone, Copy)]
-pub(super) struct Chunk<'a> {
+pub(super) struct PanelChunk<'a> {
     pub(super) x: &'a Activations,
     pub(super) part: LinearPart<'a>,
     pub(super) first: usize,
@@ -19,7 +19,7 @@ pub(super) struct Chunk<'a> {
     pub(super) stride: usize,
 }
 
-impl Chunk<'_> {
+impl PanelChunk<'_> {
     /// Writes the sums of a row with a panel.
     #[inline(always)]
     pub(super) fn put<S: Simd>(&self, panel: usize, row: usize, sums: S::F) {

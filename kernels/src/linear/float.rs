@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use super::{pack::PackedMatrix, tile::Tile};
+use super::{pack::PackedMatrix, tile::PanelDot};
 use crate::{
     activations::Activations,
     element::Element,
@@ -10,11 +10,11 @@ use crate::{
 };
 
 /// Weights of 32 bits, or of 16 bits and widened exactly; activations of 32 bits.
-pub(super) struct Unrounded<E>(PhantomData<E>);
+pub(super) struct FloatPanels<E>(PhantomData<E>);
 /// Weights and activations of bf16, summed in 32 bits.
 pub(super) struct Bf16;
 
-impl<E: Element> Tile for Unrounded<E> {
+impl<E: Element> PanelDot for FloatPanels<E> {
     #[inline(always)]
     unsafe fn dot<S: Simd, const M: usize>(
         w: &PackedMatrix,
@@ -39,7 +39,7 @@ impl<E: Element> Tile for Unrounded<E> {
     }
 }
 
-impl Tile for Bf16 {
+impl PanelDot for Bf16 {
     #[inline(always)]
     unsafe fn dot<S: Simd, const M: usize>(
         w: &PackedMatrix,

@@ -6,8 +6,8 @@ use half::f16;
 
 use crate::{
     TensorType,
-    activations::{Forms, GROUP},
-    quant::{DecodedRow, IntegerForm, Offset, integer_form},
+    activations::{ActivationForms, GROUP},
+    quant::{DecodedRow, IntegerLayout, Offset, integer_form},
     simd::LANES,
 };
 
@@ -55,7 +55,7 @@ pub(super) enum Packing {
 ///
 /// It tells where each row lies, so that rows can be packed, kept and loaded apart from others.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct PackedForm {
+pub struct PackedLayout {
     kind: TensorType,
     rows: usize,
     columns: usize,
@@ -64,7 +64,7 @@ pub struct PackedForm {
     unit: f32,
 }
 
-impl PackedForm {
+impl PackedLayout {
     /// Rows that can be packed, kept and loaded apart begin at a multiple of so many: gradients are summed over so many
     /// outputs at a time.
     pub const CUT_ROWS: usize = 64;
@@ -119,18 +119,18 @@ impl PackedForm {
 
     /// The forms of activations it is multiplied with.
     #[must_use]
-    pub fn forms(&self) -> Forms {
+    pub fn forms(&self) -> ActivationForms {
         match self.packing {
-            Packing::F32 | Packing::F16 => Forms::default(),
-            Packing::Bf16 => Forms { bf16: true, ..Forms::default() },
-            _ => Forms { bytes: true, ..Forms::default() },
+            Packing::F32 | Packing::F16 => ActivationForms::default(),
+            Packing::Bf16 => ActivationForms { bf16: true, ..ActivationForms::default() },
+            _ => ActivationForms { bytes: true, ..ActivationForms::default() },
         }
     }
 
     /// True if activations enter unrounded, so that the layer is linear in them.
     #[must_use]
     pub fn is_exact(&self) -> bool {
-        self.forms() == Forms::default()
+        self.forms() == ActivationForms::default()
     }
 
     /// Where `row` begins to lie in the panels; [`rows`](Self::rows) is where they end.
@@ -212,7 +212,7 @@ impl PackedForm {
         }
     }
 
-    fn pack_integers(&self, form: IntegerForm, data: &[u8], row_bytes: usize, packed: &mut [u8]) {
+    fn pack_integers(&self, form: IntegerLayout, data: &[u8], row_bytes: usize, packed: &mut [u8]) {
         let (panel_bytes, code_bytes) = (self.panel_bytes, self.columns * LANES * form.bits / 8);
         let inverse = 1.0 / self.unit;
         let mut decoded = DecodedRow::default();
@@ -233,8 +233,8 @@ impl PackedForm {
 }
 
 impl Packing {
-    pub(super) fn integer_form(self) -> Option<IntegerForm> {
-        let form = |bits, group, offset| Some(IntegerForm { bits, group, offset });
+    pub(super) fn integer_form(self) -> Option<IntegerLayout> {
+        let form = |bits, group, offset| Some(IntegerLayout { bits, group, offset });
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => None,
             Self::Four8 => form(4, GROUP, Offset::Zero(8)),

@@ -11,7 +11,7 @@
 //! `minimum * (scale of x * sum of x)`. All scales of a matrix are stored in 16 bits relative to one power of two,
 //! `w.unit()`, which multiplies the final sum and costs no bit.
 
-use super::{pack::PackedMatrix, packings::IntegerPacking, rows::Rows, tile::Tile};
+use super::{pack::PackedMatrix, packings::IntegerPacking, rows::QuantizedRows, tile::PanelDot};
 use crate::{
     activations::Activations,
     simd::{Simd, prefetch},
@@ -30,7 +30,7 @@ fn prefetch_ahead(at: *const u8, bytes: usize) {
     }
 }
 
-impl<P: IntegerPacking> Tile for P {
+impl<P: IntegerPacking> PanelDot for P {
     #[inline(always)]
     unsafe fn dot<S: Simd, const M: usize>(
         w: &PackedMatrix,
@@ -38,7 +38,7 @@ impl<P: IntegerPacking> Tile for P {
         x: &Activations,
         row: usize,
     ) -> [S::F; M] {
-        let x = Rows::of::<P>(x, row);
+        let x = QuantizedRows::of::<P>(x, row);
         let mut sums = [S::splat(0.0); M];
         // SAFETY: the caller's: panel and rows exist, and the byte form was prepared.
         unsafe {

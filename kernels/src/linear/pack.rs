@@ -2,11 +2,11 @@
 
 use half::f16;
 
-use super::form::{PackError, PackedForm, Packing, code_position};
+use super::form::{PackError, PackedLayout, Packing, code_position};
 use crate::{
     TensorType,
-    activations::Forms,
-    buffer::{Arena, Slab, View},
+    activations::ActivationForms,
+    buffer::{Arena, PageSlab, View},
     quant::Offset,
     simd::{LANES, prefetch},
 };
@@ -18,7 +18,7 @@ use crate::{
 /// A clone is over the same bytes.
 #[derive(Debug, Clone)]
 pub struct PackedMatrix {
-    form: PackedForm,
+    form: PackedLayout,
     data: View,
 }
 
@@ -44,7 +44,7 @@ impl PackedMatrix {
         rows: usize,
         columns: usize,
     ) -> Result<Self, PackError> {
-        let form = PackedForm::of(kind, data, rows, columns)?;
+        let form = PackedLayout::of(kind, data, rows, columns)?;
         let mut buffer =
             arena.zeroed(form.bytes()).map_err(|source| PackError::Memory { rows, columns, source })?;
         form.pack(data, buffer.as_mut_slice());
@@ -54,7 +54,7 @@ impl PackedMatrix {
     /// The matrix of this form whose panels lie in `slab` from `at` on: as long as there is it, or a clone, the slab is not
     /// filled again. `None` if they reach beyond its end.
     #[must_use]
-    pub fn within(slab: &Slab, at: usize, form: PackedForm) -> Option<Self> {
+    pub fn within(slab: &PageSlab, at: usize, form: PackedLayout) -> Option<Self> {
         Some(Self { form, data: slab.view(at, form.bytes())? })
     }
 
@@ -109,7 +109,7 @@ impl PackedMatrix {
 
     /// The forms of activations it is multiplied with.
     #[must_use]
-    pub fn forms(&self) -> Forms {
+    pub fn forms(&self) -> ActivationForms {
         self.form.forms()
     }
 

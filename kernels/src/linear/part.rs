@@ -34,9 +34,9 @@ pub(super) fn blocks(range: Range<usize>, step: usize) -> impl Iterator<Item = R
 
 /// Room on the stack for decoded values, from the start of a cache line.
 #[repr(align(64))]
-pub(super) struct Room<const N: usize>([MaybeUninit<f32>; N]);
+pub(super) struct DecodeScratch<const N: usize>([MaybeUninit<f32>; N]);
 
-impl<const N: usize> Room<N> {
+impl<const N: usize> DecodeScratch<N> {
     #[inline(always)]
     pub(super) fn new() -> Self {
         Self([const { MaybeUninit::uninit() }; N])

@@ -1,7 +1,7 @@
 //! Linear layers modulo 2^64 or 2^48: `out = x · Wᵀ` and `out = g · W` in whole numbers, exact whatever the order of the sums.
 //!
 //! What is added to a row before it is multiplied comes off again afterwards, to the last bit: masks and shares need that.
-//! Weights are whole numbers times one power of two, `2^exponent` ([`RingForm`]):
+//! Weights are whole numbers times one power of two, `2^exponent` ([`ModularForm`]):
 //!
 //! ```text
 //! integers   codes times 16-bit scales, and minima: exact, unless numbers are so far apart that the smallest are rounded
@@ -30,11 +30,11 @@ mod share;
 mod whole;
 mod words;
 
-pub use form::RingForm;
+pub use form::ModularForm;
 pub use modulus::Modulus;
 
 use super::part::{LinearPart, check_parts};
-use crate::{SumFrom, isa::Isa, pool::Pool};
+use crate::{SumFrom, isa::Isa, pool::ThreadPool};
 
 /// Calls a function for the bytes that numbers of a modulus have.
 macro_rules! with_bytes {
@@ -55,7 +55,7 @@ macro_rules! with_bytes {
 /// If the shapes do not fit together, or a part has a bias.
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
 pub fn linear_ring(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     modulus: Modulus,
     x: &[u8],
@@ -70,7 +70,7 @@ pub fn linear_ring(
 
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
 fn forward<const B: usize>(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     x: &[[u8; B]],
     rows: usize,
@@ -102,7 +102,7 @@ fn forward<const B: usize>(
 /// As [`linear_ring`].
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
 pub fn linear_ring_by_words(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     modulus: Modulus,
     x: &[u8],
@@ -117,7 +117,7 @@ pub fn linear_ring_by_words(
 
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
 fn by_words<const B: usize>(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     x: &[[u8; B]],
     rows: usize,
@@ -144,7 +144,7 @@ fn has_byte_products(isa: Isa) -> bool {
 /// If the shapes do not fit together, or a part has a bias.
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
 pub fn linear_ring_transposed(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     modulus: Modulus,
     g: &[u8],
@@ -163,7 +163,7 @@ pub fn linear_ring_transposed(
 
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
 fn backward<const B: usize>(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     g: &[[u8; B]],
     rows: usize,

@@ -3,18 +3,18 @@
 use std::{marker::PhantomData, ops::Range};
 
 use super::{
-    chunk::Chunk,
+    chunk::PanelChunk,
     float,
     form::Packing,
     packings::{self, IntegerPacking},
     part::{LinearPart, OutPtr, blocks, check_parts, for_each_part},
-    tile::Tile,
-    tiled::{MAX_ROWS, Tiled},
+    tile::PanelDot,
+    tiled::{AmxPanels, MAX_ROWS},
 };
 use crate::{
     activations::{Activations, SIDE},
     isa::{Isa, MatrixUnit},
-    pool::Pool,
+    pool::ThreadPool,
     simd::{Kernel, Simd, amx::Tiles},
 };
 
@@ -28,7 +28,7 @@ const ROW_BLOCK: usize = MAX_ROWS;
 ///
 /// If the shapes do not fit together.
 pub fn linear(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     x: &Activations,
     parts: &[LinearPart<'_>],
@@ -48,7 +48,7 @@ pub fn linear(
     pool.run(panels.div_ceil(chunk), |i| {
         let out = &out;
         for_each_part(parts, i * chunk, panels.min((i + 1) * chunk), |part, first, last| {
-            isa.dispatch(Chunk { x, part, first, last, matrix_unit, out: out.0, stride });
+            isa.dispatch(PanelChunk { x, part, first, last, matrix_unit, out: out.0, stride });
         });
     });
 }
@@ -59,7 +59,7 @@ fn panels_a_chunk(panels: usize, rows: usize, threads: usize) -> usize {
     panels.div_ceil(chunks).max(1)
 }
 
-impl Kernel for Chunk<'_> {
+impl Kernel for PanelChunk<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -73,8 +73,8 @@ impl Kernel for Chunk<'_> {
             for panel in self.first..self.last {
                 let rows = rows.clone();
                 match self.part.matrix.packing() {
-                    Packing::F32 => self.rows::<S, float::Unrounded<f32>>(panel, rows),
-                    Packing::F16 => self.rows::<S, float::Unrounded<u16>>(panel, rows),
+                    Packing::F32 => self.rows::<S, float::FloatPanels<f32>>(panel, rows),
+                    Packing::F16 => self.rows::<S, float::FloatPanels<u16>>(panel, rows),
                     Packing::Bf16 => self.rows::<S, float::Bf16>(panel, rows),
                     Packing::Four8 => self.integers::<S, packings::Four8>(panel, rows, tiles),
                     Packing::FourMinimum => self.integers::<S, packings::FourMinimum>(panel, rows, tiles),
@@ -89,14 +89,14 @@ impl Kernel for Chunk<'_> {
     }
 }
 
-impl Chunk<'_> {
+impl PanelChunk<'_> {
     /// Rows that fill tiles through the matrix unit where there is one, the others without.
     #[inline(always)]
     fn integers<S: Simd, P: IntegerPacking>(&self, panel: usize, rows: Range<usize>, tiles: Option<&Tiles>) {
         let mut rest = rows.clone();
         if let Some(tiles) = tiles.filter(|_| S::BESIDE_MATRIX_UNIT && rows.len() >= SIDE) {
             rest.start = rows.end - rows.len() % SIDE;
-            S::call(Tiled::<P> {
+            S::call(AmxPanels::<P> {
                 chunk: self,
                 tiles,
                 panel,
@@ -108,7 +108,7 @@ impl Chunk<'_> {
     }
 
     #[inline(always)]
-    fn rows<S: Simd, T: Tile>(&self, panel: usize, rows: Range<usize>) {
+    fn rows<S: Simd, T: PanelDot>(&self, panel: usize, rows: Range<usize>) {
         let Range { start: mut row, end: to } = rows;
         while row < to {
             row += match S::TILE.min(to - row) {
@@ -121,7 +121,7 @@ impl Chunk<'_> {
     }
 
     #[inline(always)]
-    fn tile<S: Simd, T: Tile, const M: usize>(&self, panel: usize, row: usize) -> usize {
+    fn tile<S: Simd, T: PanelDot, const M: usize>(&self, panel: usize, row: usize) -> usize {
         // SAFETY: `linear` has checked that rows and panels exist.
         let sums = unsafe { T::dot::<S, M>(self.part.matrix, panel, self.x, row) };
         for (i, &sum) in sums.iter().enumerate() {

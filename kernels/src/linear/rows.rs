@@ -8,7 +8,7 @@ use crate::{
 
 /// Rows of activations from one on, which lie interleaved: their bytes and what belongs to these.
 #[derive(Clone, Copy)]
-pub(super) struct Rows {
+pub(super) struct QuantizedRows {
     /// Groups of a row.
     pub(super) groups: usize,
     /// From a group to the next: rows that lie interleaved.
@@ -23,7 +23,7 @@ pub(super) struct Rows {
     starts: *const i32,
 }
 
-impl Rows {
+impl QuantizedRows {
     /// Those from `row` on, as the packing `P` meets them, as far as they lie interleaved.
     #[inline(always)]
     pub(super) fn of<P: IntegerPacking>(x: &Activations, row: usize) -> Self {
@@ -58,7 +58,7 @@ impl Rows {
     ///
     /// # Safety
     ///
-    /// As [`Rows::start`].
+    /// As [`QuantizedRows::start`].
     #[inline(always)]
     pub(super) unsafe fn wide(&self, group: usize) -> u32 {
         // SAFETY: the caller's.
@@ -80,7 +80,7 @@ impl Rows {
     ///
     /// # Safety
     ///
-    /// As [`Rows::start`].
+    /// As [`QuantizedRows::start`].
     #[inline(always)]
     pub(super) unsafe fn starts<S: Simd, P: IntegerPacking>(&self, group: usize, m: usize) -> [S::I; 2] {
         // SAFETY: the caller's.
@@ -94,7 +94,7 @@ impl Rows {
     ///
     /// # Safety
     ///
-    /// As [`Rows::start`].
+    /// As [`QuantizedRows::start`].
     #[inline(always)]
     pub(super) unsafe fn narrow<S: Simd, P: IntegerPacking>(
         &self,
@@ -110,7 +110,7 @@ impl Rows {
     ///
     /// # Safety
     ///
-    /// As [`Rows::start`].
+    /// As [`QuantizedRows::start`].
     #[inline(always)]
     pub(super) unsafe fn two_bytes<S: Simd, P: IntegerPacking>(
         &self,
@@ -130,7 +130,7 @@ impl Rows {
     ///
     /// # Safety
     ///
-    /// As [`Rows::start`].
+    /// As [`QuantizedRows::start`].
     #[inline(always)]
     pub(super) unsafe fn add<S: Simd, P: IntegerPacking>(
         &self,

@@ -4,7 +4,7 @@ use super::pack::PackedMatrix;
 use crate::{activations::Activations, simd::Simd};
 
 /// How sums over a panel are taken for one packing.
-pub(super) trait Tile {
+pub(super) trait PanelDot {
     /// The dot products of `M` rows of `x`, from `row` on, with the sixteen rows of `panel`.
     ///
     /// # Safety

@@ -7,10 +7,10 @@
 use std::{marker::PhantomData, mem::MaybeUninit, ops::Range};
 
 use super::{
-    chunk::Chunk,
+    chunk::PanelChunk,
     packings::{GROUP_BYTES, IntegerPacking},
-    part::{Room, blocks},
-    rows::{Rows, joined},
+    part::{DecodeScratch, blocks},
+    rows::{QuantizedRows, joined},
 };
 use crate::{
     activations::SIDE,
@@ -33,8 +33,8 @@ const SUMS: usize = SIDE * LANES;
 pub(super) const MAX_ROWS: usize = 64;
 
 /// Computes `panel` for `rows`, sixteen or a multiple, at most [`MAX_ROWS`].
-pub(super) struct Tiled<'a, P> {
-    pub(super) chunk: &'a Chunk<'a>,
+pub(super) struct AmxPanels<'a, P> {
+    pub(super) chunk: &'a PanelChunk<'a>,
     pub(super) tiles: &'a Tiles,
     pub(super) panel: usize,
     pub(super) rows: Range<usize>,
@@ -43,24 +43,24 @@ pub(super) struct Tiled<'a, P> {
 
 /// Where codes and sums lie meanwhile.
 #[repr(align(64))]
-struct Desk {
+struct TileScratch {
     codes: [MaybeUninit<u8>; DEPTH * GROUP_BYTES],
     /// Whole sums of groups, `[TURNS, high and low bytes, parts]`.
     whole: [MaybeUninit<i32>; TURNS * 4 * SUMS],
     /// Float sums of rows that wait for the next groups.
-    sums: Room<{ MAX_ROWS * LANES }>,
+    sums: DecodeScratch<{ MAX_ROWS * LANES }>,
 }
 
-impl<P: IntegerPacking> Kernel for Tiled<'_, P> {
+impl<P: IntegerPacking> Kernel for AmxPanels<'_, P> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self) {
         debug_assert!(self.rows.len() <= MAX_ROWS && self.rows.len().is_multiple_of(SIDE));
-        let mut desk = Desk {
+        let mut desk = TileScratch {
             codes: [const { MaybeUninit::uninit() }; _],
             whole: [const { MaybeUninit::uninit() }; _],
-            sums: Room::new(),
+            sums: DecodeScratch::new(),
         };
         for groups in blocks(0..self.chunk.x.groups(), DEPTH) {
             self.unpack::<S>(&groups, &mut desk);
@@ -71,9 +71,9 @@ impl<P: IntegerPacking> Kernel for Tiled<'_, P> {
     }
 }
 
-impl<P: IntegerPacking> Tiled<'_, P> {
+impl<P: IntegerPacking> AmxPanels<'_, P> {
     #[inline(always)]
-    fn unpack<S: Simd>(&self, groups: &Range<usize>, desk: &mut Desk) {
+    fn unpack<S: Simd>(&self, groups: &Range<usize>, desk: &mut TileScratch) {
         let mut to = desk.codes.as_mut_ptr().cast::<u8>();
         for group in groups.clone() {
             // SAFETY: panel and group exist, and there is room for `DEPTH` groups.
@@ -105,8 +105,8 @@ impl<P: IntegerPacking> Tiled<'_, P> {
 
     /// Sixteen rows from `row` on, over some groups.
     #[inline(always)]
-    fn tile<S: Simd>(&self, row: usize, groups: &Range<usize>, desk: &mut Desk) {
-        let x = Rows::of::<P>(self.chunk.x, row);
+    fn tile<S: Simd>(&self, row: usize, groups: &Range<usize>, desk: &mut TileScratch) {
+        let x = QuantizedRows::of::<P>(self.chunk.x, row);
         let (codes, whole) = (desk.codes.as_ptr().cast::<u8>(), desk.whole.as_mut_ptr().cast::<i32>());
         let kept = desk.sums.as_mut_ptr().wrapping_add((row - self.rows.start) * LANES);
         let w = self.chunk.part.matrix;
@@ -156,7 +156,7 @@ impl<P: IntegerPacking> Tiled<'_, P> {
     #[inline(always)]
     unsafe fn add<S: Simd, const BYTES: usize>(
         &self,
-        x: &Rows,
+        x: &QuantizedRows,
         group: usize,
         whole: *const i32,
         sums: &mut [S::F; SIDE],

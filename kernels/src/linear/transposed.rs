@@ -23,18 +23,18 @@ mod words;
 
 use std::{marker::PhantomData, ops::Range};
 
-use arithmetic::{Floats, Gradients, Place};
-use words::Rounded;
+use arithmetic::{Floats, Gradients, TileOffset};
+use words::RoundedGradients;
 
 use super::{
     pack::PackedMatrix,
-    part::{LinearPart, OutPtr, Room, blocks, check_parts},
+    part::{DecodeScratch, LinearPart, OutPtr, blocks, check_parts},
     values::{HALF, Values, with_values},
 };
 use crate::{
     activations::GROUP,
     isa::Isa,
-    pool::Pool,
+    pool::ThreadPool,
     simd::{Kernel, LANES, Simd},
 };
 
@@ -50,11 +50,11 @@ pub enum SumFrom {
     /// Nothing: what `out` held is of no account.
     Zero,
     /// What `out` holds: the sums over the outputs before these. Where a matrix is cut at a multiple of
-    /// [`PackedForm::CUT_ROWS`](super::PackedForm::CUT_ROWS), they are the same bits as in one piece.
+    /// [`PackedLayout::CUT_ROWS`](super::PackedForm::CUT_ROWS), they are the same bits as in one piece.
     Out,
 }
 
-const _: () = assert!(super::PackedForm::CUT_ROWS == TALL);
+const _: () = assert!(super::PackedLayout::CUT_ROWS == TALL);
 
 /// Computes the gradient at the inputs of `parts` for `rows` rows of `g`, which have `stride` elements; `out` is
 /// `[rows, columns]`. Without parts it is what the sums begin with.
@@ -64,7 +64,7 @@ const _: () = assert!(super::PackedForm::CUT_ROWS == TALL);
 /// If the shapes do not fit together.
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
 pub fn linear_transposed(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     g: &[f32],
     rows: usize,
@@ -85,7 +85,7 @@ pub fn linear_transposed(
 /// If the shapes do not fit together.
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
 pub fn linear_transposed_rounded(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     g: &[f32],
     rows: usize,
@@ -95,7 +95,7 @@ pub fn linear_transposed_rounded(
     out: &mut [f32],
 ) {
     assert!(g.len() >= rows * stride, "g holds {rows} rows of {stride}");
-    let rounded = Rounded::new(pool, isa, &g[..rows * stride], stride, parts);
+    let rounded = RoundedGradients::new(pool, isa, &g[..rows * stride], stride, parts);
     over_chunks(pool, isa, rounded.words(), stride, parts, from, out);
 }
 
@@ -105,7 +105,7 @@ fn tiles(part: &LinearPart<'_>) -> usize {
 }
 
 fn over_chunks<G: Gradients>(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     g: G,
     stride: usize,
@@ -126,12 +126,12 @@ fn over_chunks<G: Gradients>(
     pool.run(tiles.div_ceil(chunk), |i| {
         let out = &out;
         let inputs = i * chunk * WIDE..columns.min((i + 1) * chunk * WIDE);
-        isa.dispatch(Chunk { g, parts, inputs, from, out: out.0, columns });
+        isa.dispatch(GradientChunk { g, parts, inputs, from, out: out.0, columns });
     });
 }
 
 /// The gradients at `inputs`, for all rows.
-struct Chunk<'a, G> {
+struct GradientChunk<'a, G> {
     g: G,
     parts: &'a [LinearPart<'a>],
     inputs: Range<usize>,
@@ -140,12 +140,12 @@ struct Chunk<'a, G> {
     columns: usize,
 }
 
-impl<G: Gradients> Kernel for Chunk<'_, G> {
+impl<G: Gradients> Kernel for GradientChunk<'_, G> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let mut room = Room::<TILE>::new();
+        let mut room = DecodeScratch::<TILE>::new();
         let weights = room.as_mut_ptr();
         for inputs in blocks(self.inputs.clone(), WIDE) {
             if self.from == SumFrom::Zero {
@@ -154,9 +154,9 @@ impl<G: Gradients> Kernel for Chunk<'_, G> {
             let mut number = 0;
             for part in self.parts {
                 for outputs in blocks(0..part.matrix.rows(), TALL) {
-                    let tile = Tile { w: part.matrix, outputs, inputs: inputs.clone(), weights };
+                    let tile = MatrixTile { w: part.matrix, outputs, inputs: inputs.clone(), weights };
                     with_values!(part.matrix.packing(), V => S::call(Decode::<V, G>(&tile, PhantomData)));
-                    S::call(Sums { chunk: &self, tile: &tile, number, column: part.column });
+                    S::call(TileSums { chunk: &self, tile: &tile, number, column: part.column });
                     number += 1;
                 }
             }
@@ -164,7 +164,7 @@ impl<G: Gradients> Kernel for Chunk<'_, G> {
     }
 }
 
-impl<G: Gradients> Chunk<'_, G> {
+impl<G: Gradients> GradientChunk<'_, G> {
     #[inline(always)]
     fn clear(&self, inputs: &Range<usize>) {
         for row in 0..self.g.rows() {
@@ -175,7 +175,7 @@ impl<G: Gradients> Chunk<'_, G> {
 }
 
 /// `outputs` by `inputs` of a matrix.
-struct Tile<'a> {
+struct MatrixTile<'a> {
     w: &'a PackedMatrix,
     outputs: Range<usize>,
     inputs: Range<usize>,
@@ -183,7 +183,7 @@ struct Tile<'a> {
     weights: *mut f32,
 }
 
-impl Tile<'_> {
+impl MatrixTile<'_> {
     /// Vectors of inputs.
     #[inline(always)]
     fn vectors(&self) -> usize {
@@ -192,14 +192,14 @@ impl Tile<'_> {
 }
 
 /// Decodes and transposes a tile.
-struct Decode<'a, V, G>(&'a Tile<'a>, PhantomData<(V, G)>);
+struct Decode<'a, V, G>(&'a MatrixTile<'a>, PhantomData<(V, G)>);
 
 impl<V: Values, G: Gradients> Kernel for Decode<'_, V, G> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let Tile { outputs, inputs, .. } = self.0;
+        let MatrixTile { outputs, inputs, .. } = self.0;
         for panel in outputs.start / LANES..outputs.end.div_ceil(LANES) {
             for group in inputs.start / GROUP..inputs.end / GROUP {
                 self.0.w.prefetch(panel + TALL / LANES, group * V::GROUP_BYTES, V::GROUP_BYTES);
@@ -260,7 +260,7 @@ impl<V: Values, G> Decode<'_, V, G> {
     /// They lie in the tile.
     #[inline(always)]
     unsafe fn put<S: Simd>(&self, panel: usize, k: usize, values: [S::F; LANES]) {
-        let Tile { outputs, inputs, weights, .. } = self.0;
+        let MatrixTile { outputs, inputs, weights, .. } = self.0;
         let (o, k) = (panel * LANES - outputs.start, k - inputs.start);
         for (i, inputs) in S::transpose(values).into_iter().enumerate() {
             // SAFETY: the caller's.
@@ -270,15 +270,15 @@ impl<V: Values, G> Decode<'_, V, G> {
 }
 
 /// Passes all rows over a decoded tile.
-struct Sums<'a, G> {
-    chunk: &'a Chunk<'a, G>,
-    tile: &'a Tile<'a>,
+struct TileSums<'a, G> {
+    chunk: &'a GradientChunk<'a, G>,
+    tile: &'a MatrixTile<'a>,
     /// Of the tile, among those of all parts.
     number: usize,
     column: usize,
 }
 
-impl<G: Gradients> Kernel for Sums<'_, G> {
+impl<G: Gradients> Kernel for TileSums<'_, G> {
     type Output = ();
 
     #[inline(always)]
@@ -299,7 +299,7 @@ impl<G: Gradients> Kernel for Sums<'_, G> {
     }
 }
 
-impl<G: Gradients> Sums<'_, G> {
+impl<G: Gradients> TileSums<'_, G> {
     /// All rows, up to `M` at a time, for `V` vectors.
     #[inline(always)]
     fn rows<S: Simd, const M: usize, const V: usize>(&self, vector: usize) -> usize {
@@ -319,8 +319,8 @@ impl<G: Gradients> Sums<'_, G> {
     /// Sums the tile's outputs for `M` rows and `V` vectors of inputs, and adds that to `out`.
     #[inline(always)]
     fn sums<S: Simd, const M: usize, const V: usize>(&self, row: usize, vector: usize) -> usize {
-        let Tile { outputs, inputs, weights, .. } = self.tile;
-        let from = Place { row, tile: self.number, column: self.column + outputs.start };
+        let MatrixTile { outputs, inputs, weights, .. } = self.tile;
+        let from = TileOffset { row, tile: self.number, column: self.column + outputs.start };
         let (first, columns) = (inputs.start + vector * LANES, self.chunk.columns);
         let out = self.chunk.out.wrapping_add(row * columns + first);
         let lanes = inputs.end - first;

@@ -21,13 +21,13 @@
 use std::{marker::PhantomData, ops::Range};
 
 use super::{
-    part::{LinearPart, OutPtr, Room, blocks, check_parts, for_each_part},
+    part::{DecodeScratch, LinearPart, OutPtr, blocks, check_parts, for_each_part},
     values::{HALF, Values, with_values},
 };
 use crate::{
     activations::{Activations, GROUP},
     isa::Isa,
-    pool::Pool,
+    pool::ThreadPool,
     simd::{Kernel, LANES, Simd},
 };
 
@@ -46,7 +46,7 @@ const ROW_BLOCK: usize = 256;
 ///
 /// If the shapes do not fit together.
 pub fn linear_unrounded(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     x: &Activations,
     parts: &[LinearPart<'_>],
@@ -62,7 +62,7 @@ pub fn linear_unrounded(
     pool.run(panels.div_ceil(chunk), |i| {
         let out = &out;
         for_each_part(parts, i * chunk, panels.min((i + 1) * chunk), |part, first, last| {
-            isa.dispatch(Chunk { x, part, first, last, out: out.0, stride });
+            isa.dispatch(FloatChunk { x, part, first, last, out: out.0, stride });
         });
     });
 }
@@ -74,7 +74,7 @@ fn panels_a_chunk(panels: usize, threads: usize) -> usize {
 
 /// Panels `first..last` of one part, for all rows.
 #[derive(Clone, Copy)]
-struct Chunk<'a> {
+struct FloatChunk<'a> {
     x: &'a Activations,
     part: LinearPart<'a>,
     first: usize,
@@ -83,7 +83,7 @@ struct Chunk<'a> {
     stride: usize,
 }
 
-impl Kernel for Chunk<'_> {
+impl Kernel for FloatChunk<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -92,7 +92,7 @@ impl Kernel for Chunk<'_> {
     }
 }
 
-impl Chunk<'_> {
+impl FloatChunk<'_> {
     #[inline(always)]
     fn with<S: Simd, V: Values>(self) {
         if self.x.rows() == 1 {
@@ -104,7 +104,7 @@ impl Chunk<'_> {
 
     #[inline(always)]
     fn in_blocks<S: Simd, V: Values>(self) {
-        let mut room = Room::<{ SIDE * DEPTH * LANES }>::new();
+        let mut room = DecodeScratch::<{ SIDE * DEPTH * LANES }>::new();
         let weights = room.as_mut_ptr();
         for rows in blocks(0..self.x.rows(), ROW_BLOCK) {
             for depth in blocks(0..self.x.width(), DEPTH) {
@@ -112,7 +112,7 @@ impl Chunk<'_> {
                     let block =
                         Block { chunk: self, rows: rows.clone(), panels, depth: depth.clone(), weights };
                     S::call(Decode::<V>(&block, PhantomData));
-                    S::call(Sums(&block));
+                    S::call(BlockSums(&block));
                 }
             }
         }
@@ -138,14 +138,14 @@ impl Chunk<'_> {
 }
 
 /// The only row, with weights decoded in registers.
-struct OneRow<'a, V>(Chunk<'a>, PhantomData<V>);
+struct OneRow<'a, V>(FloatChunk<'a>, PhantomData<V>);
 
 impl<V: Values> Kernel for OneRow<'_, V> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let Chunk { first, last, .. } = self.0;
+        let FloatChunk { first, last, .. } = self.0;
         let mut panel = first;
         while panel < last {
             panel += match (S::TILE / 2).max(1).min(last - panel) {
@@ -219,7 +219,7 @@ impl<V: Values> OneRow<'_, V> {
 /// Sums of `rows` with `panels` over the stretch `depth` of `in`.
 #[derive(Clone)]
 struct Block<'a> {
-    chunk: Chunk<'a>,
+    chunk: FloatChunk<'a>,
     rows: Range<usize>,
     panels: Range<usize>,
     depth: Range<usize>,
@@ -273,9 +273,9 @@ impl<V: Values> Decode<'_, V> {
 }
 
 /// Passes the block's rows over its decoded weights.
-struct Sums<'a>(&'a Block<'a>);
+struct BlockSums<'a>(&'a Block<'a>);
 
-impl Kernel for Sums<'_> {
+impl Kernel for BlockSums<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -293,7 +293,7 @@ impl Kernel for Sums<'_> {
     }
 }
 
-impl Sums<'_> {
+impl BlockSums<'_> {
     #[inline(always)]
     fn rows<S: Simd, const P: usize>(&self, side: usize) -> usize {
         let Range { start: mut row, end } = self.0.rows;

@@ -162,7 +162,7 @@ impl Bits for Eight {
 }
 
 /// The numbers a group keeps beside its codes.
-pub(super) trait Numbers {
+pub(super) trait GroupScales {
     /// The zero point of codes whose offset follows from it; 0 of those that have a minimum.
     const ZERO: usize = 0;
 
@@ -181,7 +181,7 @@ pub(super) struct ZeroOfHalves<const Z: usize>;
 /// A scale and a minimum for 32 elements.
 pub(super) struct Minimum;
 
-impl<const Z: usize> Numbers for Zero<Z> {
+impl<const Z: usize> GroupScales for Zero<Z> {
     const ZERO: usize = Z;
 
     #[inline(always)]
@@ -192,7 +192,7 @@ impl<const Z: usize> Numbers for Zero<Z> {
     }
 }
 
-impl<const Z: usize> Numbers for ZeroOfHalves<Z> {
+impl<const Z: usize> GroupScales for ZeroOfHalves<Z> {
     const ZERO: usize = Z;
 
     #[inline(always)]
@@ -203,7 +203,7 @@ impl<const Z: usize> Numbers for ZeroOfHalves<Z> {
     }
 }
 
-impl Numbers for Minimum {
+impl GroupScales for Minimum {
     #[inline(always)]
     unsafe fn load<S: Simd, const H: usize>(all: *const u16, group: usize) -> [S::F; 2] {
         let at = all.wrapping_add(2 * group * LANES);
@@ -212,7 +212,7 @@ impl Numbers for Minimum {
     }
 }
 
-impl<B: Bits, N: Numbers> Values for Integers<B, N> {
+impl<B: Bits, N: GroupScales> Values for Integers<B, N> {
     const GROUP_BYTES: usize = B::GROUP_BYTES;
 
     #[inline(always)]

@@ -9,7 +9,7 @@ use super::{
     layout::{MAX_RANK, MatrixLayout, RANK_BLOCK},
     matrix::FactorView,
     shrink::tile_holds,
-    stored::Stored,
+    stored::StoredElement,
 };
 use crate::simd::{Kernel, LANES, Simd};
 
@@ -43,7 +43,7 @@ pub(super) struct Expand<'a> {
 const MAX_BLOCKS: usize = MAX_RANK / RANK_BLOCK;
 
 /// Rows and panels of one tile.
-struct TilePlace<X> {
+struct TilePosition<X> {
     row: usize,
     panel: usize,
     /// Of each rank block, where panel 0 is, or would be if the piece had it.
@@ -56,19 +56,19 @@ struct TilePlace<X> {
     sums_stride: usize,
 }
 
-impl<X> Clone for TilePlace<X> {
+impl<X> Clone for TilePosition<X> {
     fn clone(&self) -> Self {
         *self
     }
 }
-impl<X> Copy for TilePlace<X> {}
+impl<X> Copy for TilePosition<X> {}
 
 impl Expand<'_> {
     /// # Safety
     ///
     /// `b` is valid for the ranks, the other pointers for the rows.
     #[inline(always)]
-    pub(super) unsafe fn run<S: Simd, B: Stored>(&self) {
+    pub(super) unsafe fn run<S: Simd, B: StoredElement>(&self) {
         let sums_stride = self.blocks.len() * RANK_BLOCK;
         // SAFETY: the caller's.
         unsafe {
@@ -89,7 +89,8 @@ impl Expand<'_> {
                     *begin = piece.wrapping_sub(panel * self.panel_bytes::<B>(block));
                 }
                 let blocks = blocks.as_ptr();
-                let place = TilePlace { row: 0, panel, blocks, groups: 1, lanes: LANES, sums, sums_stride };
+                let place =
+                    TilePosition { row: 0, panel, blocks, groups: 1, lanes: LANES, sums, sums_stride };
                 self.piece::<S, B>(place, outputs.len());
             }
         }
@@ -97,7 +98,7 @@ impl Expand<'_> {
 
     /// All rows of a piece of so many outputs.
     #[inline(always)]
-    unsafe fn piece<S: Simd, B: Stored>(&self, mut place: TilePlace<B::Input>, outputs: usize) {
+    unsafe fn piece<S: Simd, B: StoredElement>(&self, mut place: TilePosition<B::Input>, outputs: usize) {
         let full = outputs / LANES;
         let groups = if const { S::TILE == 8 } { full / 4 } else { 0 };
         // SAFETY: the caller's.
@@ -115,7 +116,7 @@ impl Expand<'_> {
 
     /// From one panel of a rank block to the next.
     #[inline(always)]
-    fn panel_bytes<B: Stored>(&self, block: usize) -> usize {
+    fn panel_bytes<B: StoredElement>(&self, block: usize) -> usize {
         let width = RANK_BLOCK.min(self.layout.rank - block * RANK_BLOCK);
         width.div_ceil(B::STEP) * LANES * B::LANE_BYTES
     }
@@ -123,20 +124,24 @@ impl Expand<'_> {
     /// All rows of `groups` groups of `V` panels. Many rows meet a group while it is in the nearest cache; few rows take
     /// all groups in one call.
     #[inline(always)]
-    unsafe fn panels<S: Simd, B: Stored, const V: usize>(&self, first: TilePlace<B::Input>, groups: usize) {
+    unsafe fn panels<S: Simd, B: StoredElement, const V: usize>(
+        &self,
+        first: TilePosition<B::Input>,
+        groups: usize,
+    ) {
         let at_once = if self.rows < 4 { groups.max(1) } else { 1 };
         for group in (0..groups).step_by(at_once) {
-            let mut place = TilePlace { panel: first.panel + group * V, groups: at_once, ..first };
+            let mut place = TilePosition { panel: first.panel + group * V, groups: at_once, ..first };
             while place.row < self.rows {
                 let left = self.rows - place.row;
                 place.row += if const { tile_holds::<S>(6, V) && V > 1 } && left >= 6 {
-                    S::call(Tile::<B, 6, V>(self, place))
+                    S::call(ExpandTile::<B, 6, V>(self, place))
                 } else if const { tile_holds::<S>(4, V) } && left >= 4 {
-                    S::call(Tile::<B, 4, V>(self, place))
+                    S::call(ExpandTile::<B, 4, V>(self, place))
                 } else if const { tile_holds::<S>(2, V) && V > 1 } && left >= 2 {
-                    S::call(Tile::<B, 2, V>(self, place))
+                    S::call(ExpandTile::<B, 2, V>(self, place))
                 } else {
-                    S::call(Tile::<B, 1, V>(self, place))
+                    S::call(ExpandTile::<B, 1, V>(self, place))
                 };
             }
         }
@@ -144,16 +149,19 @@ impl Expand<'_> {
 }
 
 /// `M` rows of a place's groups of `V` panels. Returns `M`.
-struct Tile<'a, B: Stored, const M: usize, const V: usize>(&'a Expand<'a>, TilePlace<B::Input>);
+struct ExpandTile<'a, B: StoredElement, const M: usize, const V: usize>(
+    &'a Expand<'a>,
+    TilePosition<B::Input>,
+);
 
-impl<B: Stored, const M: usize, const V: usize> Kernel for Tile<'_, B, M, V> {
+impl<B: StoredElement, const M: usize, const V: usize> Kernel for ExpandTile<'_, B, M, V> {
     type Output = usize;
 
     #[inline(always)]
     fn run<S: Simd>(self) -> usize {
         let Self(expand, first) = self;
         for group in 0..first.groups {
-            let place = TilePlace { panel: first.panel + group * V, ..first };
+            let place = TilePosition { panel: first.panel + group * V, ..first };
             // SAFETY: who made the tile vouches for it.
             unsafe { Self(expand, place).group::<S>() };
         }
@@ -161,7 +169,7 @@ impl<B: Stored, const M: usize, const V: usize> Kernel for Tile<'_, B, M, V> {
     }
 }
 
-impl<B: Stored, const M: usize, const V: usize> Tile<'_, B, M, V> {
+impl<B: StoredElement, const M: usize, const V: usize> ExpandTile<'_, B, M, V> {
     /// One group of panels.
     #[inline(always)]
     unsafe fn group<S: Simd>(&self) {

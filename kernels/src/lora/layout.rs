@@ -9,7 +9,7 @@
 //! B, block of w ranks:  [panels of 16 rows][w ranks][16 rows]      the last panel may be short
 //! ```
 //!
-//! Nothing is padded, but that numbers of [`NumberKind::Bf16`] come in pairs: of columns in A, of ranks in B. An odd
+//! Nothing is padded, but that numbers of [`ElementKind::Bf16`] come in pairs: of columns in A, of ranks in B. An odd
 //! number of either is filled up with zeroes. In B the lower rank is the upper half of a pair, because the
 //! instruction adds the upper product first and ranks are summed in ascending order.
 
@@ -42,7 +42,7 @@ pub enum LoraPrecision {
 /// How a factor's numbers are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum NumberKind {
+pub enum ElementKind {
     /// 32 bits.
     F32 = 0,
     /// An IEEE half.
@@ -51,7 +51,7 @@ pub enum NumberKind {
     Bf16 = 2,
 }
 
-impl NumberKind {
+impl ElementKind {
     /// The kind with this code, if there is one.
     #[must_use]
     pub fn from_code(code: u8) -> Option<Self> {
@@ -80,7 +80,7 @@ impl NumberKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FactorLayout {
     /// How its numbers are kept.
-    pub kind: NumberKind,
+    pub kind: ElementKind,
     /// Bytes from the start of the memory; a multiple of [`FACTOR_ALIGNMENT`].
     pub offset: usize,
 }
@@ -222,7 +222,7 @@ impl MatrixLayout {
 
     /// Bytes of B's ranks below `rank`, which is the start of a block or the end.
     pub(crate) fn b_bytes_before(&self, rank: usize) -> usize {
-        let ranks = if self.b.kind == NumberKind::Bf16 { rank.next_multiple_of(2) } else { rank };
+        let ranks = if self.b.kind == ElementKind::Bf16 { rank.next_multiple_of(2) } else { rank };
         ranks * self.rows * self.b.kind.bytes()
     }
 
@@ -233,13 +233,13 @@ impl MatrixLayout {
 
     fn a_rank_bytes(&self) -> usize {
         let columns =
-            if self.a.kind == NumberKind::Bf16 { self.columns.next_multiple_of(2) } else { self.columns };
+            if self.a.kind == ElementKind::Bf16 { self.columns.next_multiple_of(2) } else { self.columns };
         columns * self.a.kind.bytes()
     }
 }
 
 /// Bytes of a factor whose numbers come in pairs, if they do, along `depth`; `None` if no memory can hold so many.
-fn factor_bytes(kind: NumberKind, depth: usize, others: usize) -> Option<usize> {
+fn factor_bytes(kind: ElementKind, depth: usize, others: usize) -> Option<usize> {
     kind.stored(depth)?.checked_mul(others)?.checked_mul(kind.bytes())
 }
 
@@ -259,19 +259,19 @@ fn aligned_end(bytes: &mut Vec<u8>) -> usize {
 /// `[depth][lanes]` numbers.
 fn append_panel(
     bytes: &mut Vec<u8>,
-    kind: NumberKind,
+    kind: ElementKind,
     depth: usize,
     lanes: usize,
     pairs: Pairs,
     number: impl Fn(usize, usize) -> f32,
 ) {
-    let step = if kind == NumberKind::Bf16 { 2 } else { 1 };
+    let step = if kind == ElementKind::Bf16 { 2 } else { 1 };
     for at in (0..depth).step_by(step) {
         for lane in 0..lanes {
             match kind {
-                NumberKind::F32 => bytes.extend(number(at, lane).to_le_bytes()),
-                NumberKind::F16 => bytes.extend(f16::from_f32(number(at, lane)).to_le_bytes()),
-                NumberKind::Bf16 => {
+                ElementKind::F32 => bytes.extend(number(at, lane).to_le_bytes()),
+                ElementKind::F16 => bytes.extend(f16::from_f32(number(at, lane)).to_le_bytes()),
+                ElementKind::Bf16 => {
                     let second = if at + 1 < depth { number(at + 1, lane) } else { 0.0 };
                     let pair = [number(at, lane), second].map(|x| bf16::from_f32(x).to_le_bytes());
                     match pairs {
@@ -285,7 +285,7 @@ fn append_panel(
 }
 
 /// The kind `values` are kept in, and the power of two that they are divided by first.
-fn kind_and_unit(values: &[f32], precision: LoraPrecision) -> (NumberKind, f32) {
+fn kind_and_unit(values: &[f32], precision: LoraPrecision) -> (ElementKind, f32) {
     let largest = values.iter().fold(0.0f32, |m, x| m.max(x.abs()));
     let unit = if largest.is_normal() {
         // Below -126 a single is no power of two with an inverse.
@@ -295,9 +295,9 @@ fn kind_and_unit(values: &[f32], precision: LoraPrecision) -> (NumberKind, f32) 
     };
     let fits = || values.iter().all(|&x| f16::from_f32(x / unit).to_f32() * unit == x);
     match precision {
-        LoraPrecision::Bf16 => (NumberKind::Bf16, 1.0),
-        LoraPrecision::Compact => (NumberKind::F16, unit),
-        LoraPrecision::Exact if fits() => (NumberKind::F16, unit),
-        LoraPrecision::Exact => (NumberKind::F32, 1.0),
+        LoraPrecision::Bf16 => (ElementKind::Bf16, 1.0),
+        LoraPrecision::Compact => (ElementKind::F16, unit),
+        LoraPrecision::Exact if fits() => (ElementKind::F16, unit),
+        LoraPrecision::Exact => (ElementKind::F32, 1.0),
     }
 }

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use super::{
     layout::{LayoutError, MatrixLayout},
-    pieces::Cut,
+    pieces::FactorCut,
 };
 
 /// Memory that nobody writes while it is shared, kept for as long as anything uses it.
@@ -98,15 +98,15 @@ pub(super) enum FactorView<'a> {
     /// Rank blocks one behind the other.
     Whole(&'a [u8]),
     /// Where each piece is, by rank block and then by number.
-    Pieces(Cut, &'a [Address]),
+    Pieces(FactorCut, &'a [Address]),
 }
 
 impl FactorView<'_> {
     /// How it is cut.
     #[inline(always)]
-    pub(super) fn cut(&self) -> Cut {
+    pub(super) fn cut(&self) -> FactorCut {
         match *self {
-            Self::Whole(_) => Cut::WHOLE,
+            Self::Whole(_) => FactorCut::WHOLE,
             Self::Pieces(cut, _) => cut,
         }
     }

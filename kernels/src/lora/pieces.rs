@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::layout::{FactorLayout, MatrixLayout, NumberKind, RANK_BLOCK};
+use super::layout::{ElementKind, FactorLayout, MatrixLayout, RANK_BLOCK};
 
 /// Pieces start at multiples of this many bytes: a line of a CPU's caches, and what a GPU loads at once fits in.
 pub const PIECE_ALIGNMENT: usize = 64;
@@ -30,14 +30,14 @@ pub enum Factor {
 
 /// How a factor's rank blocks are cut: along its columns (A) or its outputs (B), into pieces of `1 << shift`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cut {
+pub struct FactorCut {
     /// Features of a piece, as a power of two; the last one may have fewer.
     pub shift: u32,
     /// Pieces of a rank block.
     pub count: usize,
 }
 
-impl Cut {
+impl FactorCut {
     /// The whole rank block is one piece.
     pub(super) const WHOLE: Self = Self { shift: usize::BITS - 1, count: 1 };
 
@@ -66,7 +66,7 @@ impl Cut {
 
 /// Where a piece starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct PieceOffset {
     /// Which of the adapter's blocks.
     pub block: u32,
     /// Byte of that block.
@@ -97,13 +97,13 @@ impl Packing {
     }
 
     /// A place for `bytes` bytes; `None` if no block holds so many.
-    pub fn place(&mut self, bytes: usize) -> Option<Place> {
+    pub fn place(&mut self, bytes: usize) -> Option<PieceOffset> {
         let bytes = bytes.next_multiple_of(PIECE_ALIGNMENT);
         if bytes > self.room || self.room > u32::MAX as usize {
             return None;
         }
         if let Some((block, taken)) = self.open.iter_mut().find(|(_, taken)| self.room - *taken >= bytes) {
-            let place = Place { block: *block, offset: *taken as u32 };
+            let place = PieceOffset { block: *block, offset: *taken as u32 };
             *taken += bytes;
             return Some(place);
         }
@@ -114,25 +114,25 @@ impl Packing {
         let block = self.blocks;
         self.blocks += 1;
         self.open.push((block, bytes));
-        Some(Place { block, offset: 0 })
+        Some(PieceOffset { block, offset: 0 })
     }
 }
 
 /// Where all pieces of one matrix lie.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Places {
-    cuts: [Cut; 2],
+pub struct PieceTable {
+    cuts: [FactorCut; 2],
     /// Of each factor, by rank block and then by number.
-    places: [Box<[Place]>; 2],
+    places: [Box<[PieceOffset]>; 2],
 }
 
-impl Places {
+impl PieceTable {
     /// Packs the pieces of a matrix, in the order in which they are read; `None` if a block does not hold the least of them.
     #[must_use]
     pub fn pack(layout: &MatrixLayout, packing: &mut Packing) -> Option<Self> {
         let cuts = [layout.cut(Factor::A, packing.room)?, layout.cut(Factor::B, packing.room)?];
         let blocks = layout.rank.div_ceil(RANK_BLOCK);
-        let nowhere = Place { block: u32::MAX, offset: 0 };
+        let nowhere = PieceOffset { block: u32::MAX, offset: 0 };
         let mut places = cuts.map(|cut| vec![nowhere; blocks * cut.count].into_boxed_slice());
         for (factor, (cut, places)) in [Factor::A, Factor::B].into_iter().zip(cuts.iter().zip(&mut places)) {
             for (index, place) in places.iter_mut().enumerate() {
@@ -145,13 +145,13 @@ impl Places {
 
     /// How a factor is cut.
     #[must_use]
-    pub fn cut(&self, factor: Factor) -> Cut {
+    pub fn cut(&self, factor: Factor) -> FactorCut {
         self.cuts[factor as usize]
     }
 
     /// Where a factor's pieces lie, by rank block and then by number.
     #[must_use]
-    pub fn of(&self, factor: Factor) -> &[Place] {
+    pub fn of(&self, factor: Factor) -> &[PieceOffset] {
         &self.places[factor as usize]
     }
 }
@@ -174,17 +174,23 @@ impl MatrixLayout {
     }
 
     /// How a factor is cut into pieces of at most `room` bytes.
-    fn cut(&self, factor: Factor, room: usize) -> Option<Cut> {
+    fn cut(&self, factor: Factor, room: usize) -> Option<FactorCut> {
         let ranks = RANK_BLOCK.min(self.rank).next_multiple_of(2);
-        Cut::of(self.features(factor), ranks * self.factor(factor).kind.bytes(), room)
+        FactorCut::of(self.features(factor), ranks * self.factor(factor).kind.bytes(), room)
     }
 
     /// The bytes of a piece, counted from the factor's first.
-    pub(crate) fn piece(&self, factor: Factor, cut: Cut, rank_block: usize, number: usize) -> Range<usize> {
+    pub(crate) fn piece(
+        &self,
+        factor: Factor,
+        cut: FactorCut,
+        rank_block: usize,
+        number: usize,
+    ) -> Range<usize> {
         let first = rank_block * RANK_BLOCK;
         let end = self.rank.min(first + RANK_BLOCK);
         let kind = self.factor(factor).kind;
-        let paired = |count: usize| if kind == NumberKind::Bf16 { count.next_multiple_of(2) } else { count };
+        let paired = |count: usize| if kind == ElementKind::Bf16 { count.next_multiple_of(2) } else { count };
         let features = cut.features(number, self.features(factor));
         match factor {
             Factor::A => {

@@ -13,7 +13,7 @@ use std::ops::Range;
 use super::{
     layout::{MatrixLayout, RANK_BLOCK},
     matrix::FactorView,
-    stored::{SPAN, Stored},
+    stored::{SPAN, StoredElement},
 };
 use crate::simd::{Kernel, LANES, Simd};
 
@@ -70,7 +70,7 @@ impl Shrink<'_> {
     ///
     /// `a` is valid for the blocks, `x` and `sums` for the rows, `room` for `rows * SPAN / 2` elements.
     #[inline(always)]
-    pub(super) unsafe fn run<S: Simd, A: Stored>(&self) {
+    pub(super) unsafe fn run<S: Simd, A: StoredElement>(&self) {
         if self.blocks.is_empty() {
             return;
         }
@@ -101,7 +101,7 @@ impl Shrink<'_> {
 
     /// Adds the products of `count` columns.
     #[inline(always)]
-    unsafe fn span<S: Simd, A: Stored>(
+    unsafe fn span<S: Simd, A: StoredElement>(
         &self,
         column: usize,
         count: usize,
@@ -126,7 +126,7 @@ impl Shrink<'_> {
     }
 
     #[inline(always)]
-    unsafe fn strip<A: Stored, const V: usize>(
+    unsafe fn strip<A: StoredElement, const V: usize>(
         &self,
         block: usize,
         column: usize,
@@ -188,7 +188,7 @@ unsafe fn gather(sums: *mut f32, width: usize) {
 
 /// Adds the products of a strip of `V` blocks of ranks; few rows sum `C` blocks of columns at once. Returns `V`.
 #[inline(always)]
-unsafe fn columns_of<S: Simd, A: Stored, const V: usize, const C: usize>(
+unsafe fn columns_of<S: Simd, A: StoredElement, const V: usize, const C: usize>(
     strip: Strip<A::Input, V>,
     rows: usize,
 ) -> usize {
@@ -214,7 +214,7 @@ unsafe fn columns_of<S: Simd, A: Stored, const V: usize, const C: usize>(
 impl<X, const V: usize> Strip<X, V> {
     /// At most `count` steps from `first` on.
     #[inline(always)]
-    unsafe fn from<A: Stored<Input = X>>(self, first: usize, count: usize) -> Self {
+    unsafe fn from<A: StoredElement<Input = X>>(self, first: usize, count: usize) -> Self {
         // SAFETY: the caller's: the steps exist.
         unsafe {
             Self {
@@ -238,28 +238,28 @@ impl<X, const V: usize> Strip<X, V> {
 
 /// One block of columns of all rows.
 #[inline(always)]
-unsafe fn rows_of<S: Simd, A: Stored, const V: usize>(strip: Strip<A::Input, V>, rows: usize) {
+unsafe fn rows_of<S: Simd, A: StoredElement, const V: usize>(strip: Strip<A::Input, V>, rows: usize) {
     let mut row = 0;
     while row < rows {
         // SAFETY: the caller's.
         let (part, left) = unsafe { (strip.row(row), rows - row) };
         row += if const { tile_holds::<S>(8, V) } && left >= 8 {
-            S::call(Tile::<A, 8, V, 1>(part))
+            S::call(ShrinkTile::<A, 8, V, 1>(part))
         } else if const { tile_holds::<S>(6, V) && V > 1 } && left >= 6 {
-            S::call(Tile::<A, 6, V, 1>(part))
+            S::call(ShrinkTile::<A, 6, V, 1>(part))
         } else if const { tile_holds::<S>(4, V) } && left >= 4 {
-            S::call(Tile::<A, 4, V, 1>(part))
+            S::call(ShrinkTile::<A, 4, V, 1>(part))
         } else if const { tile_holds::<S>(2, V) } && left >= 2 {
-            S::call(Tile::<A, 2, V, 1>(part))
+            S::call(ShrinkTile::<A, 2, V, 1>(part))
         } else {
-            S::call(Tile::<A, 1, V, 1>(part))
+            S::call(ShrinkTile::<A, 1, V, 1>(part))
         };
     }
 }
 
 /// `C` blocks of columns of all rows.
 #[inline(always)]
-unsafe fn few_rows_of<S: Simd, A: Stored, const V: usize, const C: usize>(
+unsafe fn few_rows_of<S: Simd, A: StoredElement, const V: usize, const C: usize>(
     strip: Strip<A::Input, V>,
     rows: usize,
 ) {
@@ -268,9 +268,9 @@ unsafe fn few_rows_of<S: Simd, A: Stored, const V: usize, const C: usize>(
         // SAFETY: the caller's.
         let part = unsafe { strip.row(row) };
         row += if const { tile_holds::<S>(2, V * C) } && rows - row >= 2 {
-            S::call(Tile::<A, 2, V, C>(part))
+            S::call(ShrinkTile::<A, 2, V, C>(part))
         } else {
-            S::call(Tile::<A, 1, V, C>(part))
+            S::call(ShrinkTile::<A, 1, V, C>(part))
         };
     }
 }
@@ -284,9 +284,9 @@ pub(super) const fn tile_holds<S: Simd>(rows: usize, vectors: usize) -> bool {
 }
 
 /// `M` rows, `V` blocks of ranks, `C` blocks of columns, each of as many steps as the strip says. Returns `M`.
-struct Tile<A: Stored, const M: usize, const V: usize, const C: usize>(Strip<A::Input, V>);
+struct ShrinkTile<A: StoredElement, const M: usize, const V: usize, const C: usize>(Strip<A::Input, V>);
 
-impl<A: Stored, const M: usize, const V: usize, const C: usize> Kernel for Tile<A, M, V, C> {
+impl<A: StoredElement, const M: usize, const V: usize, const C: usize> Kernel for ShrinkTile<A, M, V, C> {
     type Output = usize;
 
     #[inline(always)]
@@ -319,7 +319,7 @@ impl<A: Stored, const M: usize, const V: usize, const C: usize> Kernel for Tile<
 }
 
 #[inline(always)]
-unsafe fn add_step<S: Simd, A: Stored, const M: usize, const V: usize, const C: usize>(
+unsafe fn add_step<S: Simd, A: StoredElement, const M: usize, const V: usize, const C: usize>(
     strip: &Strip<A::Input, V>,
     step: usize,
     lanes: usize,

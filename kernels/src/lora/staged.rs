@@ -14,16 +14,16 @@ use std::{
 use super::{
     layout::{MatrixLayout, RANK_BLOCK},
     matrix::{Address, FactorView, LoraMatrix},
-    pieces::{Cut, Factor, Place, Places},
+    pieces::{Factor, FactorCut, PieceOffset, PieceTable},
 };
-use crate::blocks::{Held, Loan};
+use crate::blocks::{BlockLease, LeaseGuard};
 
 /// The device's copy of a [`LoraMatrix`].
 #[derive(Debug)]
 pub struct StagedMatrix {
     layout: MatrixLayout,
-    loan: Arc<Loan>,
-    cuts: [Cut; 2],
+    loan: Arc<BlockLease>,
+    cuts: [FactorCut; 2],
     /// Of each factor, by rank block and then by number.
     pieces: [Box<[Address]>; 2],
     /// Ranks from here on are in their pieces and are never written again. Written by [`Self::copy_next`] alone.
@@ -39,11 +39,11 @@ impl StagedMatrix {
     ///
     /// If the places are not those of `host` in blocks of this size.
     #[must_use]
-    pub fn new(loan: &Arc<Loan>, host: &LoraMatrix, places: &Places) -> Self {
+    pub fn new(loan: &Arc<BlockLease>, host: &LoraMatrix, places: &PieceTable) -> Self {
         let layout = *host.layout();
         let pieces = [Factor::A, Factor::B].map(|factor| {
             let cut = places.cut(factor);
-            let address = |(index, place): (usize, &Place)| {
+            let address = |(index, place): (usize, &PieceOffset)| {
                 let bytes = layout.piece(factor, cut, index / cut.count, index % cut.count).len();
                 Address(loan.address(place.block as usize, place.offset as usize, bytes))
             };
@@ -112,7 +112,7 @@ impl StagedMatrix {
     /// The pieces of a rank block, in the order in which they travel.
     fn pieces_of(&self, rank_block: usize) -> impl Iterator<Item = (Factor, usize)> {
         let of = move |factor: Factor| {
-            let Cut { count, .. } = self.cuts[factor as usize];
+            let FactorCut { count, .. } = self.cuts[factor as usize];
             (rank_block * count..(rank_block + 1) * count).map(move |index| (factor, index))
         };
         of(Factor::A).chain(of(Factor::B))
@@ -129,7 +129,7 @@ impl StagedMatrix {
     /// # Panics
     ///
     /// If they were.
-    pub(super) fn hold(&self) -> Held<'_> {
+    pub(super) fn hold(&self) -> LeaseGuard<'_> {
         self.loan.hold().expect("nothing is computed with a copy that was given up")
     }
 

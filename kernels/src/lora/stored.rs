@@ -11,7 +11,7 @@ use crate::{
 pub(super) const SPAN: usize = 256;
 
 /// A kind of stored number.
-pub(super) trait Stored {
+pub(super) trait StoredElement {
     /// What a row's inputs are kept as.
     type Input: Copy;
     /// What sixteen lanes of weights are multiplied with.
@@ -20,7 +20,7 @@ pub(super) trait Stored {
     type Weights<S: Simd>: Copy;
 
     /// The same numbers where so few ranks lie beside each other that a step takes several columns.
-    type Narrow: Stored<Input = Self::Input>;
+    type Narrow: StoredElement<Input = Self::Input>;
 
     /// Numbers of a lane that one step takes.
     const STEP: usize;
@@ -91,7 +91,7 @@ pub(super) trait Stored {
 }
 
 /// Numbers that are widened exactly and multiplied with inputs of 32 bits.
-impl<E: Element> Stored for E {
+impl<E: Element> StoredElement for E {
     type Input = f32;
     type Factor<S: Simd> = S::F;
     type Weights<S: Simd> = S::F;
@@ -148,7 +148,7 @@ impl<E: Element> Stored for E {
 /// and put together at the end.
 pub(super) struct Narrow<E>(PhantomData<E>);
 
-impl<E: Element> Stored for Narrow<E> {
+impl<E: Element> StoredElement for Narrow<E> {
     type Input = f32;
     type Factor<S: Simd> = S::F;
     type Weights<S: Simd> = S::F;
@@ -160,12 +160,12 @@ impl<E: Element> Stored for Narrow<E> {
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u8) -> S::F {
         // SAFETY: passed on.
-        unsafe { <E as Stored>::load::<S>(from) }
+        unsafe { <E as StoredElement>::load::<S>(from) }
     }
     #[inline(always)]
     unsafe fn load_head<S: Simd>(from: *const u8, lanes: usize) -> S::F {
         // SAFETY: passed on.
-        unsafe { <E as Stored>::load_head::<S>(from, lanes) }
+        unsafe { <E as StoredElement>::load_head::<S>(from, lanes) }
     }
     #[inline(always)]
     unsafe fn factor<S: Simd>(inputs: *const f32, width: usize, lanes: usize) -> S::F {
@@ -204,7 +204,7 @@ impl<E: Element> Stored for Narrow<E> {
 /// Pairs of bf16, multiplied with pairs of bf16 and summed in 32 bits.
 pub(super) struct Bf16Pairs;
 
-impl Stored for Bf16Pairs {
+impl StoredElement for Bf16Pairs {
     type Input = u32;
     type Factor<S: Simd> = u32;
     type Weights<S: Simd> = S::B;

@@ -6,7 +6,7 @@ use std::{mem::MaybeUninit, ops::Range};
 
 use super::{
     expand::{Expand, Finish},
-    layout::{MAX_RANK, MatrixLayout, NumberKind, RANK_BLOCK},
+    layout::{ElementKind, MAX_RANK, MatrixLayout, RANK_BLOCK},
     matrix::FactorView,
     shrink::Shrink,
     stored::{Bf16Pairs, SPAN},
@@ -21,7 +21,7 @@ const ROWS: usize = 64;
 
 /// `out = finish(head + sum over ranks of B[rank] (scale * A[rank] · x))`.
 #[derive(Clone)]
-pub(super) struct Unit<'a> {
+pub(super) struct WorkItem<'a> {
     pub(super) layout: &'a MatrixLayout,
     /// A and B.
     pub(super) factors: [FactorView<'a>; 2],
@@ -38,7 +38,7 @@ pub(super) struct Unit<'a> {
 }
 
 // SAFETY: units read memory that outlives the parallel region and write disjoint elements.
-unsafe impl Sync for Unit<'_> {}
+unsafe impl Sync for WorkItem<'_> {}
 
 /// Memory that need not be cleared.
 struct Scratch {
@@ -46,7 +46,7 @@ struct Scratch {
     inputs: MaybeUninit<[u32; ROWS * SPAN / 2]>,
 }
 
-impl Unit<'_> {
+impl WorkItem<'_> {
     /// Rows `first..first + rows` of this unit.
     pub(super) fn part(&self, first: usize, rows: usize) -> Self {
         // SAFETY: the rows are this unit's, so its pointers are valid for them.
@@ -101,20 +101,20 @@ impl Unit<'_> {
         // SAFETY: the caller's; `Kernel::run` takes no more rows than the scratch memory holds.
         unsafe {
             match self.layout.a.kind {
-                NumberKind::F32 => shrink.run::<S, f32>(),
-                NumberKind::F16 => shrink.run::<S, u16>(),
-                NumberKind::Bf16 => shrink.run::<S, Bf16Pairs>(),
+                ElementKind::F32 => shrink.run::<S, f32>(),
+                ElementKind::F16 => shrink.run::<S, u16>(),
+                ElementKind::Bf16 => shrink.run::<S, Bf16Pairs>(),
             }
             match self.layout.b.kind {
-                NumberKind::F32 => expand.run::<S, f32>(),
-                NumberKind::F16 => expand.run::<S, u16>(),
-                NumberKind::Bf16 => expand.run::<S, Bf16Pairs>(),
+                ElementKind::F32 => expand.run::<S, f32>(),
+                ElementKind::F16 => expand.run::<S, u16>(),
+                ElementKind::Bf16 => expand.run::<S, Bf16Pairs>(),
             }
         }
     }
 }
 
-impl Kernel for Unit<'_> {
+impl Kernel for WorkItem<'_> {
     type Output = ();
 
     #[inline(always)]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 /// A parallel region as it was rehearsed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Region {
+pub struct ParallelRegion {
     /// What the caller did alone since the region before.
     pub before: Duration,
     /// What each chunk took, in their order.
@@ -16,14 +16,14 @@ pub struct Region {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Rehearsal {
+pub(super) struct SimulatedPool {
     pub(super) threads: usize,
-    regions: Vec<Region>,
+    regions: Vec<ParallelRegion>,
     /// End of the last region.
     since: Instant,
 }
 
-impl Rehearsal {
+impl SimulatedPool {
     pub(super) fn new(threads: usize) -> Self {
         Self { threads: threads.max(1), regions: Vec::new(), since: Instant::now() }
     }
@@ -37,11 +37,11 @@ impl Rehearsal {
             now - began
         };
         let chunks = (0..chunks).map(timed).collect();
-        self.regions.push(Region { before, chunks });
+        self.regions.push(ParallelRegion { before, chunks });
         self.since = Instant::now();
     }
 
-    pub(super) fn take(&mut self) -> Vec<Region> {
+    pub(super) fn take(&mut self) -> Vec<ParallelRegion> {
         self.since = Instant::now();
         std::mem::take(&mut self.regions)
     }

@@ -30,12 +30,12 @@ const JOIN_SPIN: Duration = Duration::from_micros(100);
 pub(super) const WOKEN_AT_ONCE: u32 = 8;
 
 /// A region's work: a function of the chunk's index.
-type Job = *const (dyn Fn(usize) + Sync);
+type RegionJob = *const (dyn Fn(usize) + Sync);
 
 #[repr(align(128))]
 struct Padded<T>(T);
 
-pub(super) struct Shared {
+pub(super) struct PoolShared {
     /// `chunks << 32 | next to claim`; the lower half goes beyond the upper by one for each thread that came too late.
     state: Padded<AtomicU64>,
     /// Chunks not yet reported done. The caller waits for 0.
@@ -46,18 +46,18 @@ pub(super) struct Shared {
     doorbell: Padded<AtomicU32>,
     parked_helpers: AtomicU32,
     /// The open region's work.
-    job: UnsafeCell<Option<Job>>,
+    job: UnsafeCell<Option<RegionJob>>,
     pub(super) panicked: AtomicBool,
     pub(super) stop: AtomicBool,
 }
 
 // SAFETY: `job` is written only while no chunk is claimable and read only by holders of a claimed chunk; everything
 // else is atomic.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for PoolShared {}
 // SAFETY: the job pointer is only followed under the protocol above.
-unsafe impl Send for Shared {}
+unsafe impl Send for PoolShared {}
 
-impl Shared {
+impl PoolShared {
     pub(super) fn new() -> Self {
         Self {
             state: Padded(AtomicU64::new(0)),
@@ -75,7 +75,8 @@ impl Shared {
     pub(super) fn open<'a>(&self, work: &'a (dyn Fn(usize) + Sync + 'a), chunks: u32) {
         // SAFETY: the lifetime is erased; `run` does not return before every chunk is done, and the pointer is only
         // followed by holders of a chunk.
-        let job: Job = unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + 'a), Job>(work) };
+        let job: RegionJob =
+            unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + 'a), RegionJob>(work) };
         // SAFETY: no chunk is claimable, so nobody reads the cell.
         unsafe { *self.job.get() = Some(job) };
         self.pending.0.store(chunks, Ordering::Relaxed);

@@ -37,7 +37,7 @@ pub(crate) fn is_granted() -> bool {
 
 /// The layout of the registers, as `ldtilecfg` reads it.
 #[repr(C, align(64))]
-struct Layout {
+struct TileConfig {
     palette: u8,
     first_row: u8,
     reserved: [u8; 14],
@@ -45,7 +45,7 @@ struct Layout {
     rows: [u8; 16],
 }
 
-impl Layout {
+impl TileConfig {
     /// Of eight registers, each of so many rows of so many bytes.
     const fn of(row_bytes: [u16; 8], rows: [u8; 8]) -> Self {
         let [a, b, c, d, e, f, g, h] = row_bytes;
@@ -64,7 +64,7 @@ impl Registers {
     ///
     /// [`is_granted`] was true, no others of this thread are left, and the unit has such registers.
     #[inline(always)]
-    unsafe fn lay_out(layout: &Layout) -> Self {
+    unsafe fn lay_out(layout: &TileConfig) -> Self {
         // SAFETY: the caller's.
         unsafe { asm!("ldtilecfg [{}]", in(reg) layout, options(nostack, readonly)) };
         Self(PhantomData)
@@ -90,7 +90,7 @@ impl Drop for Registers {
 /// They are this thread's, until they are given back: when this is dropped.
 pub(crate) struct Tiles(Registers);
 
-static GROUPS: Layout = Layout::of([64, 64, 32, 32, 64, 64, 16, 64], [16, 16, 16, 16, 8, 8, 16, 4]);
+static GROUPS: TileConfig = TileConfig::of([64, 64, 32, 32, 64, 64, 16, 64], [16, 16, 16, 16, 8, 8, 16, 4]);
 
 impl Tiles {
     /// Lays this thread's registers out, which takes as long as five groups.

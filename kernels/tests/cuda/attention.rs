@@ -3,16 +3,16 @@
 
 use half::f16;
 use kernels::{
-    attention::{BLOCK_TOKENS, KvPrecision, KvRows, KvShape, Limits, QkvLayout},
+    attention::{AttentionLimits, BLOCK_TOKENS, KvPrecision, KvRows, KvShape, QkvLayout},
     cuda::{
-        Graph, Matrix, Replay, Stream,
+        CudaStream, Graph, Matrix, Replay,
         attention::{KvPool, RowTable},
     },
-    lora::NumberKind,
+    lora::ElementKind,
     reference::capped,
 };
 
-use crate::support::{KINDS, Random, distance, matrix, rounded, stream, unwritten};
+use crate::support::{KINDS, SeededNumbers, distance, matrix, rounded, stream, unwritten};
 
 const LAYERS: usize = 2;
 
@@ -33,25 +33,25 @@ fn slice(sequence: usize, from: usize, to: usize) -> Slice {
 
 /// What is tried.
 #[derive(Debug, Clone, Copy)]
-struct Case {
+struct AttentionCase {
     precision: KvPrecision,
-    kind: NumberKind,
+    kind: ElementKind,
     kv_heads: usize,
     group: usize,
     head_dim: usize,
-    limits: Limits,
+    limits: AttentionLimits,
 }
 
-const PLAIN: Case = Case {
+const PLAIN: AttentionCase = AttentionCase {
     precision: KvPrecision::F16,
-    kind: NumberKind::F16,
+    kind: ElementKind::F16,
     kv_heads: 2,
     group: 1,
     head_dim: 64,
-    limits: Limits { window: None, cap: None },
+    limits: AttentionLimits { window: None, cap: None },
 };
 
-impl Case {
+impl AttentionCase {
     fn layout(&self) -> QkvLayout {
         QkvLayout { heads: self.kv_heads * self.group, kv_heads: self.kv_heads, head_dim: self.head_dim }
     }
@@ -64,8 +64,8 @@ impl Case {
     /// How far results may be off, by norm: the rounding of what is multiplied and of what is written.
     fn tolerance(&self) -> f64 {
         match (self.precision, self.kind) {
-            (_, NumberKind::Bf16) => 1e-2,
-            (KvPrecision::F32, NumberKind::F32) => 1e-5,
+            (_, ElementKind::Bf16) => 1e-2,
+            (KvPrecision::F32, ElementKind::F32) => 1e-5,
             _ => 2e-3,
         }
     }
@@ -80,16 +80,16 @@ impl Case {
 }
 
 /// Sequences whose rows are all known, and the blocks that each has been given: in no order, others' between them.
-struct World {
-    case: Case,
+struct CudaSequences {
+    case: AttentionCase,
     sequences: Vec<Vec<f32>>,
     tables: Vec<Vec<u32>>,
     blocks: usize,
 }
 
-impl World {
-    fn new(case: Case, lengths: &[usize], seed: u64) -> Self {
-        let random = &mut Random::new(seed);
+impl CudaSequences {
+    fn new(case: AttentionCase, lengths: &[usize], seed: u64) -> Self {
+        let random = &mut SeededNumbers::new(seed);
         let stride = case.layout().stride();
         let numbers = |&rows: &usize| rounded(case.kind, &random.normals(rows * stride));
         let sequences = lengths.iter().map(numbers).collect();
@@ -113,7 +113,7 @@ impl World {
     }
 
     /// A pool in which every slot of every layer and block holds NaN, and a table for it.
-    fn empty(&self, stream: &Stream) -> (KvPool, RowTable) {
+    fn empty(&self, stream: &CudaStream) -> (KvPool, RowTable) {
         let (layout, rows) = (self.case.layout(), self.blocks * BLOCK_TOKENS);
         let mut pool = KvPool::new(stream.cuda(), self.case.shape(), self.blocks).unwrap();
         let garbage = unwritten(stream, self.case.kind, rows, layout.stride());
@@ -138,18 +138,24 @@ impl World {
         (qkv, batch)
     }
 
-    fn qkv(&self, stream: &Stream, rows: &[f32]) -> Matrix {
+    fn qkv(&self, stream: &CudaStream, rows: &[f32]) -> Matrix {
         matrix(stream, self.case.kind, self.case.layout().stride(), rows)
     }
 
-    fn append(&self, stream: &Stream, pool: &mut KvPool, table: &mut RowTable, slices: &[Slice]) {
+    fn append(&self, stream: &CudaStream, pool: &mut KvPool, table: &mut RowTable, slices: &[Slice]) {
         let (qkv, batch) = self.batch(slices);
         table.upload(stream, &batch).unwrap();
         pool.append(stream, LAYER, &self.qkv(stream, &qkv), self.case.layout(), table).unwrap();
     }
 
     /// Appends the rows of `slices`, and attends from them.
-    fn attend(&self, stream: &Stream, pool: &mut KvPool, table: &mut RowTable, slices: &[Slice]) -> Vec<f32> {
+    fn attend(
+        &self,
+        stream: &CudaStream,
+        pool: &mut KvPool,
+        table: &mut RowTable,
+        slices: &[Slice],
+    ) -> Vec<f32> {
         let (layout, (qkv, batch)) = (self.case.layout(), self.batch(slices));
         let qkv = self.qkv(stream, &qkv);
         let mut out = unwritten(stream, self.case.kind, qkv.rows(), layout.heads * layout.head_dim);
@@ -159,8 +165,8 @@ impl World {
         out.to_vec(stream).unwrap()
     }
 
-    /// As [`World::attend`], from a fresh pool in which everything before the slices lies already.
-    fn attend_after_all_before(&self, stream: &Stream, slices: &[Slice]) -> Vec<f32> {
+    /// As [`CudaSequences::attend`], from a fresh pool in which everything before the slices lies already.
+    fn attend_after_all_before(&self, stream: &CudaStream, slices: &[Slice]) -> Vec<f32> {
         let (mut pool, mut table) = self.empty(stream);
         let before: Vec<Slice> = slices.iter().map(|it| slice(it.sequence, 0, it.from)).collect();
         self.append(stream, &mut pool, &mut table, &before);
@@ -220,43 +226,47 @@ const MIXED: [Slice; 4] = [
     Slice { sequence: 3, from: 33, to: 60 },
 ];
 
-fn assert_mixed_batch(case: Case, seed: u64) {
+fn assert_mixed_batch(case: AttentionCase, seed: u64) {
     let Some(stream) = stream() else { return };
-    let world = World::new(case, &[37, 70, 153, 60], seed);
+    let world = CudaSequences::new(case, &[37, 70, 153, 60], seed);
     world.assert_plain(&MIXED, &world.attend_after_all_before(&stream, &MIXED));
 }
 
 #[test]
 fn attention_in_halves_is_the_plain_softmax_for_every_width_of_a_head() {
     for (at, head_dim) in [32, 64, 80, 96, 112, 128, 256].into_iter().enumerate() {
-        assert_mixed_batch(Case { head_dim, kv_heads: 1, group: 2, ..PLAIN }, at as u64);
+        assert_mixed_batch(AttentionCase { head_dim, kv_heads: 1, group: 2, ..PLAIN }, at as u64);
     }
 }
 
 #[test]
 fn attention_in_halves_is_the_plain_softmax_for_every_size_of_a_group() {
     for group in [1, 3, 4, 7, 8, 9] {
-        assert_mixed_batch(Case { group, ..PLAIN }, 100 + group as u64);
+        assert_mixed_batch(AttentionCase { group, ..PLAIN }, 100 + group as u64);
     }
 }
 
 #[test]
 fn a_group_of_more_heads_than_a_tile_is_cut() {
-    assert_mixed_batch(Case { group: 71, kv_heads: 1, ..PLAIN }, 171);
+    assert_mixed_batch(AttentionCase { group: 71, kv_heads: 1, ..PLAIN }, 171);
 }
 
 #[test]
 fn attention_takes_and_gives_every_kind_of_numbers() {
     for (at, kind) in KINDS.into_iter().enumerate() {
-        assert_mixed_batch(Case { kind, group: 3, ..PLAIN }, 200 + at as u64);
-        assert_mixed_batch(Case { kind, group: 3, precision: KvPrecision::F32, ..PLAIN }, 210 + at as u64);
+        assert_mixed_batch(AttentionCase { kind, group: 3, ..PLAIN }, 200 + at as u64);
+        assert_mixed_batch(
+            AttentionCase { kind, group: 3, precision: KvPrecision::F32, ..PLAIN },
+            210 + at as u64,
+        );
     }
 }
 
 #[test]
 fn attention_in_singles_is_the_plain_softmax() {
     for (at, (group, head_dim)) in [(1, 32), (4, 80), (8, 64), (2, 256)].into_iter().enumerate() {
-        let case = Case { group, head_dim, precision: KvPrecision::F32, kind: NumberKind::F32, ..PLAIN };
+        let case =
+            AttentionCase { group, head_dim, precision: KvPrecision::F32, kind: ElementKind::F32, ..PLAIN };
         assert_mixed_batch(case, 300 + at as u64);
     }
 }
@@ -265,8 +275,8 @@ fn attention_in_singles_is_the_plain_softmax() {
 fn a_window_hides_what_lies_before_it() {
     for (at, window) in [1, 5, 16, 50, 130].into_iter().enumerate() {
         for precision in [KvPrecision::F16, KvPrecision::F32] {
-            let limits = Limits { window: Some(window), cap: None };
-            assert_mixed_batch(Case { limits, group: 3, precision, ..PLAIN }, 400 + at as u64);
+            let limits = AttentionLimits { window: Some(window), cap: None };
+            assert_mixed_batch(AttentionCase { limits, group: 3, precision, ..PLAIN }, 400 + at as u64);
         }
     }
 }
@@ -275,8 +285,8 @@ fn a_window_hides_what_lies_before_it() {
 fn capped_scores_are_those_of_the_plain_form() {
     for (at, cap) in [1.0, 5.0, 50.0].into_iter().enumerate() {
         for precision in [KvPrecision::F16, KvPrecision::F32] {
-            let limits = Limits { window: (at == 1).then_some(50), cap: Some(cap) };
-            assert_mixed_batch(Case { limits, group: 3, precision, ..PLAIN }, 430 + at as u64);
+            let limits = AttentionLimits { window: (at == 1).then_some(50), cap: Some(cap) };
+            assert_mixed_batch(AttentionCase { limits, group: 3, precision, ..PLAIN }, 430 + at as u64);
         }
     }
 }
@@ -285,7 +295,8 @@ fn capped_scores_are_those_of_the_plain_form() {
 fn blocks_that_went_as_bytes_to_other_places_of_another_pool_have_the_same_bits() {
     let Some(stream) = stream() else { return };
     for (precision, head_dim) in [(KvPrecision::F16, 64), (KvPrecision::F16, 80), (KvPrecision::F32, 40)] {
-        let mut world = World::new(Case { precision, head_dim, group: 2, ..PLAIN }, &[70, 33], 450);
+        let mut world =
+            CudaSequences::new(AttentionCase { precision, head_dim, group: 2, ..PLAIN }, &[70, 33], 450);
         let slices = [slice(0, 40, 70), slice(1, 32, 33)];
         let expected = world.attend_after_all_before(&stream, &slices);
         let ((mut pool, mut table), (mut other, mut table_of_other)) =
@@ -306,7 +317,8 @@ fn blocks_that_went_as_bytes_to_other_places_of_another_pool_have_the_same_bits(
 fn long_contexts_are_joined_from_their_spans() {
     let Some(stream) = stream() else { return };
     for (at, context) in [1, 16, 17, 127, 128, 129, 1000, 4096, 5000].into_iter().enumerate() {
-        let world = World::new(Case { kv_heads: 1, group: 4, ..PLAIN }, &[context], 500 + at as u64);
+        let world =
+            CudaSequences::new(AttentionCase { kv_heads: 1, group: 4, ..PLAIN }, &[context], 500 + at as u64);
         let last = [slice(0, context - context.min(3), context)];
         world.assert_plain(&last, &world.attend_after_all_before(&stream, &last));
     }
@@ -316,9 +328,13 @@ fn long_contexts_are_joined_from_their_spans() {
 fn spans_before_the_window_are_not_joined() {
     let Some(stream) = stream() else { return };
     for window in [1, 100, 128, 300] {
-        let case =
-            Case { kv_heads: 1, group: 4, limits: Limits { window: Some(window), cap: None }, ..PLAIN };
-        let world = World::new(case, &[700], 600 + window as u64);
+        let case = AttentionCase {
+            kv_heads: 1,
+            group: 4,
+            limits: AttentionLimits { window: Some(window), cap: None },
+            ..PLAIN
+        };
+        let world = CudaSequences::new(case, &[700], 600 + window as u64);
         let last = [slice(0, 693, 700)];
         world.assert_plain(&last, &world.attend_after_all_before(&stream, &last));
     }
@@ -328,7 +344,8 @@ fn spans_before_the_window_are_not_joined() {
 fn a_prompt_in_chunks_gives_what_it_gives_whole() {
     let Some(stream) = stream() else { return };
     for (at, precision) in [KvPrecision::F16, KvPrecision::F32].into_iter().enumerate() {
-        let world = World::new(Case { group: 3, precision, ..PLAIN }, &[150], 700 + at as u64);
+        let world =
+            CudaSequences::new(AttentionCase { group: 3, precision, ..PLAIN }, &[150], 700 + at as u64);
         let (mut pool, mut table) = world.empty(&stream);
         let mut got = Vec::new();
         for (from, to) in [(0, 13), (13, 14), (14, 80), (80, 84), (84, 150)] {
@@ -341,7 +358,7 @@ fn a_prompt_in_chunks_gives_what_it_gives_whole() {
 #[test]
 fn sequences_may_share_the_blocks_of_a_prefix() {
     let Some(stream) = stream() else { return };
-    let mut world = World::new(Case { group: 3, ..PLAIN }, &[100, 90, 120], 800);
+    let mut world = CudaSequences::new(AttentionCase { group: 3, ..PLAIN }, &[100, 90, 120], 800);
     world.share(1, 0, 64);
     world.share(2, 0, 80);
     let (mut pool, mut table) = world.empty(&stream);
@@ -355,7 +372,11 @@ fn sequences_may_share_the_blocks_of_a_prefix() {
 fn a_rows_bits_do_not_depend_on_other_sequences() {
     let Some(stream) = stream() else { return };
     for (at, precision) in [KvPrecision::F16, KvPrecision::F32].into_iter().enumerate() {
-        let world = World::new(Case { group: 3, precision, ..PLAIN }, &[37, 70, 303, 60], 900 + at as u64);
+        let world = CudaSequences::new(
+            AttentionCase { group: 3, precision, ..PLAIN },
+            &[37, 70, 303, 60],
+            900 + at as u64,
+        );
         let all = [slice(0, 36, 37), slice(1, 0, 70), slice(2, 300, 303), slice(3, 33, 60)];
         let together = world.attend_after_all_before(&stream, &all);
         let width = together.len() / (1 + 70 + 3 + 27);
@@ -372,7 +393,7 @@ fn a_rows_bits_do_not_depend_on_other_sequences() {
 #[test]
 fn numbers_beyond_the_largest_half_are_limited_to_it() {
     let Some(stream) = stream() else { return };
-    let mut world = World::new(Case { kind: NumberKind::F32, ..PLAIN }, &[40, 20], 1000);
+    let mut world = CudaSequences::new(AttentionCase { kind: ElementKind::F32, ..PLAIN }, &[40, 20], 1000);
     let stride = world.case.layout().stride();
     let value_column = 3 * world.case.head_dim;
     for (row, outlier) in [(3, 1e6), (7, -3e38), (20, 70_000.0)] {
@@ -387,7 +408,7 @@ fn numbers_beyond_the_largest_half_are_limited_to_it() {
 fn rows_of_no_sequence_are_left_alone() {
     let Some(stream) = stream() else { return };
     for precision in [KvPrecision::F16, KvPrecision::F32] {
-        let world = World::new(Case { precision, ..PLAIN }, &[5, 20], 1100);
+        let world = CudaSequences::new(AttentionCase { precision, ..PLAIN }, &[5, 20], 1100);
         let (layout, stride) = (world.case.layout(), world.case.layout().stride());
         let (mut pool, mut table) = world.empty(&stream);
         // Rows 0, 4, and those from 25 on are nobody's.
@@ -402,7 +423,7 @@ fn rows_of_no_sequence_are_left_alone() {
         let mut out = unwritten(&stream, world.case.kind, 30, width);
         table.upload(&stream, &batch).unwrap();
         pool.append(&stream, LAYER, &qkv, layout, &table).unwrap();
-        pool.attend(&stream, LAYER, &qkv, layout, &table, Limits::default(), &mut out).unwrap();
+        pool.attend(&stream, LAYER, &qkv, layout, &table, AttentionLimits::default(), &mut out).unwrap();
         let out = out.to_vec(&stream).unwrap();
         world.assert_plain(&[slice(0, 2, 5)], &out[width..4 * width]);
         world.assert_plain(&[slice(1, 0, 20)], &out[5 * width..25 * width]);
@@ -415,7 +436,7 @@ fn rows_of_no_sequence_are_left_alone() {
 #[test]
 fn a_table_tells_positions_and_what_is_longest() {
     let Some(stream) = stream() else { return };
-    let world = World::new(PLAIN, &[5, 20], 1200);
+    let world = CudaSequences::new(PLAIN, &[5, 20], 1200);
     let (_pool, mut table) = world.empty(&stream);
     let batch = world.batch(&[slice(0, 2, 5), slice(1, 19, 20)]).1;
     table.upload(&stream, &batch).unwrap();
@@ -429,7 +450,7 @@ fn a_table_tells_positions_and_what_is_longest() {
 fn a_recorded_step_serves_every_table_of_its_shape() {
     let Some(stream) = stream() else { return };
     for precision in [KvPrecision::F16, KvPrecision::F32] {
-        let world = World::new(Case { group: 3, precision, ..PLAIN }, &[150, 300], 1300);
+        let world = CudaSequences::new(AttentionCase { group: 3, precision, ..PLAIN }, &[150, 300], 1300);
         let layout = world.case.layout();
         let (mut pool, mut table) = world.empty(&stream);
         world.append(&stream, &mut pool, &mut table, &[slice(0, 0, 140), slice(1, 0, 290)]);
@@ -442,7 +463,7 @@ fn a_recorded_step_serves_every_table_of_its_shape() {
         let record = |pool: &mut KvPool, qkv: &Matrix, table: &RowTable, out: &mut Matrix| {
             Graph::capture(&stream, || {
                 pool.append(&stream, LAYER, qkv, layout, table)?;
-                pool.attend(&stream, LAYER, qkv, layout, table, Limits::default(), out)
+                pool.attend(&stream, LAYER, qkv, layout, table, AttentionLimits::default(), out)
             })
         };
         let mut graph = record(&mut pool, &qkv, &table, &mut out).unwrap();

@@ -10,31 +10,31 @@ use std::{
 
 use kernels::{
     cuda::{
-        CudaError, HostMapping, Matrix, Pinned, Stream,
+        CudaError, CudaStream, HostMapping, Matrix, Pinned,
         board::{
-            Await, NativeCopy, Signal, Spans, SumsPlace, add_sums, await_value, copy_and_signal, copy_native,
-            has_reached,
+            NativeCopy, RowSpans, Signal, SumsTarget, WaitMethod, add_sums, await_value, copy_and_signal,
+            copy_native, has_reached,
         },
     },
-    lora::NumberKind,
+    lora::ElementKind,
 };
 
-use crate::support::{KINDS, Random, assert_close, epsilon, matrix, rounded, stream};
+use crate::support::{KINDS, SeededNumbers, assert_close, epsilon, matrix, rounded, stream};
 
 /// Numbers of the slab.
 const SLAB: usize = 8192;
 
 /// What workers would share: a mapping of its own.
 #[repr(align(4096))]
-struct Slab([AtomicU32; SLAB]);
+struct SharedSlab([AtomicU32; SLAB]);
 
-impl AsRef<[AtomicU32]> for Slab {
+impl AsRef<[AtomicU32]> for SharedSlab {
     fn as_ref(&self) -> &[AtomicU32] {
         &self.0
     }
 }
 
-impl Slab {
+impl SharedSlab {
     fn new() -> Arc<Self> {
         Arc::new(Self([const { AtomicU32::new(UNWRITTEN) }; SLAB]))
     }
@@ -48,9 +48,9 @@ impl Slab {
 const UNWRITTEN: u32 = 0x7FC0_1234;
 
 /// A limit that no working wait reaches.
-const PATIENT: Await = Await::Kernel { limit_us: 60_000_000 };
+const PATIENT: WaitMethod = WaitMethod::Kernel { limit_us: 60_000_000 };
 
-fn register(stream: &Stream, slab: &Arc<Slab>) -> HostMapping {
+fn register(stream: &CudaStream, slab: &Arc<SharedSlab>) -> HostMapping {
     HostMapping::register(stream.cuda(), Arc::clone(slab) as _).unwrap()
 }
 
@@ -64,15 +64,15 @@ fn spin(signal: &Signal, value: u32) {
 #[test]
 fn spans_of_every_kind_are_packed_as_singles_and_nothing_else_is_written() {
     let Some(stream) = stream() else { return };
-    let slab = Slab::new();
+    let slab = SharedSlab::new();
     let mapping = register(&stream, &slab);
     let signal = Signal::new(stream.cuda()).unwrap();
-    let mut spans = Spans::new(stream.cuda()).unwrap();
+    let mut spans = RowSpans::new(stream.cuda()).unwrap();
     let mut native = NativeCopy::new(stream.cuda(), SLAB).unwrap();
     let mut value = 0;
     for kind in KINDS {
         for (width, at) in [(64, 0), (37, 5), (64, 3), (4, 16), (1, 1)] {
-            let values = rounded(kind, &Random::new(width as u64).normals(40 * width));
+            let values = rounded(kind, &SeededNumbers::new(width as u64).normals(40 * width));
             let x = matrix(&stream, kind, width, &values);
             spans.upload(&stream, &[(3, 1), (0, 2), (20, 0), (9, 25)]).unwrap();
             for way in ["fused", "native"] {
@@ -102,14 +102,14 @@ fn spans_of_every_kind_are_packed_as_singles_and_nothing_else_is_written() {
 #[test]
 fn rows_reach_memory_that_the_driver_does_not_know_by_the_native_way() {
     let Some(stream) = stream() else { return };
-    let slab = Slab::new();
+    let slab = SharedSlab::new();
     let mapping = HostMapping::unregistered(stream.cuda(), Arc::clone(&slab) as _);
     assert!(!mapping.is_registered());
     let signal = Signal::new(stream.cuda()).unwrap();
-    let mut spans = Spans::new(stream.cuda()).unwrap();
+    let mut spans = RowSpans::new(stream.cuda()).unwrap();
     spans.upload(&stream, &[(1, 2)]).unwrap();
-    let values = Random::new(5).normals(4 * 24);
-    let x = matrix(&stream, NumberKind::F32, 24, &values);
+    let values = SeededNumbers::new(5).normals(4 * 24);
+    let x = matrix(&stream, ElementKind::F32, 24, &values);
     let mut native = NativeCopy::new(stream.cuda(), 48).unwrap();
     copy_native(&stream, &x, &spans, &mut native, &mapping, 7, &signal, 1).unwrap();
     assert_eq!(signal.load(), 1);
@@ -120,10 +120,10 @@ fn rows_reach_memory_that_the_driver_does_not_know_by_the_native_way() {
 #[test]
 fn a_copy_without_rows_still_signals() {
     let Some(stream) = stream() else { return };
-    let mapping = register(&stream, &Slab::new());
+    let mapping = register(&stream, &SharedSlab::new());
     let signal = Signal::new(stream.cuda()).unwrap();
-    let spans = Spans::new(stream.cuda()).unwrap();
-    let x = matrix(&stream, NumberKind::Bf16, 8, &[1.0; 8]);
+    let spans = RowSpans::new(stream.cuda()).unwrap();
+    let x = matrix(&stream, ElementKind::Bf16, 8, &[1.0; 8]);
     copy_and_signal(&stream, &x, &spans, &mapping, 0, &signal, 1).unwrap();
     spin(&signal, 1);
     let mut native = NativeCopy::new(stream.cuda(), 0).unwrap();
@@ -136,23 +136,23 @@ const ROWS: usize = 12;
 const WIDTH: usize = 512;
 
 /// Device and host ask and answer `rounds` times, nobody waiting for anybody but through signals.
-fn converse(stream: &Stream, rounds: u32, rows: usize, way: Await) {
-    let slab = Slab::new();
+fn converse(stream: &CudaStream, rounds: u32, rows: usize, way: WaitMethod) {
+    let slab = SharedSlab::new();
     let mapping = register(stream, &slab);
     let (asked, answered) = (Signal::new(stream.cuda()).unwrap(), Signal::new(stream.cuda()).unwrap());
     let sums = Pinned::<f32>::new(stream.cuda(), rows * WIDTH).unwrap();
-    let mut spans = Spans::new(stream.cuda()).unwrap();
+    let mut spans = RowSpans::new(stream.cuda()).unwrap();
     spans.upload(stream, &[(0, rows)]).unwrap();
     // Each round brings another matrix than the one before.
     let number = |version: u32, index: usize| (version * 1000) as f32 + (index % 97) as f32;
     let asks: Vec<Matrix> = (0..4)
         .map(|version| {
             let values: Vec<f32> = (0..rows * WIDTH).map(|index| number(version, index)).collect();
-            matrix(stream, NumberKind::F32, WIDTH, &values)
+            matrix(stream, ElementKind::F32, WIDTH, &values)
         })
         .collect();
-    let mut out = matrix(stream, NumberKind::F32, WIDTH, &vec![0.0; rows * WIDTH]);
-    let place = SumsPlace { at: 0, rows, width: WIDTH, first_row: 0, column: 0 };
+    let mut out = matrix(stream, ElementKind::F32, WIDTH, &vec![0.0; rows * WIDTH]);
+    let place = SumsTarget { at: 0, rows, width: WIDTH, first_row: 0, column: 0 };
     thread::scope(|scope| {
         scope.spawn(|| {
             let mut answer = vec![0.0; rows * WIDTH];
@@ -184,7 +184,7 @@ fn converse(stream: &Stream, rounds: u32, rows: usize, way: Await) {
 #[test]
 fn rows_arrive_before_their_signal_and_answers_before_they_are_added() {
     let Some(stream) = stream() else { return };
-    for way in [Await::StreamMemory, PATIENT] {
+    for way in [WaitMethod::StreamMemory, PATIENT] {
         converse(&stream, 200, ROWS, way);
     }
 }
@@ -192,7 +192,7 @@ fn rows_arrive_before_their_signal_and_answers_before_they_are_added() {
 #[test]
 fn ten_thousand_rounds_lose_nothing() {
     let Some(stream) = stream() else { return };
-    converse(&stream, 5_000, 1, Await::StreamMemory);
+    converse(&stream, 5_000, 1, WaitMethod::StreamMemory);
     converse(&stream, 5_000, 1, PATIENT);
 }
 
@@ -202,13 +202,13 @@ fn a_wait_that_nobody_answers_ends_and_is_reported_once() {
     let signal = Signal::new(stream.cuda()).unwrap();
     for value in 1..100 {
         // Had each of them a limit of its own, this would take 20 s.
-        await_value(&stream, &signal, value, Await::Kernel { limit_us: 200_000 }).unwrap();
+        await_value(&stream, &signal, value, WaitMethod::Kernel { limit_us: 200_000 }).unwrap();
     }
     stream.synchronize().unwrap();
     assert_eq!(signal.take_fault(), Err(CudaError::Unanswered));
     assert_eq!(signal.take_fault(), Ok(()));
     signal.store(7);
-    await_value(&stream, &signal, 7, Await::Kernel { limit_us: 0 }).unwrap();
+    await_value(&stream, &signal, 7, WaitMethod::Kernel { limit_us: 0 }).unwrap();
     stream.synchronize().unwrap();
     assert_eq!(signal.take_fault(), Ok(()), "what was answered before needs no wait");
 }
@@ -218,7 +218,7 @@ fn numbers_may_wrap() {
     let Some(stream) = stream() else { return };
     let signal = Signal::new(stream.cuda()).unwrap();
     signal.store(u32::MAX - 1);
-    for way in [Await::StreamMemory, PATIENT] {
+    for way in [WaitMethod::StreamMemory, PATIENT] {
         for value in [u32::MAX - 5, u32::MAX - 1] {
             await_value(&stream, &signal, value, way).unwrap();
         }
@@ -227,7 +227,7 @@ fn numbers_may_wrap() {
     assert!(!has_reached(signal.load(), u32::MAX) && !has_reached(signal.load(), 3));
     signal.store(3);
     assert!(has_reached(signal.load(), u32::MAX) && has_reached(signal.load(), 3));
-    for way in [Await::StreamMemory, PATIENT] {
+    for way in [WaitMethod::StreamMemory, PATIENT] {
         await_value(&stream, &signal, u32::MAX, way).unwrap();
         stream.synchronize().unwrap();
     }
@@ -237,16 +237,16 @@ fn numbers_may_wrap() {
 #[test]
 fn sums_are_added_where_they_belong_and_nowhere_else() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(5);
+    let mut random = SeededNumbers::new(5);
     for kind in KINDS {
         for place in [
-            SumsPlace { at: 0, rows: 3, width: 16, first_row: 2, column: 8 },
-            SumsPlace { at: 5, rows: 3, width: 16, first_row: 0, column: 24 },
-            SumsPlace { at: 8, rows: 1, width: 7, first_row: 4, column: 3 },
-            SumsPlace { at: 0, rows: 5, width: 40, first_row: 0, column: 0 },
-            SumsPlace { at: 0, rows: 0, width: 40, first_row: 5, column: 0 },
+            SumsTarget { at: 0, rows: 3, width: 16, first_row: 2, column: 8 },
+            SumsTarget { at: 5, rows: 3, width: 16, first_row: 0, column: 24 },
+            SumsTarget { at: 8, rows: 1, width: 7, first_row: 4, column: 3 },
+            SumsTarget { at: 0, rows: 5, width: 40, first_row: 0, column: 0 },
+            SumsTarget { at: 0, rows: 0, width: 40, first_row: 5, column: 0 },
         ] {
-            let SumsPlace { at, rows, width, first_row, column } = place;
+            let SumsTarget { at, rows, width, first_row, column } = place;
             let values = rounded(kind, &random.normals(5 * 40));
             let add = random.normals(rows * width);
             let sums = Pinned::<f32>::new(stream.cuda(), 256).unwrap();

@@ -3,11 +3,11 @@
 use kernels::{
     TensorType,
     cuda::{DeviceVec, Weight, embed::embed},
-    lora::NumberKind,
+    lora::ElementKind,
     quant::dequantize_row,
 };
 
-use crate::support::{Random, assert_close, stream, unwritten};
+use crate::support::{SeededNumbers, assert_close, stream, unwritten};
 
 /// Every type a table may have, and a width of whole blocks of it that is no multiple of the next larger unit.
 const TABLES: [(TensorType, usize); 11] = [
@@ -26,7 +26,7 @@ const TABLES: [(TensorType, usize); 11] = [
 const ROWS: usize = 50;
 
 /// Random bytes, with a random half of a usual size wherever a block format has a scale.
-fn table(kind: TensorType, columns: usize, random: &mut Random) -> Vec<u8> {
+fn table(kind: TensorType, columns: usize, random: &mut SeededNumbers) -> Vec<u8> {
     if kind == TensorType::F32 {
         return random.normals(ROWS * columns).into_iter().flat_map(f32::to_le_bytes).collect();
     }
@@ -50,7 +50,7 @@ fn table(kind: TensorType, columns: usize, random: &mut Random) -> Vec<u8> {
 #[test]
 fn embeddings_are_the_tables_rows_for_every_type() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(1);
+    let mut random = SeededNumbers::new(1);
     for (kind, columns) in TABLES {
         let bytes = table(kind, columns, &mut random);
         let weight = Weight::upload(&stream, kind, &bytes, ROWS, columns).unwrap();
@@ -62,7 +62,7 @@ fn embeddings_are_the_tables_rows_for_every_type() {
                 dequantize_row(kind, &bytes[token as usize * row_bytes..][..row_bytes], row);
             }
             let on_device = DeviceVec::from_slice(&stream, &tokens).unwrap();
-            let mut got = unwritten(&stream, NumberKind::F32, count, columns);
+            let mut got = unwritten(&stream, ElementKind::F32, count, columns);
             embed(&stream, &weight, &on_device, &mut got).unwrap();
             assert_close(&format!("{kind:?}"), &got.to_vec(&stream).unwrap(), &want, 1e-5);
         }
@@ -72,12 +72,12 @@ fn embeddings_are_the_tables_rows_for_every_type() {
 #[test]
 fn a_token_that_the_table_lacks_is_nan_and_reads_nothing() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(2);
+    let mut random = SeededNumbers::new(2);
     for (kind, columns) in TABLES {
         let bytes = table(kind, columns, &mut random);
         let weight = Weight::upload(&stream, kind, &bytes, ROWS, columns).unwrap();
         let tokens = DeviceVec::from_slice(&stream, &[ROWS as u32, u32::MAX, 0]).unwrap();
-        let mut got = unwritten(&stream, NumberKind::F32, 3, columns);
+        let mut got = unwritten(&stream, ElementKind::F32, 3, columns);
         embed(&stream, &weight, &tokens, &mut got).unwrap();
         let got = got.to_vec(&stream).unwrap();
         assert!(got[..2 * columns].iter().all(|value| value.is_nan()), "{kind:?}");

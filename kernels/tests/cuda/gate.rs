@@ -1,17 +1,17 @@
 //! The gate of a feed-forward block.
 
-use kernels::{cuda::gate::gate_mul, elementwise::Gate, lora::NumberKind, reference};
+use kernels::{cuda::gate::gate_mul, elementwise::Gate, lora::ElementKind, reference};
 
-use crate::support::{KINDS, Random, assert_close, epsilon, matrix, rounded, stream, unwritten};
+use crate::support::{KINDS, SeededNumbers, assert_close, epsilon, matrix, rounded, stream, unwritten};
 
 /// A gate's plain form.
-type Plain = fn(f32, f32) -> f32;
+type PlainGate = fn(f32, f32) -> f32;
 
 #[test]
 fn the_gate_is_that_of_the_reference_for_every_kind_and_width() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(1);
-    let gates: [(Gate, Plain); 2] =
+    let mut random = SeededNumbers::new(1);
+    let gates: [(Gate, PlainGate); 2] =
         [(Gate::Silu, reference::silu_mul), (Gate::GeluTanh, reference::gelu_mul)];
     for (kind, (gate, plain)) in KINDS.into_iter().flat_map(|kind| gates.map(|gate| (kind, gate))) {
         for (rows, width) in [(1, 1536), (3, 1536), (5, 11), (1, 1), (2, 4), (33, 264)] {
@@ -34,9 +34,9 @@ fn the_gate_is_that_of_the_reference_for_every_kind_and_width() {
 fn gates_far_from_zero_are_closed_or_open() {
     let Some(stream) = stream() else { return };
     for gate in [Gate::Silu, Gate::GeluTanh] {
-        let mut out = unwritten(&stream, NumberKind::F32, 1, 4);
+        let mut out = unwritten(&stream, ElementKind::F32, 1, 4);
         let gate_up = [-1e30, -200.0, 200.0, 1e30, 3.0, 3.0, 3.0, 1.0];
-        gate_mul(&stream, gate, &matrix(&stream, NumberKind::F32, 8, &gate_up), &mut out).unwrap();
+        gate_mul(&stream, gate, &matrix(&stream, ElementKind::F32, 8, &gate_up), &mut out).unwrap();
         assert_eq!(out.to_vec(&stream).unwrap(), [0.0, 0.0, 600.0, 1e30], "{gate:?}");
     }
 }

@@ -2,13 +2,13 @@
 
 use kernels::{
     TensorType,
-    cuda::{Blas, DeviceVec, LinearPart, Matrix, Stream, Weight, Workspace, linear, linear_transposed},
-    lora::NumberKind,
+    cuda::{Blas, CudaStream, DeviceVec, LinearPart, Matrix, Weight, Workspace, linear, linear_transposed},
+    lora::ElementKind,
     reference,
 };
 
 use crate::{
-    support::{KINDS, Random, assert_close, epsilon, matrix, rounded, stream, unwritten},
+    support::{KINDS, SeededNumbers, assert_close, epsilon, matrix, rounded, stream, unwritten},
     weight::{TYPES, stored, values},
 };
 
@@ -22,7 +22,7 @@ enum Multiplier {
 const MULTIPLIERS: [Multiplier; 2] = [Multiplier::Library, Multiplier::Ours];
 
 /// A workspace; without the library where it is not found.
-fn workspace(stream: &Stream, multiplier: Multiplier) -> Workspace {
+fn workspace(stream: &CudaStream, multiplier: Multiplier) -> Workspace {
     let blas = match multiplier {
         Multiplier::Library => Blas::open(stream.cuda()).inspect_err(|error| eprintln!("{error}")).ok(),
         Multiplier::Ours => None,
@@ -39,7 +39,13 @@ struct Layer {
 }
 
 impl Layer {
-    fn new(stream: &Stream, kind: TensorType, outputs: usize, inputs: usize, random: &mut Random) -> Self {
+    fn new(
+        stream: &CudaStream,
+        kind: TensorType,
+        outputs: usize,
+        inputs: usize,
+        random: &mut SeededNumbers,
+    ) -> Self {
         let bytes = stored(kind, outputs, inputs, random);
         let weight = Weight::upload(stream, kind, &bytes, outputs, inputs).unwrap();
         let bias_values = random.normals(outputs);
@@ -65,23 +71,23 @@ impl Layer {
 
 /// How far a product may be off: its outputs are rounded, behind the library once more with the bias; and so are weights that
 /// are written out in another kind, which shows most in sums that nearly cancel.
-fn tolerance(weight: TensorType, x: NumberKind, out: NumberKind) -> f32 {
+fn tolerance(weight: TensorType, x: ElementKind, out: ElementKind) -> f32 {
     let kept = match x {
-        NumberKind::F32 => true,
-        NumberKind::F16 => weight == TensorType::F16,
-        NumberKind::Bf16 => weight == TensorType::Bf16,
+        ElementKind::F32 => true,
+        ElementKind::F16 => weight == TensorType::F16,
+        ElementKind::Bf16 => weight == TensorType::Bf16,
     };
     2e-5 + 2.0 * epsilon(out) + if kept { 0.0 } else { 4.0 * epsilon(x) }
 }
 
 /// Computes one layer alone, for `rows` rows, and compares.
 fn check(
-    stream: &Stream,
+    stream: &CudaStream,
     workspace: &mut Workspace,
     layer: &Layer,
-    (x_kind, out_kind): (NumberKind, NumberKind),
+    (x_kind, out_kind): (ElementKind, ElementKind),
     rows: usize,
-    random: &mut Random,
+    random: &mut SeededNumbers,
 ) {
     let (outputs, inputs) = (layer.weight.rows(), layer.weight.columns());
     let x = rounded(x_kind, &random.normals(rows * inputs));
@@ -106,13 +112,13 @@ fn inputs(kind: TensorType) -> usize {
 #[test]
 fn every_type_of_weight_gives_the_products_of_its_values_for_few_rows() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(1);
+    let mut random = SeededNumbers::new(1);
     for kind in TYPES {
         let layer = Layer::new(&stream, kind, 40, inputs(kind), &mut random);
         let mut ours = workspace(&stream, Multiplier::Ours);
         for rows in [1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 32] {
-            let out_kind = if rows % 2 == 0 { NumberKind::Bf16 } else { NumberKind::F32 };
-            check(&stream, &mut ours, &layer, (NumberKind::Bf16, out_kind), rows, &mut random);
+            let out_kind = if rows % 2 == 0 { ElementKind::Bf16 } else { ElementKind::F32 };
+            check(&stream, &mut ours, &layer, (ElementKind::Bf16, out_kind), rows, &mut random);
         }
     }
 }
@@ -120,13 +126,13 @@ fn every_type_of_weight_gives_the_products_of_its_values_for_few_rows() {
 #[test]
 fn every_type_of_weight_gives_the_products_of_its_values_for_many_rows() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(2);
+    let mut random = SeededNumbers::new(2);
     for multiplier in MULTIPLIERS {
         let mut workspace = workspace(&stream, multiplier);
         for kind in TYPES {
             let layer = Layer::new(&stream, kind, 136, inputs(kind), &mut random);
             for rows in [64, 200] {
-                let kinds = (NumberKind::Bf16, NumberKind::Bf16);
+                let kinds = (ElementKind::Bf16, ElementKind::Bf16);
                 check(&stream, &mut workspace, &layer, kinds, rows, &mut random);
             }
         }
@@ -136,13 +142,13 @@ fn every_type_of_weight_gives_the_products_of_its_values_for_many_rows() {
 #[test]
 fn activations_of_every_kind_meet_weights_of_every_type() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(3);
+    let mut random = SeededNumbers::new(3);
     for multiplier in MULTIPLIERS {
         let mut workspace = workspace(&stream, multiplier);
         for kind in TYPES {
             let layer = Layer::new(&stream, kind, 24, inputs(kind), &mut random);
-            for x_kind in [NumberKind::F32, NumberKind::F16] {
-                for (rows, out_kind) in [(3, x_kind), (11, NumberKind::F32), (40, x_kind)] {
+            for x_kind in [ElementKind::F32, ElementKind::F16] {
+                for (rows, out_kind) in [(3, x_kind), (11, ElementKind::F32), (40, x_kind)] {
                     check(&stream, &mut workspace, &layer, (x_kind, out_kind), rows, &mut random);
                 }
             }
@@ -153,7 +159,7 @@ fn activations_of_every_kind_meet_weights_of_every_type() {
 #[test]
 fn shapes_that_no_tile_divides_are_right() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(4);
+    let mut random = SeededNumbers::new(4);
     let types = [TensorType::F32, TensorType::F16, TensorType::Bf16];
     for multiplier in MULTIPLIERS {
         let mut workspace = workspace(&stream, multiplier);
@@ -180,19 +186,19 @@ fn shapes_that_no_tile_divides_are_right() {
 fn the_library_takes_the_products_of_models() {
     let Some(stream) = stream() else { return };
     let mut workspace = workspace(&stream, Multiplier::Library);
-    let mut random = Random::new(6);
+    let mut random = SeededNumbers::new(6);
     for (kind, x_kind) in [
-        (TensorType::F32, NumberKind::F32),
-        (TensorType::F16, NumberKind::F16),
-        (TensorType::Bf16, NumberKind::Bf16),
-        (TensorType::Q4_1, NumberKind::Bf16),
+        (TensorType::F32, ElementKind::F32),
+        (TensorType::F16, ElementKind::F16),
+        (TensorType::Bf16, ElementKind::Bf16),
+        (TensorType::Q4_1, ElementKind::Bf16),
     ] {
         let layer = Layer::new(&stream, kind, 128, 256, &mut random);
-        for out_kind in [x_kind, NumberKind::F32] {
+        for out_kind in [x_kind, ElementKind::F32] {
             check(&stream, &mut workspace, &layer, (x_kind, out_kind), 96, &mut random);
         }
         let g = matrix(&stream, x_kind, 128, &random.normals(96 * 128));
-        let mut out = unwritten(&stream, NumberKind::F32, 96, 256);
+        let mut out = unwritten(&stream, ElementKind::F32, 96, 256);
         linear_transposed(&stream, &mut workspace, &g, &[layer.part(0)], &mut out).unwrap();
     }
     let Some(blas) = workspace.blas() else { return };
@@ -204,10 +210,10 @@ fn the_library_takes_the_products_of_models() {
 #[test]
 fn long_sums_are_kept_in_32_bits_to_their_end() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(5);
+    let mut random = SeededNumbers::new(5);
     for multiplier in MULTIPLIERS {
         let mut workspace = workspace(&stream, multiplier);
-        for (kind, x_kind) in [(TensorType::F16, NumberKind::F16), (TensorType::Bf16, NumberKind::Bf16)] {
+        for (kind, x_kind) in [(TensorType::F16, ElementKind::F16), (TensorType::Bf16, ElementKind::Bf16)] {
             let layer = Layer::new(&stream, kind, 16, 4096, &mut random);
             check(&stream, &mut workspace, &layer, (x_kind, x_kind), 72, &mut random);
         }
@@ -217,13 +223,13 @@ fn long_sums_are_kept_in_32_bits_to_their_end() {
 #[test]
 fn a_rows_outputs_have_the_same_bits_whatever_rows_are_beside_it() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(5);
+    let mut random = SeededNumbers::new(5);
     let mut workspace = workspace(&stream, Multiplier::Ours);
     for kind in TYPES {
         let x_kind = match kind {
-            TensorType::F32 => NumberKind::F32,
-            TensorType::F16 => NumberKind::F16,
-            _ => NumberKind::Bf16,
+            TensorType::F32 => ElementKind::F32,
+            TensorType::F16 => ElementKind::F16,
+            _ => ElementKind::Bf16,
         };
         let inputs = if kind.block_elements() == 256 { 2304 } else { 2080 };
         let layer = Layer::new(&stream, kind, 20, inputs, &mut random);
@@ -231,7 +237,7 @@ fn a_rows_outputs_have_the_same_bits_whatever_rows_are_beside_it() {
         let x = random.normals(most * inputs);
         let mut multiplied = |rows: &[f32]| {
             let x = matrix(&stream, x_kind, inputs, rows);
-            let mut out = unwritten(&stream, NumberKind::F32, rows.len() / inputs, 20);
+            let mut out = unwritten(&stream, ElementKind::F32, rows.len() / inputs, 20);
             linear(&stream, &mut workspace, &x, &[layer.part(0)], &mut out).unwrap();
             out.to_vec(&stream).unwrap()
         };
@@ -247,7 +253,7 @@ fn a_rows_outputs_have_the_same_bits_whatever_rows_are_beside_it() {
 #[test]
 fn parts_lie_side_by_side_and_columns_between_them_stay_as_they_are() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(6);
+    let mut random = SeededNumbers::new(6);
     let kinds = [TensorType::Bf16, TensorType::Bf16, TensorType::Q4_1, TensorType::Q4_1, TensorType::Q8_0];
     let inputs = 160;
     let layers: Vec<Layer> = kinds
@@ -259,12 +265,18 @@ fn parts_lie_side_by_side_and_columns_between_them_stay_as_they_are() {
     for multiplier in MULTIPLIERS {
         let mut workspace = workspace(&stream, multiplier);
         for rows in [1, 9, 70] {
-            let x = rounded(NumberKind::Bf16, &random.normals(rows * inputs));
+            let x = rounded(ElementKind::Bf16, &random.normals(rows * inputs));
             let parts: Vec<LinearPart<'_>> =
                 layers.iter().zip(columns).map(|(layer, column)| layer.part(column)).collect();
             let mut out = filled(&stream, rows, 104, 7.0);
-            linear(&stream, &mut workspace, &matrix(&stream, NumberKind::Bf16, inputs, &x), &parts, &mut out)
-                .unwrap();
+            linear(
+                &stream,
+                &mut workspace,
+                &matrix(&stream, ElementKind::Bf16, inputs, &x),
+                &parts,
+                &mut out,
+            )
+            .unwrap();
             let mut want = vec![7.0; rows * 104];
             for (layer, column) in layers.iter().zip(columns) {
                 let outputs = layer.weight.rows();
@@ -273,30 +285,33 @@ fn parts_lie_side_by_side_and_columns_between_them_stay_as_they_are() {
                 }
             }
             let what = format!("{multiplier:?}, {rows} rows");
-            assert_close(&what, &out.to_vec(&stream).unwrap(), &want, 5.0 * epsilon(NumberKind::Bf16));
+            assert_close(&what, &out.to_vec(&stream).unwrap(), &want, 5.0 * epsilon(ElementKind::Bf16));
         }
     }
 }
 
-fn filled(stream: &Stream, rows: usize, width: usize, value: f32) -> Matrix {
-    matrix(stream, NumberKind::F32, width, &vec![value; rows * width])
+fn filled(stream: &CudaStream, rows: usize, width: usize, value: f32) -> Matrix {
+    matrix(stream, ElementKind::F32, width, &vec![value; rows * width])
 }
 
 #[test]
 fn gradients_go_back_through_all_parts() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(7);
+    let mut random = SeededNumbers::new(7);
     for multiplier in MULTIPLIERS {
         let mut workspace = workspace(&stream, multiplier);
         for kind in TYPES {
             let inputs = inputs(kind);
             let first = Layer::new(&stream, kind, 40, inputs, &mut random);
             let second = Layer::new(&stream, kind, 13, inputs, &mut random);
-            for (g_kind, rows) in
-                [(NumberKind::F32, 1), (NumberKind::F32, 66), (NumberKind::Bf16, 7), (NumberKind::F16, 65)]
-            {
+            for (g_kind, rows) in [
+                (ElementKind::F32, 1),
+                (ElementKind::F32, 66),
+                (ElementKind::Bf16, 7),
+                (ElementKind::F16, 65),
+            ] {
                 let g = rounded(g_kind, &random.normals(rows * 64));
-                let mut out = unwritten(&stream, NumberKind::F32, rows, inputs);
+                let mut out = unwritten(&stream, ElementKind::F32, rows, inputs);
                 let parts = [first.part(0), second.part(48)];
                 linear_transposed(
                     &stream,
@@ -308,7 +323,7 @@ fn gradients_go_back_through_all_parts() {
                 .unwrap();
                 let want = gradient(&g, &first, 0).zip(gradient(&g, &second, 48)).map(|(a, b)| a + b);
                 let what = format!("{multiplier:?} {kind:?}, {rows} rows of {g_kind:?}");
-                let tolerance = tolerance(kind, g_kind, NumberKind::F32);
+                let tolerance = tolerance(kind, g_kind, ElementKind::F32);
                 assert_close(&what, &out.to_vec(&stream).unwrap(), &want.collect::<Vec<f32>>(), tolerance);
             }
         }
@@ -319,7 +334,7 @@ fn gradients_go_back_through_all_parts() {
 #[test]
 fn gradients_over_a_large_vocabulary_keep_their_digits() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(9);
+    let mut random = SeededNumbers::new(9);
     let (outputs, inputs) = (32_768, 32);
     let layer = Layer::new(&stream, TensorType::F32, outputs, inputs, &mut random);
     let g = random.normals(outputs);
@@ -330,8 +345,8 @@ fn gradients_over_a_large_vocabulary_keep_their_digits() {
     let length = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();
     for multiplier in MULTIPLIERS {
         let mut workspace = workspace(&stream, multiplier);
-        let mut out = unwritten(&stream, NumberKind::F32, 1, inputs);
-        let g = matrix(&stream, NumberKind::F32, outputs, &g);
+        let mut out = unwritten(&stream, ElementKind::F32, 1, inputs);
+        let g = matrix(&stream, ElementKind::F32, outputs, &g);
         linear_transposed(&stream, &mut workspace, &g, &[layer.part(0)], &mut out).unwrap();
         let out = out.to_vec(&stream).unwrap();
         let apart: Vec<f64> = out.iter().zip(&wanted).map(|(&got, wanted)| f64::from(got) - wanted).collect();
@@ -350,7 +365,7 @@ fn gradient(g: &[f32], layer: &Layer, column: usize) -> impl Iterator<Item = f32
 #[test]
 fn a_layer_of_32_bit_activations_is_linear() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(8);
+    let mut random = SeededNumbers::new(8);
     let mut workspace = workspace(&stream, Multiplier::Library);
     for kind in [TensorType::Bf16, TensorType::Q4_1, TensorType::Q6K] {
         let (rows, inputs) = (5, 512);
@@ -359,8 +374,8 @@ fn a_layer_of_32_bit_activations_is_linear() {
         let (x, mask) = (random.normals(rows * inputs), random.normals(rows * inputs));
         let masked: Vec<f32> = x.iter().zip(&mask).map(|(x, mask)| x + 100.0 * mask).collect();
         let mut apply = |x: &[f32]| {
-            let mut out = unwritten(&stream, NumberKind::F32, rows, 32);
-            let x = matrix(&stream, NumberKind::F32, inputs, x);
+            let mut out = unwritten(&stream, ElementKind::F32, rows, 32);
+            let x = matrix(&stream, ElementKind::F32, inputs, x);
             linear(&stream, &mut workspace, &x, &[part], &mut out).unwrap();
             out.to_vec(&stream).unwrap()
         };
@@ -373,11 +388,11 @@ fn a_layer_of_32_bit_activations_is_linear() {
 #[test]
 fn no_rows_are_no_work() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(9);
+    let mut random = SeededNumbers::new(9);
     let layer = Layer::new(&stream, TensorType::Bf16, 8, 16, &mut random);
     let mut workspace = workspace(&stream, Multiplier::Ours);
-    let x = matrix(&stream, NumberKind::Bf16, 16, &[]);
-    let mut out = unwritten(&stream, NumberKind::Bf16, 0, 8);
+    let x = matrix(&stream, ElementKind::Bf16, 16, &[]);
+    let mut out = unwritten(&stream, ElementKind::Bf16, 0, 8);
     linear(&stream, &mut workspace, &x, &[layer.part(0)], &mut out).unwrap();
     assert!(out.to_vec(&stream).unwrap().is_empty());
 }

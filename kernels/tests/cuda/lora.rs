@@ -6,13 +6,13 @@ mod layer;
 use kernels::{
     Isa,
     cuda::{
-        Graph, Matrix, Replay, Stream,
+        CudaStream, Graph, Matrix, Replay,
         lora::{LoraPlan, LoraSegment, add_deltas},
     },
-    lora::{NumberKind, sum_ranks},
+    lora::{ElementKind, sum_ranks},
 };
 
-use crate::support::{KINDS, Random, assert_close, epsilon, matrix, rounded, stream};
+use crate::support::{KINDS, SeededNumbers, assert_close, epsilon, matrix, rounded, stream};
 use layer::Layer;
 
 /// `out`, rows of `stride`, with the deltas of `segments`; each with its layer.
@@ -32,18 +32,24 @@ fn expected(x: &[f32], out: &[f32], stride: usize, segments: &[(&Layer, LoraSegm
 
 /// What a result may be off by: its own rounding, and that of sums in 32 bits, or of pieces of 16-bit numbers. Tensor cores
 /// cut sums off instead of rounding them, so what is lost adds up.
-fn tolerance(kind: NumberKind) -> f32 {
-    epsilon(kind) + if kind == NumberKind::F32 { 1e-5 } else { 5e-5 }
+fn tolerance(kind: ElementKind) -> f32 {
+    epsilon(kind) + if kind == ElementKind::F32 { 1e-5 } else { 5e-5 }
 }
 
-fn plan(stream: &Stream, groups: &[Vec<LoraSegment<'_>>]) -> LoraPlan {
+fn plan(stream: &CudaStream, groups: &[Vec<LoraSegment<'_>>]) -> LoraPlan {
     let mut plan = LoraPlan::new(stream.cuda()).unwrap();
     plan.upload(stream, groups).unwrap();
     plan
 }
 
 /// Adds the deltas of one group to a copy of `out`.
-fn run(stream: &Stream, segments: &[LoraSegment<'_>], x: &Matrix, kind: NumberKind, out: &[f32]) -> Vec<f32> {
+fn run(
+    stream: &CudaStream,
+    segments: &[LoraSegment<'_>],
+    x: &Matrix,
+    kind: ElementKind,
+    out: &[f32],
+) -> Vec<f32> {
     let plan = plan(stream, &[segments.to_vec()]);
     let mut out = matrix(stream, kind, out.len() / x.rows(), out);
     add_deltas(stream, &plan, 0, x, &mut out).unwrap();
@@ -53,7 +59,7 @@ fn run(stream: &Stream, segments: &[LoraSegment<'_>], x: &Matrix, kind: NumberKi
 #[test]
 fn mixed_ranks_and_kinds_in_one_batch_are_those_of_the_reference() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(11);
+    let mut random = SeededNumbers::new(11);
     let (columns, outputs) = (136, 80);
     let ranks = [1, 3, 8, 16, 17, 64, 128];
     let shapes = ranks.iter().flat_map(|&rank| KINDS.map(|kind| (rank, kind)));
@@ -93,7 +99,7 @@ fn mixed_ranks_and_kinds_in_one_batch_are_those_of_the_reference() {
 #[test]
 fn awkward_widths_and_columns_are_those_of_the_reference() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(12);
+    let mut random = SeededNumbers::new(12);
     for [rank, columns, outputs, column, stride] in [
         [4, 70, 37, 3, 45],
         [16, 1, 1, 0, 1],
@@ -120,22 +126,22 @@ fn awkward_widths_and_columns_are_those_of_the_reference() {
 #[test]
 fn every_first_rank_and_the_heads_sums_give_the_whole() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(13);
+    let mut random = SeededNumbers::new(13);
     let (columns, outputs, rows) = (96, 48, 3);
-    for (rank, factors) in [(8, NumberKind::F16), (40, NumberKind::F32), (64, NumberKind::Bf16)] {
+    for (rank, factors) in [(8, ElementKind::F16), (40, ElementKind::F32), (64, ElementKind::Bf16)] {
         let layer = Layer::new(&stream, &mut random, factors, [rank, columns, outputs]);
-        let x = rounded(NumberKind::Bf16, &random.normals(rows * columns));
+        let x = rounded(ElementKind::Bf16, &random.normals(rows * columns));
         let out = random.normals(rows * outputs);
-        let x_there = matrix(&stream, NumberKind::Bf16, columns, &x);
+        let x_there = matrix(&stream, ElementKind::Bf16, columns, &x);
         let whole = expected(&x, &out, outputs, &[(&layer, layer.segment(0, rows, 0))]);
         for first_rank in (0..rank).step_by(16).chain([rank]) {
             let segment = LoraSegment { first_rank, ..layer.segment(0, rows, 0) };
-            let mut got = run(&stream, &[segment], &x_there, NumberKind::F32, &out);
+            let mut got = run(&stream, &[segment], &x_there, ElementKind::F32, &out);
             let mut head = vec![0.0; rows * outputs];
             sum_ranks(Isa::best(), &x, &layer.host, 0..first_rank, &mut head);
             got.iter_mut().zip(&head).for_each(|(got, head)| *got += head);
             // Workers round the sums of bf16 adapters.
-            let tolerance = if factors == NumberKind::Bf16 { 1e-2 } else { 2e-5 };
+            let tolerance = if factors == ElementKind::Bf16 { 1e-2 } else { 2e-5 };
             assert_close(&format!("{first_rank} of {rank}"), &got, &whole, tolerance);
             if first_rank == rank {
                 assert_eq!(got.len(), out.len());
@@ -147,10 +153,10 @@ fn every_first_rank_and_the_heads_sums_give_the_whole() {
 #[test]
 fn all_groups_of_a_pass_are_one_upload() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(14);
-    let kind = NumberKind::Bf16;
+    let mut random = SeededNumbers::new(14);
+    let kind = ElementKind::Bf16;
     let mut layer =
-        |rank, columns, outputs| Layer::new(&stream, &mut random, NumberKind::F16, [rank, columns, outputs]);
+        |rank, columns, outputs| Layer::new(&stream, &mut random, ElementKind::F16, [rank, columns, outputs]);
     // q, k and v of two adapters, then nothing, then the feed-forward's end of the second.
     let qkv = [
         [layer(16, 64, 64), layer(8, 64, 32), layer(16, 64, 32)],
@@ -170,7 +176,7 @@ fn all_groups_of_a_pass_are_one_upload() {
     for (index, width, stride, segments, layers) in
         [(0, 64, 128, &first, layers), (1, 64, 128, &vec![], vec![]), (2, 128, 64, &last, vec![&down])]
     {
-        let mut random = Random::new(15);
+        let mut random = SeededNumbers::new(15);
         let x = rounded(kind, &random.normals(7 * width));
         let out = rounded(kind, &random.normals(7 * stride));
         let mut there = matrix(&stream, kind, stride, &out);
@@ -184,12 +190,12 @@ fn all_groups_of_a_pass_are_one_upload() {
 #[test]
 fn a_rows_delta_has_the_same_bits_in_any_company() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(16);
+    let mut random = SeededNumbers::new(16);
     let (columns, outputs) = (1300, 64);
     for kind in KINDS {
         for factors in KINDS {
             let layer = Layer::new(&stream, &mut random, factors, [40, columns, outputs]);
-            let other = Layer::new(&stream, &mut random, NumberKind::F16, [128, columns, outputs]);
+            let other = Layer::new(&stream, &mut random, ElementKind::F16, [128, columns, outputs]);
             let x = rounded(kind, &random.normals(60 * columns));
             let out = rounded(kind, &random.normals(60 * outputs));
             let all = matrix(&stream, kind, columns, &x);
@@ -209,11 +215,11 @@ fn a_rows_delta_has_the_same_bits_in_any_company() {
 #[test]
 fn padding_to_the_largest_rank_changes_work_but_no_bit() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(17);
-    let (columns, outputs, kind) = (128, 64, NumberKind::Bf16);
+    let mut random = SeededNumbers::new(17);
+    let (columns, outputs, kind) = (128, 64, ElementKind::Bf16);
     let ranks = [8, 16, 64, 128];
     let layers =
-        ranks.map(|rank| Layer::new(&stream, &mut random, NumberKind::F16, [rank, columns, outputs]));
+        ranks.map(|rank| Layer::new(&stream, &mut random, ElementKind::F16, [rank, columns, outputs]));
     let mut segments: Vec<_> =
         layers.iter().zip([0, 1, 3, 20]).map(|(l, row)| l.segment(row, 1, 0)).collect();
     segments[3].rows = 20;
@@ -234,10 +240,10 @@ fn padding_to_the_largest_rank_changes_work_but_no_bit() {
 #[test]
 fn a_record_is_good_for_every_plan_of_its_shape() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(18);
-    let (columns, outputs, kind) = (64, 32, NumberKind::F32);
+    let mut random = SeededNumbers::new(18);
+    let (columns, outputs, kind) = (64, 32, ElementKind::F32);
     let layers = [16, 16, 12, 16]
-        .map(|rank| Layer::new(&stream, &mut random, NumberKind::F16, [rank, columns, outputs]));
+        .map(|rank| Layer::new(&stream, &mut random, ElementKind::F16, [rank, columns, outputs]));
     let x = random.normals(6 * columns);
     let (x_there, zeroes) = (matrix(&stream, kind, columns, &x), vec![0.0; 6 * outputs]);
     let mut out = matrix(&stream, kind, outputs, &zeroes);

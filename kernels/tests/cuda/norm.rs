@@ -2,14 +2,14 @@
 
 use kernels::{
     cuda::{
-        DeviceVec, Graph, Norm, Replay, Stream,
+        CudaStream, DeviceVec, Graph, Norm, Replay,
         norm::{add_copy, add_norm, norm_in_place},
     },
-    lora::NumberKind,
+    lora::ElementKind,
     reference::rms_norm,
 };
 
-use crate::support::{KINDS, Random, assert_close, epsilon, matrix, rounded, stream, unwritten};
+use crate::support::{KINDS, SeededNumbers, assert_close, epsilon, matrix, rounded, stream, unwritten};
 
 const EPS: f32 = 1e-5;
 /// In registers, of whole packs and less than one a thread; the models'; ragged; wider than the registers hold.
@@ -23,13 +23,13 @@ fn wanted(residual: &[f32], update: Option<&[f32]>, weight: &[f32]) -> (Vec<f32>
     (residual, normed)
 }
 
-fn check(stream: &Stream, kind: NumberKind, rows: usize, width: usize, random: &mut Random) {
+fn check(stream: &CudaStream, kind: ElementKind, rows: usize, width: usize, random: &mut SeededNumbers) {
     let (residual, weight) = (random.normals(rows * width), random.normals(width));
     let update = rounded(kind, &random.normals(rows * width));
     let on_device = DeviceVec::from_slice(stream, &weight).unwrap();
     let norm = Norm { weight: &on_device, eps: EPS };
     for update in [None, Some(&update[..])] {
-        let mut got_residual = matrix(stream, NumberKind::F32, width, &residual);
+        let mut got_residual = matrix(stream, ElementKind::F32, width, &residual);
         let mut out = unwritten(stream, kind, rows, width);
         let added = update.map(|update| matrix(stream, kind, width, update));
         add_norm(stream, &mut got_residual, added.as_ref(), norm, &mut out).unwrap();
@@ -48,7 +48,7 @@ fn check(stream: &Stream, kind: NumberKind, rows: usize, width: usize, random: &
 #[test]
 fn the_norm_is_that_of_the_reference_for_every_kind_and_width() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(1);
+    let mut random = SeededNumbers::new(1);
     for kind in KINDS {
         for width in WIDTHS {
             check(&stream, kind, 3, width, &mut random);
@@ -61,7 +61,7 @@ fn the_norm_is_that_of_the_reference_for_every_kind_and_width() {
 #[test]
 fn only_the_named_columns_are_normed() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(4);
+    let mut random = SeededNumbers::new(4);
     let (rows, width, column, normed) = (5, 700, 37, 577);
     for kind in KINDS {
         let (values, weight) = (rounded(kind, &random.normals(rows * width)), random.normals(normed));
@@ -80,11 +80,11 @@ fn only_the_named_columns_are_normed() {
 #[test]
 fn without_a_norm_the_residual_goes_on_as_it_is() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(5);
+    let mut random = SeededNumbers::new(5);
     for (kind, width) in KINDS.into_iter().flat_map(|kind| [8, 300].map(|width| (kind, width))) {
         let (residual, update) = (random.normals(3 * width), rounded(kind, &random.normals(3 * width)));
         for update in [None, Some(&update[..])] {
-            let mut got = matrix(&stream, NumberKind::F32, width, &residual);
+            let mut got = matrix(&stream, ElementKind::F32, width, &residual);
             let mut out = unwritten(&stream, kind, 3, width);
             let added = update.map(|update| matrix(&stream, kind, width, update));
             add_copy(&stream, &mut got, added.as_ref(), &mut out).unwrap();
@@ -102,13 +102,13 @@ fn a_rows_norm_has_the_same_bits_in_any_batch() {
     let Some(stream) = stream() else { return };
     let (rows, width) = (17, 2048);
     let (values, weight) = {
-        let mut random = Random::new(2);
+        let mut random = SeededNumbers::new(2);
         (random.normals(rows * width), random.normals(width))
     };
     let weight = DeviceVec::from_slice(&stream, &weight).unwrap();
     let normed = |values: &[f32]| {
-        let mut residual = matrix(&stream, NumberKind::F32, width, values);
-        let mut out = unwritten(&stream, NumberKind::F32, values.len() / width, width);
+        let mut residual = matrix(&stream, ElementKind::F32, width, values);
+        let mut out = unwritten(&stream, ElementKind::F32, values.len() / width, width);
         let norm = Norm { weight: &weight, eps: EPS };
         add_norm(&stream, &mut residual, None, norm, &mut out).unwrap();
         out.to_vec(&stream).unwrap()
@@ -121,12 +121,12 @@ fn a_rows_norm_has_the_same_bits_in_any_batch() {
 fn a_recorded_norm_is_taken_anew_of_what_the_residual_then_is() {
     let Some(stream) = stream() else { return };
     let (rows, width) = (2, 64);
-    let mut random = Random::new(3);
+    let mut random = SeededNumbers::new(3);
     let (first, second) = (random.normals(rows * width), random.normals(rows * width));
     let weight = vec![1.0; width];
     let on_device = DeviceVec::from_slice(&stream, &weight).unwrap();
-    let mut residual = matrix(&stream, NumberKind::F32, width, &first);
-    let mut out = unwritten(&stream, NumberKind::F32, rows, width);
+    let mut residual = matrix(&stream, ElementKind::F32, width, &first);
+    let mut out = unwritten(&stream, ElementKind::F32, rows, width);
     let norm = Norm { weight: &on_device, eps: EPS };
     // Tests beside this one give memory back, and then a record is worth nothing.
     let mut replay = Replay::Stale;

@@ -3,19 +3,19 @@
 use kernels::{
     attention::QkvLayout,
     cuda::{
-        DeviceVec, Norm, Stream,
+        CudaStream, DeviceVec, Norm,
         rope::{Rotation, rotate},
     },
-    lora::NumberKind,
+    lora::ElementKind,
     reference::rms_norm,
 };
 
-use crate::support::{KINDS, Random, assert_close, epsilon, matrix, rounded, stream};
+use crate::support::{KINDS, SeededNumbers, assert_close, epsilon, matrix, rounded, stream};
 
 const EPS: f32 = 1e-6;
 
 /// Weights of the norms of query and key heads, if there are any.
-type Weights<'a> = Option<(&'a [f32], &'a [f32])>;
+type NormWeights<'a> = Option<(&'a [f32], &'a [f32])>;
 
 fn frequencies(turned: usize) -> Vec<f32> {
     (0..turned / 2).map(|i| 1.0 / 10_000f32.powf(2.0 * i as f32 / turned as f32)).collect()
@@ -49,7 +49,7 @@ fn wanted(
     layout: QkvLayout,
     turned_features: usize,
     positions: &[u32],
-    weights: Weights<'_>,
+    weights: NormWeights<'_>,
 ) -> Vec<f32> {
     let frequencies = frequencies(turned_features);
     let scale = 1.0 / (layout.head_dim as f64).sqrt();
@@ -70,7 +70,13 @@ fn wanted(
     qkv.chunks(layout.stride()).enumerate().flat_map(row).collect()
 }
 
-fn check(stream: &Stream, kind: NumberKind, layout: QkvLayout, positions: &[u32], random: &mut Random) {
+fn check(
+    stream: &CudaStream,
+    kind: ElementKind,
+    layout: QkvLayout,
+    positions: &[u32],
+    random: &mut SeededNumbers,
+) {
     for turned in [layout.head_dim, layout.head_dim / 4 * 2] {
         check_turned(stream, kind, layout, turned, positions, random);
     }
@@ -78,12 +84,12 @@ fn check(stream: &Stream, kind: NumberKind, layout: QkvLayout, positions: &[u32]
 
 /// With so many features of each head turned.
 fn check_turned(
-    stream: &Stream,
-    kind: NumberKind,
+    stream: &CudaStream,
+    kind: ElementKind,
     layout: QkvLayout,
     turned: usize,
     positions: &[u32],
-    random: &mut Random,
+    random: &mut SeededNumbers,
 ) {
     let qkv = rounded(kind, &random.normals(positions.len() * layout.stride()));
     let (query, key) = (random.normals(layout.head_dim), random.normals(layout.head_dim));
@@ -110,7 +116,7 @@ fn check_turned(
 #[test]
 fn heads_are_turned_as_the_reference_turns_them() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(1);
+    let mut random = SeededNumbers::new(1);
     // Of SmolLM2, of Llama 3, one head alone, the widest, and halves that are no whole warps.
     for (heads, kv_heads, head_dim) in [(9, 3, 64), (32, 8, 128), (1, 1, 16), (2, 1, 256), (6, 2, 80)] {
         let layout = QkvLayout { heads, kv_heads, head_dim };
@@ -126,14 +132,14 @@ fn angles_are_exact_at_the_longest_contexts() {
     let Some(stream) = stream() else { return };
     let layout = QkvLayout { heads: 2, kv_heads: 1, head_dim: 64 };
     // Beyond 105,615 a sine needs all bits of pi to reduce its argument.
-    check(&stream, NumberKind::F32, layout, &[105_000, 131_071, 1_048_575], &mut Random::new(2));
+    check(&stream, ElementKind::F32, layout, &[105_000, 131_071, 1_048_575], &mut SeededNumbers::new(2));
 }
 
 #[test]
 fn values_are_left_alone() {
     let Some(stream) = stream() else { return };
     let layout = QkvLayout { heads: 1, kv_heads: 1, head_dim: 8 };
-    let mut qkv = matrix(&stream, NumberKind::F32, 24, &[1.0; 24]);
+    let mut qkv = matrix(&stream, ElementKind::F32, 24, &[1.0; 24]);
     let positions = DeviceVec::from_slice(&stream, &[3]).unwrap();
     let frequencies = DeviceVec::from_slice(&stream, &frequencies(8)).unwrap();
     let by = Rotation { positions: &positions, frequencies: &frequencies, magnitude: 1.0 };

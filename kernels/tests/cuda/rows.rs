@@ -5,16 +5,16 @@ use kernels::{
         DeviceVec, Matrix,
         rows::{add_weighted, append_rows, cap, gather, place, scale_columns, split_rows},
     },
-    lora::NumberKind,
+    lora::ElementKind,
     reference,
 };
 
-use crate::support::{KINDS, Random, assert_close, matrix, rounded, stream, unwritten};
+use crate::support::{KINDS, SeededNumbers, assert_close, matrix, rounded, stream, unwritten};
 
 #[test]
 fn gathered_rows_are_those_that_were_named() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(1);
+    let mut random = SeededNumbers::new(1);
     for kind in KINDS {
         for width in [1, 7, 8, 576, 3000] {
             let values = rounded(kind, &random.normals(20 * width));
@@ -51,7 +51,7 @@ fn a_row_that_does_not_exist_is_gathered_as_nan() {
 #[test]
 fn rows_are_added_with_their_weights_to_those_they_name() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(5);
+    let mut random = SeededNumbers::new(5);
     for kind in KINDS {
         for width in [1, 7, 576, 3000] {
             let from = rounded(kind, &random.normals(4 * width));
@@ -67,7 +67,7 @@ fn rows_are_added_with_their_weights_to_those_they_name() {
             }
             let rows = DeviceVec::from_slice(&stream, &named.map(|row| row as u32)).unwrap();
             let weights = DeviceVec::from_slice(&stream, &weights).unwrap();
-            let mut got = matrix(&stream, NumberKind::F32, width, &sums);
+            let mut got = matrix(&stream, ElementKind::F32, width, &sums);
             add_weighted(&stream, &matrix(&stream, kind, width, &from), &rows, &weights, &mut got).unwrap();
             assert_close("added", &got.to_vec(&stream).unwrap(), &want, 1e-6);
         }
@@ -77,8 +77,8 @@ fn rows_are_added_with_their_weights_to_those_they_name() {
 #[test]
 fn a_cap_bends_all_numbers_towards_it() {
     let Some(stream) = stream() else { return };
-    let values: Vec<f32> = Random::new(7).normals(3 * 333).iter().map(|value| 20.0 * value).collect();
-    let mut got = matrix(&stream, NumberKind::F32, 333, &values);
+    let values: Vec<f32> = SeededNumbers::new(7).normals(3 * 333).iter().map(|value| 20.0 * value).collect();
+    let mut got = matrix(&stream, ElementKind::F32, 333, &values);
     cap(&stream, &mut got, 9.0).unwrap();
     let want: Vec<f32> =
         values.iter().map(|&value| reference::capped(f64::from(value), 9.0) as f32).collect();
@@ -88,7 +88,7 @@ fn a_cap_bends_all_numbers_towards_it() {
 #[test]
 fn only_the_named_columns_of_the_named_rows_are_scaled() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(2);
+    let mut random = SeededNumbers::new(2);
     let (rows, width, column, scaled) = (6, 700, 37, 600);
     for kind in KINDS {
         let (values, factors) = (rounded(kind, &random.normals(rows * width)), random.normals(scaled));
@@ -107,7 +107,7 @@ fn only_the_named_columns_of_the_named_rows_are_scaled() {
 #[test]
 fn placed_rows_overwrite_only_their_columns() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(3);
+    let mut random = SeededNumbers::new(3);
     let (rows, width, column, placed, at) = (5, 300, 11, 280, 77);
     for kind in KINDS {
         let (values, new) = (rounded(kind, &random.normals(rows * width)), random.normals(at + 2 * placed));
@@ -127,7 +127,7 @@ fn placed_rows_overwrite_only_their_columns() {
 #[test]
 fn rows_of_the_host_stand_behind_a_matrixs_own_and_come_back() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(5);
+    let mut random = SeededNumbers::new(5);
     for kind in KINDS {
         let (own, new) = (rounded(kind, &random.normals(3 * 40)), random.normals(200 * 40));
         let mut all = matrix(&stream, kind, 40, &own);

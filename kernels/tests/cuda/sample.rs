@@ -1,18 +1,24 @@
 //! The next token of each row, against the plain meaning of the parameters in 64 bits with the vocabulary sorted.
 
 use kernels::{
-    cuda::{Choice, Chosen, ChosenToken, Graph, Replay, Report, Stream, sample::choose},
-    lora::NumberKind,
+    cuda::{ChoiceReport, ChosenToken, ChosenTokens, CudaStream, Graph, Replay, TokenChoice, sample::choose},
+    lora::ElementKind,
 };
 
-use crate::support::{Random, matrix, stream};
+use crate::support::{SeededNumbers, matrix, stream};
 
 /// Vocabularies: SmolLM2's, Qwen's, ragged ones, and one of a token.
 const SMOL: usize = 49_152;
 const QWEN: usize = 151_936;
 
-const NEUTRAL: Choice =
-    Choice { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, draw: 0.5, report: Report::Token };
+const NEUTRAL: TokenChoice = TokenChoice {
+    temperature: 1.0,
+    top_k: 0,
+    top_p: 1.0,
+    min_p: 0.0,
+    draw: 0.5,
+    report: ChoiceReport::Token,
+};
 
 /// What counts as a logit; the two zeroes are one.
 fn clean(logit: f32) -> f32 {
@@ -20,7 +26,7 @@ fn clean(logit: f32) -> f32 {
 }
 
 /// Tokens with their weights, in the order in which they are drawn from, cut as the filters say.
-fn candidates(logits: &[f32], choice: &Choice) -> Vec<(u32, f64)> {
+fn candidates(logits: &[f32], choice: &TokenChoice) -> Vec<(u32, f64)> {
     let largest = logits.iter().map(|&logit| clean(logit)).fold(f32::NEG_INFINITY, f32::max);
     let weight = |logit: f32| f64::from((clean(logit) - largest) / choice.temperature).exp();
     let mut all: Vec<(u32, f64)> = (0..).zip(logits).map(|(token, &logit)| (token, weight(logit))).collect();
@@ -45,7 +51,7 @@ fn candidates(logits: &[f32], choice: &Choice) -> Vec<(u32, f64)> {
 }
 
 /// The token that is to be chosen, and how far the draw is from the next one, relative to all of the weight.
-fn wanted(logits: &[f32], choice: &Choice) -> (Option<u32>, f64) {
+fn wanted(logits: &[f32], choice: &TokenChoice) -> (Option<u32>, f64) {
     let Some(best) = most_likely(logits) else { return (None, 1.0) };
     if choice.temperature == 0.0 {
         return (Some(best), 1.0);
@@ -72,9 +78,9 @@ fn most_likely(logits: &[f32]) -> Option<u32> {
     (largest > f32::NEG_INFINITY).then_some(at as u32)
 }
 
-fn chosen(stream: &Stream, logits: &[f32], choices: &[Choice]) -> Vec<Option<ChosenToken>> {
-    let logits = matrix(stream, NumberKind::F32, logits.len() / choices.len(), logits);
-    let mut chosen = Chosen::new(stream.cuda(), 0).unwrap();
+fn chosen(stream: &CudaStream, logits: &[f32], choices: &[TokenChoice]) -> Vec<Option<ChosenToken>> {
+    let logits = matrix(stream, ElementKind::F32, logits.len() / choices.len(), logits);
+    let mut chosen = ChosenTokens::new(stream.cuda(), 0).unwrap();
     chosen.ask(stream, choices).unwrap();
     choose(stream, &logits, &mut chosen).unwrap();
     let told = chosen.read(stream).unwrap();
@@ -88,12 +94,12 @@ fn chosen(stream: &Stream, logits: &[f32], choices: &[Choice]) -> Vec<Option<Cho
     told
 }
 
-fn tokens(stream: &Stream, logits: &[f32], choices: &[Choice]) -> Vec<Option<u32>> {
+fn tokens(stream: &CudaStream, logits: &[f32], choices: &[TokenChoice]) -> Vec<Option<u32>> {
     chosen(stream, logits, choices).into_iter().map(|told| told.map(|told| told.token)).collect()
 }
 
 /// Every token must be the wanted one, unless the draw falls within rounding of the next.
-fn check(stream: &Stream, what: &str, vocabulary: usize, logits: &[f32], choices: &[Choice]) {
+fn check(stream: &CudaStream, what: &str, vocabulary: usize, logits: &[f32], choices: &[TokenChoice]) {
     let got = tokens(stream, logits, choices);
     for ((row, choice), got) in logits.chunks(vocabulary).zip(choices).zip(got) {
         let (want, margin) = wanted(row, choice);
@@ -105,7 +111,7 @@ fn check(stream: &Stream, what: &str, vocabulary: usize, logits: &[f32], choices
 }
 
 /// Choices of every sort, each with its own draw.
-fn choices(random: &mut Random) -> Vec<Choice> {
+fn choices(random: &mut SeededNumbers) -> Vec<TokenChoice> {
     let mut draw = || random.below(1 << 20) as f64 / f64::from(1 << 20);
     let filters = [
         (0, 1.0, 0.0),
@@ -120,7 +126,7 @@ fn choices(random: &mut Random) -> Vec<Choice> {
         (40, 0.95, 0.02),
         (3000, 0.7, 1e-4),
     ];
-    let choice = |(top_k, top_p, min_p), temperature, draw| Choice {
+    let choice = |(top_k, top_p, min_p), temperature, draw| TokenChoice {
         temperature,
         top_k,
         top_p,
@@ -128,7 +134,7 @@ fn choices(random: &mut Random) -> Vec<Choice> {
         draw,
         ..NEUTRAL
     };
-    let greedy = Choice { temperature: 0.0, ..NEUTRAL };
+    let greedy = TokenChoice { temperature: 0.0, ..NEUTRAL };
     let drawn = [0.7, 1.0, 3.0].into_iter().flat_map(|t| filters.map(|filter| choice(filter, t, draw())));
     std::iter::once(greedy).chain(drawn).collect()
 }
@@ -139,7 +145,7 @@ fn tokens_are_those_of_the_sorted_vocabulary() {
     for (seed, vocabulary, spread) in
         [(1, SMOL, 3.0), (2, QWEN, 2.0), (3, 1000, 1.0), (4, 257, 8.0), (5, 1, 1.0)]
     {
-        let mut random = Random::new(seed);
+        let mut random = SeededNumbers::new(seed);
         let choices = choices(&mut random);
         let logits: Vec<f32> =
             random.normals(vocabulary * choices.len()).iter().map(|x| spread * x).collect();
@@ -150,7 +156,7 @@ fn tokens_are_those_of_the_sorted_vocabulary() {
 #[test]
 fn a_sure_model_and_one_that_knows_nothing_are_drawn_from_alike() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(6);
+    let mut random = SeededNumbers::new(6);
     let choices = choices(&mut random);
     let mut sure: Vec<f32> = random.normals(SMOL * choices.len());
     for row in sure.chunks_mut(SMOL) {
@@ -174,14 +180,14 @@ fn the_lowest_of_equal_tokens_is_the_most_likely() {
         logits[at] = 9.0;
     }
     logits[5000 + 4999] = 1.0;
-    let greedy = Choice { temperature: 0.0, ..NEUTRAL };
+    let greedy = TokenChoice { temperature: 0.0, ..NEUTRAL };
     assert_eq!(tokens(&stream, &logits, &[greedy; 3]), [Some(77), Some(4999), Some(0)]);
 }
 
 #[test]
 fn what_is_not_a_number_is_never_chosen_and_a_row_of_it_yields_no_token() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(7);
+    let mut random = SeededNumbers::new(7);
     let choices = choices(&mut random);
     let broken = [f32::NAN, f32::NEG_INFINITY, -f32::NAN, f32::MIN];
     let logits: Vec<f32> = (0..3000 * choices.len())
@@ -197,8 +203,8 @@ fn a_draw_at_the_very_end_takes_the_last_token_that_has_any_weight() {
     let Some(stream) = stream() else { return };
     let mut logits = vec![-500.0; 4000];
     (logits[3], logits[2000]) = (0.0, 0.0);
-    let end = Choice { draw: 1.0 - f64::EPSILON / 2.0, ..NEUTRAL };
-    let filtered = Choice { top_k: 3000, ..end };
+    let end = TokenChoice { draw: 1.0 - f64::EPSILON / 2.0, ..NEUTRAL };
+    let filtered = TokenChoice { top_k: 3000, ..end };
     let logits = [&logits[..], &logits[..]].concat();
     assert_eq!(tokens(&stream, &logits, &[end, filtered]), [Some(2000); 2]);
 }
@@ -206,7 +212,7 @@ fn a_draw_at_the_very_end_takes_the_last_token_that_has_any_weight() {
 #[test]
 fn equal_weights_are_drawn_by_halves_exactly() {
     let Some(stream) = stream() else { return };
-    let at = |draw, top_k| Choice { draw, top_k, ..NEUTRAL };
+    let at = |draw, top_k| TokenChoice { draw, top_k, ..NEUTRAL };
     let choices =
         [at(0.0, 0), at(0.25, 0), at(0.5, 0), at(0.75, 0), at(0.0, 3), at(0.5, 2), at(0.49, 2), at(0.99, 3)];
     let want = [0, 1, 2, 3, 0, 1, 0, 2];
@@ -216,9 +222,9 @@ fn equal_weights_are_drawn_by_halves_exactly() {
 #[test]
 fn the_log_probability_is_the_models_own() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(8);
+    let mut random = SeededNumbers::new(8);
     let mut choices = choices(&mut random);
-    choices.iter_mut().for_each(|choice| choice.report = Report::LogProbability);
+    choices.iter_mut().for_each(|choice| choice.report = ChoiceReport::LogProbability);
     let vocabulary = 5001;
     let logits: Vec<f32> = random.normals(vocabulary * choices.len()).iter().map(|x| 4.0 * x).collect();
     for (row, told) in logits.chunks(vocabulary).zip(chosen(&stream, &logits, &choices)) {
@@ -233,9 +239,9 @@ fn the_log_probability_is_the_models_own() {
 #[test]
 fn a_recorded_choice_is_made_anew_of_what_is_then_asked() {
     let Some(stream) = stream() else { return };
-    let logits = matrix(&stream, NumberKind::F32, 4, &[1.0; 8]);
-    let mut chosen = Chosen::new(stream.cuda(), 2).unwrap();
-    let at = |draw| Choice { draw, ..NEUTRAL };
+    let logits = matrix(&stream, ElementKind::F32, 4, &[1.0; 8]);
+    let mut chosen = ChosenTokens::new(stream.cuda(), 2).unwrap();
+    let at = |draw| TokenChoice { draw, ..NEUTRAL };
     // Tests beside this one give memory back, and then a record is worth nothing.
     let mut replay = Replay::Stale;
     while replay == Replay::Stale {

@@ -1,7 +1,7 @@
 //! The stand-in behaves as the driver does where our launchers could tell. (`scripts/cuda-on-cpu --selftest` tests how it
 //! runs kernels.)
 
-use kernels::cuda::{CudaError, DeviceVec, Event, Stream};
+use kernels::cuda::{CudaError, CudaEvent, CudaStream, DeviceVec};
 
 use crate::support::{device, is_stand_in, stream};
 
@@ -27,10 +27,10 @@ fn the_host_may_reuse_a_slice_as_soon_as_its_upload_is_enqueued() {
 #[test]
 fn a_stream_waits_for_an_event_of_another() {
     let Some(stream) = stream() else { return };
-    let other = Stream::new(stream.cuda()).unwrap();
+    let other = CudaStream::new(stream.cuda()).unwrap();
     let from = DeviceVec::from_slice(&stream, &vec![3u8; 16 << 20]).unwrap();
     let mut to = DeviceVec::zeroed(&other, from.len()).unwrap();
-    let uploaded = Event::new(stream.cuda()).unwrap();
+    let uploaded = CudaEvent::new(stream.cuda()).unwrap();
     uploaded.record(&stream).unwrap();
     other.wait(&uploaded).unwrap();
     other.copy(&from, 0, &mut to, 0, from.len()).unwrap();

@@ -4,8 +4,8 @@ use std::sync::{Arc, OnceLock};
 
 use half::{bf16, f16};
 use kernels::{
-    cuda::{Cuda, CudaError, Matrix, Stream},
-    lora::NumberKind,
+    cuda::{Cuda, CudaError, CudaStream, Matrix},
+    lora::ElementKind,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
@@ -29,8 +29,8 @@ pub(crate) fn device() -> Option<Arc<Cuda>> {
 }
 
 /// A device and a stream on it, or `None` with the reason printed.
-pub(crate) fn stream() -> Option<Stream> {
-    Some(Stream::new(&device()?).unwrap())
+pub(crate) fn stream() -> Option<CudaStream> {
+    Some(CudaStream::new(&device()?).unwrap())
 }
 
 /// True if the device is the stand-in, whose faults can be provoked without losing a real one.
@@ -39,12 +39,12 @@ pub(crate) fn is_stand_in(cuda: &Cuda) -> bool {
 }
 
 /// The kinds that activations have.
-pub(crate) const KINDS: [NumberKind; 3] = [NumberKind::F32, NumberKind::F16, NumberKind::Bf16];
+pub(crate) const KINDS: [ElementKind; 3] = [ElementKind::F32, ElementKind::F16, ElementKind::Bf16];
 
 /// Numbers from a seed.
-pub(crate) struct Random(StdRng);
+pub(crate) struct SeededNumbers(StdRng);
 
-impl Random {
+impl SeededNumbers {
     /// The same seed gives the same numbers.
     pub(crate) fn new(seed: u64) -> Self {
         Self(StdRng::seed_from_u64(seed))
@@ -63,17 +63,17 @@ impl Random {
 }
 
 /// What is left of `values` when they are stored as `kind`.
-pub(crate) fn rounded(kind: NumberKind, values: &[f32]) -> Vec<f32> {
+pub(crate) fn rounded(kind: ElementKind, values: &[f32]) -> Vec<f32> {
     let round = |&value: &f32| match kind {
-        NumberKind::F32 => value,
-        NumberKind::F16 => f16::from_f32(value).to_f32(),
-        NumberKind::Bf16 => bf16::from_f32(value).to_f32(),
+        ElementKind::F32 => value,
+        ElementKind::F16 => f16::from_f32(value).to_f32(),
+        ElementKind::Bf16 => bf16::from_f32(value).to_f32(),
     };
     values.iter().map(round).collect()
 }
 
 /// A matrix on the device with these rows of `width`, rounded to `kind`.
-pub(crate) fn matrix(stream: &Stream, kind: NumberKind, width: usize, values: &[f32]) -> Matrix {
+pub(crate) fn matrix(stream: &CudaStream, kind: ElementKind, width: usize, values: &[f32]) -> Matrix {
     let mut matrix = Matrix::new(stream.cuda(), kind).unwrap();
     matrix.reshape(values.len() / width, width).unwrap();
     matrix.upload(stream, 0, values).unwrap();
@@ -81,7 +81,7 @@ pub(crate) fn matrix(stream: &Stream, kind: NumberKind, width: usize, values: &[
 }
 
 /// A matrix to be written: every number in it is NaN until then.
-pub(crate) fn unwritten(stream: &Stream, kind: NumberKind, rows: usize, width: usize) -> Matrix {
+pub(crate) fn unwritten(stream: &CudaStream, kind: ElementKind, rows: usize, width: usize) -> Matrix {
     let mut matrix = Matrix::new(stream.cuda(), kind).unwrap();
     matrix.reshape(rows, width).unwrap();
     matrix.upload(stream, 0, &vec![f32::NAN; rows * width]).unwrap();
@@ -89,11 +89,11 @@ pub(crate) fn unwritten(stream: &Stream, kind: NumberKind, rows: usize, width: u
 }
 
 /// The rounding error of one number of `kind`, relative to it.
-pub(crate) fn epsilon(kind: NumberKind) -> f32 {
+pub(crate) fn epsilon(kind: ElementKind) -> f32 {
     match kind {
-        NumberKind::F32 => 2f32.powi(-24),
-        NumberKind::F16 => 2f32.powi(-11),
-        NumberKind::Bf16 => 2f32.powi(-8),
+        ElementKind::F32 => 2f32.powi(-24),
+        ElementKind::F16 => 2f32.powi(-11),
+        ElementKind::Bf16 => 2f32.powi(-8),
     }
 }
 

@@ -3,12 +3,12 @@
 use half::{bf16, f16};
 use kernels::{
     TensorType,
-    cuda::{LinearPart, Stream, Weight, WeightUploader, Workspace, linear},
-    lora::NumberKind,
+    cuda::{CudaStream, LinearPart, Weight, WeightUploader, Workspace, linear},
+    lora::ElementKind,
     quant,
 };
 
-use crate::support::{Random, assert_close, matrix, stream, unwritten};
+use crate::support::{SeededNumbers, assert_close, matrix, stream, unwritten};
 
 /// Every type a stored tensor may have.
 pub(crate) const TYPES: [TensorType; 11] = [
@@ -26,7 +26,7 @@ pub(crate) const TYPES: [TensorType; 11] = [
 ];
 
 /// A tensor as in a weight file: random codes, scales and minima of the size trained weights have.
-pub(crate) fn stored(kind: TensorType, rows: usize, columns: usize, random: &mut Random) -> Vec<u8> {
+pub(crate) fn stored(kind: TensorType, rows: usize, columns: usize, random: &mut SeededNumbers) -> Vec<u8> {
     let elements = rows * columns;
     match kind {
         TensorType::F32 => random.normals(elements).into_iter().flat_map(f32::to_le_bytes).collect(),
@@ -40,7 +40,7 @@ pub(crate) fn stored(kind: TensorType, rows: usize, columns: usize, random: &mut
     }
 }
 
-fn blocks(kind: TensorType, elements: usize, random: &mut Random) -> Vec<u8> {
+fn blocks(kind: TensorType, elements: usize, random: &mut SeededNumbers) -> Vec<u8> {
     let halves: &[usize] = match kind {
         TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q4K | TensorType::Q5K => &[0, 2],
         TensorType::Q6K => &[208],
@@ -65,12 +65,12 @@ pub(crate) fn values(kind: TensorType, stored: &[u8], elements: usize) -> Vec<f3
 }
 
 /// What the device takes a weight's values for: its products with the rows of the identity, in 32 bits.
-fn seen(stream: &Stream, weight: &Weight) -> Vec<f32> {
+fn seen(stream: &CudaStream, weight: &Weight) -> Vec<f32> {
     let (rows, columns) = (weight.rows(), weight.columns());
     let identity: Vec<f32> =
         (0..columns * columns).map(|at| if at % (columns + 1) == 0 { 1.0 } else { 0.0 }).collect();
-    let x = matrix(stream, NumberKind::F32, columns, &identity);
-    let mut out = unwritten(stream, NumberKind::F32, columns, rows);
+    let x = matrix(stream, ElementKind::F32, columns, &identity);
+    let mut out = unwritten(stream, ElementKind::F32, columns, rows);
     let mut workspace = Workspace::new(stream.cuda(), None);
     let part = LinearPart { weight, bias: None, column: 0 };
     linear(stream, &mut workspace, &x, &[part], &mut out).unwrap();
@@ -90,7 +90,7 @@ fn widths(kind: TensorType) -> &'static [usize] {
 #[test]
 fn every_type_of_weight_has_the_values_of_its_file() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(1);
+    let mut random = SeededNumbers::new(1);
     for kind in TYPES {
         for &columns in widths(kind) {
             let rows = 5;
@@ -113,7 +113,7 @@ fn block_formats_take_as_many_bytes_on_the_device_as_in_their_file() {
 #[test]
 fn weights_that_travel_in_pieces_arrive_whole() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(2);
+    let mut random = SeededNumbers::new(2);
     // Above the 16 MiB of a slot, so that slots are used again, and not a multiple of it.
     let shapes =
         [(TensorType::Bf16, 9001, 2048), (TensorType::Q8_0, 20_011, 1024), (TensorType::Q6K, 3, 256)];
@@ -134,10 +134,10 @@ fn weights_that_travel_in_pieces_arrive_whole() {
 }
 
 /// Compares the products of one row with a weight, whose rows are many.
-fn check_rows(stream: &Stream, weight: &Weight, bytes: &[u8]) {
+fn check_rows(stream: &CudaStream, weight: &Weight, bytes: &[u8]) {
     let (kind, rows, columns) = (weight.kind(), weight.rows(), weight.columns());
-    let ones = matrix(stream, NumberKind::Bf16, columns, &vec![1.0; columns]);
-    let mut out = unwritten(stream, NumberKind::F32, 1, rows);
+    let ones = matrix(stream, ElementKind::Bf16, columns, &vec![1.0; columns]);
+    let mut out = unwritten(stream, ElementKind::F32, 1, rows);
     let mut workspace = Workspace::new(stream.cuda(), None);
     linear(stream, &mut workspace, &ones, &[LinearPart { weight, bias: None, column: 0 }], &mut out).unwrap();
     let sums = bytes.chunks_exact(bytes.len() / rows).map(|row| values(kind, row, columns).iter().sum());

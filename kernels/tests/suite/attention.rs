@@ -2,8 +2,8 @@
 
 use half::f16;
 use kernels::{
-    Isa, Pool,
-    attention::{BLOCK_TOKENS, KvPool, KvPrecision, KvRows, KvShape, Limits, QkvLayout},
+    Isa, ThreadPool,
+    attention::{AttentionLimits, BLOCK_TOKENS, KvPool, KvPrecision, KvRows, KvShape, QkvLayout},
     reference,
 };
 use rand::seq::SliceRandom;
@@ -21,10 +21,10 @@ const LAYERS: usize = 2;
 const LAYER: usize = 1;
 
 /// Sequences whose tokens are all known, and the blocks each has been given.
-struct World {
+struct KnownSequences {
     layout: QkvLayout,
     shape: KvShape,
-    limits: Limits,
+    limits: AttentionLimits,
     /// Rows `[q | k | v]` of each sequence.
     sequences: Vec<Vec<f32>>,
     /// In no order, and with others' between them.
@@ -37,12 +37,12 @@ type Slice = (usize, usize, usize);
 
 /// What a pool holds before anything is written to it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Unused {
+enum PoolFill {
     Zero,
     NotANumber,
 }
 
-impl World {
+impl KnownSequences {
     fn new(
         lengths: &[usize],
         group: usize,
@@ -60,7 +60,7 @@ impl World {
         let table = |tokens: &usize| free.split_off(free.len() - tokens.div_ceil(BLOCK_TOKENS));
         let tables = lengths.iter().map(table).collect();
         let shape = KvShape { layers: LAYERS, kv_heads, head_dim, precision };
-        Self { layout, shape, limits: Limits { window, cap: None }, sequences, tables, blocks }
+        Self { layout, shape, limits: AttentionLimits { window, cap: None }, sequences, tables, blocks }
     }
 
     fn tokens(&self, sequence: usize) -> usize {
@@ -72,9 +72,9 @@ impl World {
     }
 
     /// A pool in which every slot of every layer and block holds `unused`.
-    fn empty(&self, isa: Isa, unused: Unused) -> KvPool {
+    fn empty(&self, isa: Isa, unused: PoolFill) -> KvPool {
         let mut kv = KvPool::new(self.shape, self.blocks).expect("memory for the blocks");
-        if unused == Unused::NotANumber {
+        if unused == PoolFill::NotANumber {
             let blocks: Vec<u32> = (0..self.blocks as u32).collect();
             let rows = self.blocks * BLOCK_TOKENS;
             let garbage = vec![f32::NAN; rows * self.layout.stride()];
@@ -103,7 +103,7 @@ impl World {
         kv.append(isa, LAYER, &qkv, self.layout, &batch);
     }
 
-    fn attend(&self, kv: &KvPool, pool: &mut Pool, isa: Isa, slices: &[Slice]) -> Vec<f32> {
+    fn attend(&self, kv: &KvPool, pool: &mut ThreadPool, isa: Isa, slices: &[Slice]) -> Vec<f32> {
         let (qkv, batch) = self.batch(slices);
         // NaN shows what was not written.
         let mut out = vec![f32::NAN; qkv.len() / self.layout.stride() * self.out_width()];
@@ -112,7 +112,7 @@ impl World {
     }
 
     /// Runs `steps`, each one batch of slices, from an empty pool; returns the bits of the output of every token.
-    fn run(&self, pool: &mut Pool, isa: Isa, unused: Unused, steps: &[Vec<Slice>]) -> Vec<Vec<u32>> {
+    fn run(&self, pool: &mut ThreadPool, isa: Isa, unused: PoolFill, steps: &[Vec<Slice>]) -> Vec<Vec<u32>> {
         let mut kv = self.empty(isa, unused);
         let width = self.out_width();
         let mut all: Vec<Vec<u32>> =
@@ -172,8 +172,9 @@ fn blocks_that_went_as_bytes_to_other_places_of_another_pool_have_the_same_bits(
     let pool = &mut pool(1);
     for (isa, precision) in Isa::available().into_iter().flat_map(|isa| PRECISIONS.map(|kind| (isa, kind))) {
         for head_dim in [8, 40, 64] {
-            let mut world = World::new(&[40, 7], 2, head_dim, precision, None);
-            let (mut kv, mut other) = (world.empty(isa, Unused::Zero), world.empty(isa, Unused::NotANumber));
+            let mut world = KnownSequences::new(&[40, 7], 2, head_dim, precision, None);
+            let (mut kv, mut other) =
+                (world.empty(isa, PoolFill::Zero), world.empty(isa, PoolFill::NotANumber));
             let all = [(0, 0, 40), (1, 0, 7)];
             world.append(&mut kv, isa, &all);
             let expected = world.attend(&kv, pool, isa, &all);
@@ -211,11 +212,11 @@ fn attention_is_the_plain_softmax_for_every_shape() {
         for precision in PRECISIONS {
             for group in GROUPS {
                 for head_dim in [8, 16, 40, 64, 80] {
-                    let world = World::new(&[40, 7], group, head_dim, precision, None);
+                    let world = KnownSequences::new(&[40, 7], group, head_dim, precision, None);
                     judge(&world, isa, &[(0, 0, 40), (1, 0, 7)]);
                 }
             }
-            judge(&World::new(&[20], 4, 256, precision, None), isa, &[(0, 0, 20)]);
+            judge(&KnownSequences::new(&[20], 4, 256, precision, None), isa, &[(0, 0, 20)]);
         }
     }
 }
@@ -225,7 +226,7 @@ fn attention_is_the_plain_softmax_around_blocks_and_spans_and_behind_windows() {
     for isa in Isa::available() {
         for precision in PRECISIONS {
             for window in [None, Some(1), Some(2), Some(16), Some(100), Some(256), Some(300), Some(1000)] {
-                let world = World::new(&[600], 3, 24, precision, window);
+                let world = KnownSequences::new(&[600], 3, 24, precision, window);
                 for tokens in [0..3, 14..18, 30..34, 254..259, 299..302, 354..358, 510..514, 598..600] {
                     judge(&world, isa, &[(0, tokens.start, tokens.end)]);
                 }
@@ -238,7 +239,7 @@ fn attention_is_the_plain_softmax_around_blocks_and_spans_and_behind_windows() {
 fn capped_scores_are_those_of_the_plain_form_whatever_lies_in_unused_slots() {
     for (isa, precision) in Isa::available().into_iter().flat_map(|isa| PRECISIONS.map(|kind| (isa, kind))) {
         for (group, cap) in [(1, 0.5), (3, 2.0), (8, 50.0)] {
-            let mut world = World::new(&[300, 7], group, 24, precision, Some(100));
+            let mut world = KnownSequences::new(&[300, 7], group, 24, precision, Some(100));
             world.limits.cap = Some(cap);
             judge(&world, isa, &[(0, 254, 259), (1, 0, 7)]);
             let capped = world.plain(0, 200);
@@ -249,8 +250,8 @@ fn capped_scores_are_those_of_the_plain_form_whatever_lies_in_unused_slots() {
 }
 
 /// Judges the outputs of `slices` when whole sequences are in the pool.
-fn judge(world: &World, isa: Isa, slices: &[Slice]) {
-    let mut kv = world.empty(isa, Unused::NotANumber);
+fn judge(world: &KnownSequences, isa: Isa, slices: &[Slice]) {
+    let mut kv = world.empty(isa, PoolFill::NotANumber);
     for sequence in 0..world.sequences.len() {
         world.append(&mut kv, isa, &[(sequence, 0, world.tokens(sequence))]);
     }
@@ -272,10 +273,10 @@ fn a_query_has_the_same_bits_however_its_prompt_is_cut() {
     for isa in Isa::available() {
         for precision in PRECISIONS {
             for (group, window) in GROUPS.into_iter().zip(windows) {
-                let world = World::new(&[600], group, 16, precision, window);
-                let whole = world.run(&mut pool(1), isa, Unused::Zero, &cut(0, 0, 600, 600));
-                let same = |pool: &mut Pool, steps: &[Vec<Slice>], how: &str| {
-                    let got = world.run(pool, isa, Unused::NotANumber, steps);
+                let world = KnownSequences::new(&[600], group, 16, precision, window);
+                let whole = world.run(&mut pool(1), isa, PoolFill::Zero, &cut(0, 0, 600, 600));
+                let same = |pool: &mut ThreadPool, steps: &[Vec<Slice>], how: &str| {
+                    let got = world.run(pool, isa, PoolFill::NotANumber, steps);
                     assert_same(&world, &got[0], &whole[0], &format!("{isa:?}, {precision:?}, {how}"));
                 };
                 for step in [1, 5, 16, 17, 255, 256, 257] {
@@ -291,7 +292,7 @@ fn a_query_has_the_same_bits_however_its_prompt_is_cut() {
 }
 
 #[track_caller]
-fn assert_same(world: &World, got: &[u32], wanted: &[u32], what: &str) {
+fn assert_same(world: &KnownSequences, got: &[u32], wanted: &[u32], what: &str) {
     let width = world.out_width();
     for (token, (got, wanted)) in got.chunks(width).zip(wanted.chunks(width)).enumerate() {
         assert_eq!(
@@ -309,9 +310,9 @@ fn a_query_has_the_same_bits_whoever_else_is_there() {
     for isa in Isa::available() {
         for precision in PRECISIONS {
             for (group, window) in [(1, None), (3, Some(40)), (4, None), (8, Some(256))] {
-                let world = World::new(&lengths, group, 24, precision, window);
+                let world = KnownSequences::new(&lengths, group, 24, precision, window);
                 let all: Vec<Slice> = lengths.iter().enumerate().map(|(i, &tokens)| (i, 0, tokens)).collect();
-                let together = world.run(&mut pool(2), isa, Unused::NotANumber, &[all]);
+                let together = world.run(&mut pool(2), isa, PoolFill::NotANumber, &[all]);
                 // Decoding side by side, sequences of different lengths.
                 let mut steps: Vec<Vec<Slice>> =
                     vec![lengths.iter().enumerate().rev().map(|(i, &tokens)| (i, 0, tokens - 9)).collect()];
@@ -322,9 +323,10 @@ fn a_query_has_the_same_bits_whoever_else_is_there() {
                         .map(|(i, &tokens)| (i, tokens - back, tokens - back + 1))
                         .collect()
                 }));
-                let decoded = world.run(&mut pool(1), isa, Unused::Zero, &steps);
+                let decoded = world.run(&mut pool(1), isa, PoolFill::Zero, &steps);
                 for (sequence, &tokens) in lengths.iter().enumerate() {
-                    let alone = world.run(&mut pool(1), isa, Unused::Zero, &cut(sequence, 0, tokens, tokens));
+                    let alone =
+                        world.run(&mut pool(1), isa, PoolFill::Zero, &cut(sequence, 0, tokens, tokens));
                     let what = format!("{isa:?}, {precision:?}, sequence {sequence}");
                     assert_same(
                         &world,
@@ -343,12 +345,12 @@ fn a_query_has_the_same_bits_whoever_else_is_there() {
 fn what_follows_a_query_in_its_own_blocks_changes_no_bit() {
     for isa in Isa::available() {
         for precision in PRECISIONS {
-            let world = World::new(&[600], 7, 40, precision, None);
-            let mut kv = world.empty(isa, Unused::NotANumber);
+            let world = KnownSequences::new(&[600], 7, 40, precision, None);
+            let mut kv = world.empty(isa, PoolFill::NotANumber);
             world.append(&mut kv, isa, &[(0, 0, 600)]);
             let whole = world.attend(&kv, &mut pool(1), isa, &[(0, 0, 600)]);
             for token in [0, 1, 14, 15, 16, 17, 254, 255, 256, 257, 599] {
-                let mut kv = world.empty(isa, Unused::NotANumber);
+                let mut kv = world.empty(isa, PoolFill::NotANumber);
                 world.append(&mut kv, isa, &[(0, 0, token + 1)]);
                 let alone = world.attend(&kv, &mut pool(1), isa, &[(0, token, token + 1)]);
                 let within = &whole[token * world.out_width()..][..world.out_width()];
@@ -361,16 +363,17 @@ fn what_follows_a_query_in_its_own_blocks_changes_no_bit() {
 #[test]
 fn a_block_shared_by_two_sequences_serves_both() {
     // Both start with the same sixteen tokens and read them from one block.
-    let mut world = World::new(&[40, 40], 2, 32, KvPrecision::F16, None);
+    let mut world = KnownSequences::new(&[40, 40], 2, 32, KvPrecision::F16, None);
     let shared = 16 * world.layout.stride();
     let start = world.sequences[0][..shared].to_vec();
     world.sequences[1][..shared].copy_from_slice(&start);
     for isa in Isa::available() {
-        let apart = world.run(&mut pool(1), isa, Unused::Zero, &[vec![(0, 0, 40), (1, 0, 40)]]);
-        let mut world = World { sequences: world.sequences.clone(), tables: world.tables.clone(), ..world };
+        let apart = world.run(&mut pool(1), isa, PoolFill::Zero, &[vec![(0, 0, 40), (1, 0, 40)]]);
+        let mut world =
+            KnownSequences { sequences: world.sequences.clone(), tables: world.tables.clone(), ..world };
         world.tables[1][0] = world.tables[0][0];
         let steps = [vec![(0, 0, 16)], vec![(0, 16, 40), (1, 16, 40)]];
-        let together = world.run(&mut pool(1), isa, Unused::NotANumber, &steps);
+        let together = world.run(&mut pool(1), isa, PoolFill::NotANumber, &steps);
         let rest = 16 * world.out_width();
         assert_eq!(together[0], apart[0], "{isa:?}");
         assert_eq!(together[1][rest..], apart[1][rest..], "{isa:?}");
@@ -381,7 +384,7 @@ fn a_block_shared_by_two_sequences_serves_both() {
 fn scores_far_apart_neither_overflow_nor_vanish() {
     // Keys a hundred times as long: one position takes all the weight, elsewhere than in the first span.
     for precision in PRECISIONS {
-        let mut world = World::new(&[600], 2, 32, precision, None);
+        let mut world = KnownSequences::new(&[600], 2, 32, precision, None);
         let (stride, head_dim) = (world.layout.stride(), world.layout.head_dim);
         let key_column = world.layout.heads * head_dim;
         for (token, row) in world.sequences[0].chunks_mut(stride).enumerate() {
@@ -389,7 +392,7 @@ fn scores_far_apart_neither_overflow_nor_vanish() {
             row[key_column..key_column + 2 * head_dim].iter_mut().for_each(|x| *x *= length);
         }
         for isa in Isa::available() {
-            let mut kv = world.empty(isa, Unused::Zero);
+            let mut kv = world.empty(isa, PoolFill::Zero);
             world.append(&mut kv, isa, &[(0, 0, 600)]);
             let out = world.attend(&kv, &mut pool(1), isa, &[(0, 590, 600)]);
             for (i, out) in out.chunks(world.out_width()).enumerate() {

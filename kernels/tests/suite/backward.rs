@@ -3,11 +3,11 @@
 
 use kernels::{
     Isa,
-    attention::{KvPrecision, Limits, QkvLayout},
+    attention::{AttentionLimits, KvPrecision, QkvLayout},
     backward::{
-        attention::{Attended, SequenceRows, attention_gradient},
+        attention::{AttentionInputs, SequenceRows, attention_gradient},
         elementwise::{cap_gradient, gate_mul_gradient, norm_gradient, rotate_gradient},
-        lora::{FactorGradients, Factors, LoraRoom, Reached, lora_gradients},
+        lora::{DeltaGradient, FactorGradients, Factors, LoraScratch, lora_gradients},
         softmax::{LogProbability, log_probability_gradients},
     },
     elementwise::{Gate, Heads, Norm, Rotation, cap_in_place},
@@ -150,7 +150,7 @@ fn a_caps_gradient_is_what_the_cap_changes_by() {
 }
 
 /// Attention of one sequence, rows `[q | k | v]`.
-fn attend(x: &[f64], layout: QkvLayout, limits: Limits) -> Vec<f64> {
+fn attend(x: &[f64], layout: QkvLayout, limits: AttentionLimits) -> Vec<f64> {
     let window = limits.window.unwrap_or(usize::MAX);
     let QkvLayout { heads, kv_heads, head_dim } = layout;
     let rows: Vec<&[f64]> = x.chunks(layout.stride()).collect();
@@ -178,7 +178,7 @@ fn attend(x: &[f64], layout: QkvLayout, limits: Limits) -> Vec<f64> {
 }
 
 /// The outputs of `sequences`, in 32 bits.
-fn attended(qkv: &[f32], layout: QkvLayout, limits: Limits, sequences: &[SequenceRows]) -> Vec<f32> {
+fn attended(qkv: &[f32], layout: QkvLayout, limits: AttentionLimits, sequences: &[SequenceRows]) -> Vec<f32> {
     let wide: Vec<f64> = qkv.iter().map(|&v| f64::from(v)).collect();
     let rows = |of: &SequenceRows| &wide[of.first * layout.stride()..(of.first + of.count) * layout.stride()];
     sequences.iter().flat_map(|of| attend(rows(of), layout, limits)).map(|v| v as f32).collect()
@@ -196,14 +196,14 @@ fn the_gradient_of_attention_is_what_attention_changes_by() {
             (None, Some(2.0), 4),
         ];
         for (window, cap, tokens) in cases {
-            let limits = Limits { window, cap };
+            let limits = AttentionLimits { window, cap };
             let random = &mut random((heads * tokens) as u64);
             let qkv = floats(random, tokens * layout.stride());
             let g = floats(random, tokens * heads * head_dim);
             let sequences = [SequenceRows { first: 0, count: tokens }];
             let wanted = differences(&qkv, &g, |x| attend(x, layout, limits));
             let out = attended(&qkv, layout, limits, &sequences);
-            let from = Attended { qkv: &qkv, layout, precision: KvPrecision::F32, limits, out: &out };
+            let from = AttentionInputs { qkv: &qkv, layout, precision: KvPrecision::F32, limits, out: &out };
             for isa in Isa::available() {
                 let mut gradient = vec![f32::NAN; qkv.len()];
                 attention_gradient(&mut pool(2), isa, from, &sequences, &g, &mut gradient);
@@ -217,7 +217,7 @@ fn the_gradient_of_attention_is_what_attention_changes_by() {
 fn a_sequences_gradient_does_not_depend_on_its_company_nor_on_threads() {
     let layout = QkvLayout { heads: 4, kv_heads: 2, head_dim: 8 };
     let random = &mut random(9);
-    let (counts, limits) = ([130, 1, 70], Limits { window: Some(50), cap: Some(3.0) });
+    let (counts, limits) = ([130, 1, 70], AttentionLimits { window: Some(50), cap: Some(3.0) });
     let rows: usize = counts.iter().sum();
     let (qkv, g) = (floats(random, rows * layout.stride()), floats(random, rows * 32));
     let mut first = 0;
@@ -229,7 +229,7 @@ fn a_sequences_gradient_does_not_depend_on_its_company_nor_on_threads() {
     let gradient = |threads: usize, rows: std::ops::Range<usize>, sequences: &[SequenceRows]| {
         let part = |values: &[f32], width: usize| values[rows.start * width..rows.end * width].to_vec();
         let (qkv, g, out) = (part(&qkv, layout.stride()), part(&g, 32), part(&out, 32));
-        let from = Attended { qkv: &qkv, layout, precision: KvPrecision::F16, limits, out: &out };
+        let from = AttentionInputs { qkv: &qkv, layout, precision: KvPrecision::F16, limits, out: &out };
         let mut gradient = vec![0.0; qkv.len()];
         attention_gradient(&mut pool(threads), Isa::best(), from, sequences, &g, &mut gradient);
         gradient
@@ -257,10 +257,10 @@ fn the_gradient_is_that_of_the_keys_and_values_that_were_kept() {
         }
     }
     let sequences = [SequenceRows { first: 0, count: rows }];
-    let limits = Limits::default();
+    let limits = AttentionLimits::default();
     let out = attended(&kept, layout, limits, &sequences);
     let gradient = |qkv: &[f32], precision: KvPrecision| {
-        let from = Attended { qkv, layout, precision, limits, out: &out };
+        let from = AttentionInputs { qkv, layout, precision, limits, out: &out };
         let mut gradient = vec![0.0; qkv.len()];
         attention_gradient(&mut pool(1), Isa::best(), from, &sequences, &g, &mut gradient);
         gradient
@@ -271,14 +271,14 @@ fn the_gradient_is_that_of_the_keys_and_values_that_were_kept() {
 }
 
 /// Shapes of a low-rank delta, and rows of its sequences.
-struct Case {
+struct DeltaCase {
     rank: usize,
     inputs: usize,
     outputs: usize,
     counts: Vec<usize>,
 }
 
-struct Numbers {
+struct DeltaInputs {
     x: Vec<f32>,
     g: Vec<f32>,
     a: Vec<f32>,
@@ -289,16 +289,16 @@ struct Numbers {
 
 const SCALE: f32 = 0.5;
 
-impl Case {
+impl DeltaCase {
     fn rows(&self) -> usize {
         self.counts.iter().sum()
     }
 
-    fn numbers(&self) -> Numbers {
+    fn numbers(&self) -> DeltaInputs {
         let random = &mut random((self.rank * self.inputs) as u64);
         let (rows, column) = (self.rows(), 5);
         let stride = self.outputs + 9;
-        Numbers {
+        DeltaInputs {
             x: floats(random, rows * self.inputs),
             g: floats(random, rows * stride),
             a: floats(random, self.rank * self.inputs),
@@ -309,10 +309,10 @@ impl Case {
     }
 
     /// Gradients at A, B and x, of sequences given in batches of so many.
-    fn gradients(&self, isa: Isa, threads: usize, together: usize, of: &Numbers) -> [Vec<f32>; 3] {
+    fn gradients(&self, isa: Isa, threads: usize, together: usize, of: &DeltaInputs) -> [Vec<f32>; 3] {
         let (mut a, mut b) = (vec![0.0; of.a.len()], vec![0.0; of.b.len()]);
         let mut gx = vec![0.0; of.x.len()];
-        let (mut first, mut room) = (0, LoraRoom::default());
+        let (mut first, mut room) = (0, LoraScratch::default());
         for counts in self.counts.chunks(together) {
             let rows: usize = counts.iter().sum();
             let mut row = 0;
@@ -326,7 +326,7 @@ impl Case {
                 &mut pool(threads),
                 isa,
                 Factors { rank: self.rank, scale: SCALE, a: &of.a, b: &of.b },
-                Reached {
+                DeltaGradient {
                     x: &of.x[from..to],
                     g: &of.g[first * of.stride..],
                     stride: of.stride,
@@ -344,7 +344,7 @@ impl Case {
 }
 
 /// `scale * B (A x)` of all rows.
-fn delta(case: &Case, x: &[f64], a: &[f64], b: &[f64]) -> Vec<f64> {
+fn delta(case: &DeltaCase, x: &[f64], a: &[f64], b: &[f64]) -> Vec<f64> {
     let dot = |u: &[f64], v: &[f64]| u.iter().zip(v).map(|(u, v)| u * v).sum::<f64>();
     let row = |x: &[f64]| {
         let shrunk: Vec<f64> = a.chunks(case.inputs).map(|a| dot(a, x)).collect();
@@ -356,7 +356,7 @@ fn delta(case: &Case, x: &[f64], a: &[f64], b: &[f64]) -> Vec<f64> {
 #[test]
 fn gradients_of_a_low_rank_delta_are_what_it_changes_by() {
     for (rank, inputs, outputs) in [(1, 3, 2), (3, 17, 5), (8, 20, 33)] {
-        let case = Case { rank, inputs, outputs, counts: vec![3, 1, 2] };
+        let case = DeltaCase { rank, inputs, outputs, counts: vec![3, 1, 2] };
         let of = case.numbers();
         let g: Vec<f32> =
             of.g.chunks(of.stride).flat_map(|row| row[of.column..of.column + outputs].to_vec()).collect();
@@ -378,7 +378,7 @@ fn gradients_of_a_low_rank_delta_are_what_it_changes_by() {
 
 #[test]
 fn gradients_of_a_low_rank_delta_do_not_depend_on_batches_nor_on_threads() {
-    let case = Case { rank: 5, inputs: 200, outputs: 400, counts: vec![130, 1, 1, 64, 70] };
+    let case = DeltaCase { rank: 5, inputs: 200, outputs: 400, counts: vec![130, 1, 1, 64, 70] };
     let of = case.numbers();
     for isa in Isa::available() {
         let all = case.gradients(isa, 1, 5, &of);

@@ -1,7 +1,7 @@
 //! Norms, rotation and gating against their plain forms, for widths that do not fill a vector, and row by row.
 
 use kernels::{
-    Isa, Pool,
+    Isa, ThreadPool,
     elementwise::{
         Gate, Heads, Norm, Rotation, add_norm, cap_in_place, gate_mul, norm_in_place, rotate,
         softmax_in_place,
@@ -65,10 +65,11 @@ fn a_norm_of_zeroes_is_zero() {
 }
 
 /// A gate's plain form.
-type Plain = fn(f32, f32) -> f32;
+type PlainGateFn = fn(f32, f32) -> f32;
 
 /// What gates there are.
-const GATES: [(Gate, Plain); 2] = [(Gate::Silu, reference::silu_mul), (Gate::GeluTanh, reference::gelu_mul)];
+const GATES: [(Gate, PlainGateFn); 2] =
+    [(Gate::Silu, reference::silu_mul), (Gate::GeluTanh, reference::gelu_mul)];
 
 #[test]
 fn gating_follows_the_plain_form_also_far_from_zero() {
@@ -145,7 +146,7 @@ fn a_cap_bends_numbers_towards_it_wherever_they_stand() {
 }
 
 /// Rows `[queries | keys | values]` with an angle for each row and frequency.
-struct Turning {
+struct RotaryRows {
     rows: usize,
     head_dim: usize,
     /// Features of a head that are rotated.
@@ -163,7 +164,7 @@ struct Turning {
 const QUERIES: usize = 3;
 const KEYS: usize = 2;
 
-impl Turning {
+impl RotaryRows {
     fn random(rows: usize, head_dim: usize, turned: usize) -> Self {
         let random = &mut random(head_dim as u64);
         let stride = (QUERIES + 2 * KEYS) * head_dim;
@@ -191,7 +192,7 @@ impl Turning {
         ]
     }
 
-    fn run(&self, pool: &mut Pool, isa: Isa) -> Vec<f32> {
+    fn run(&self, pool: &mut ThreadPool, isa: Isa) -> Vec<f32> {
         let mut x = self.x.clone();
         let by = Rotation { width: self.turned, cos: &self.cos, sin: &self.sin };
         rotate(pool, isa, &mut x, self.stride, self.head_dim, by, &self.heads());
@@ -231,7 +232,7 @@ impl Turning {
 fn heads_turn_by_their_rows_angles_and_values_stay() {
     let whole = [2, 6, 16, 30, 32, 34, 64, 80, 128, 256].map(|head_dim| (head_dim, head_dim));
     for (head_dim, turned) in whole.into_iter().chain([(16, 12), (80, 32), (128, 96), (34, 2)]) {
-        let rotation = Turning::random(5, head_dim, turned);
+        let rotation = RotaryRows::random(5, head_dim, turned);
         let plain = rotation.plain();
         for isa in Isa::available() {
             let got = rotation.run(&mut pool(1), isa);
@@ -256,13 +257,13 @@ fn a_row_of_many_has_the_bits_it_has_alone_whatever_works_on_it() {
     let (residual, update) = (floats(random, rows * width), floats(random, rows * width));
     let (weight, gate_up) = (floats(random, width), floats(random, 2 * rows * width));
     let norm = Norm { weight: &weight, eps: EPS };
-    let normed = |pool: &mut Pool, isa, rows: std::ops::Range<usize>| {
+    let normed = |pool: &mut ThreadPool, isa, rows: std::ops::Range<usize>| {
         let range = rows.start * width..rows.end * width;
         let (mut residual, mut out) = (residual[range.clone()].to_vec(), vec![0.0; range.len()]);
         add_norm(pool, isa, &mut residual, Some(&update[range]), norm, &mut out);
         bits(&out)
     };
-    let gated = |pool: &mut Pool, isa, rows: std::ops::Range<usize>| {
+    let gated = |pool: &mut ThreadPool, isa, rows: std::ops::Range<usize>| {
         let mut out = vec![0.0; rows.len() * width];
         gate_mul(
             pool,
@@ -314,13 +315,13 @@ fn probabilities_are_those_of_the_softmax_and_a_row_has_the_bits_it_has_alone() 
 
 #[test]
 fn a_rotated_row_has_the_bits_it_has_alone() {
-    let all = Turning::random(19, 64, 64);
+    let all = RotaryRows::random(19, 64, 64);
     for isa in Isa::available() {
         for threads in [1, 2] {
             let pool = &mut pool(threads);
             let together = all.run(pool, isa);
             for (row, together) in together.chunks(all.stride).enumerate() {
-                let alone = Turning {
+                let alone = RotaryRows {
                     rows: 1,
                     x: all.x[row * all.stride..][..all.stride].to_vec(),
                     cos: all.cos[row * 32..][..32].to_vec(),

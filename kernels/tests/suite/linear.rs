@@ -2,7 +2,8 @@
 
 use half::bf16;
 use kernels::{
-    Activations, Forms, Isa, LinearPart, PackedMatrix, Pool, Rounding, TensorType, linear, reference,
+    ActivationForms, Activations, Isa, LinearPart, PackedMatrix, Rounding, TensorType, ThreadPool, linear,
+    reference,
 };
 use proptest::{collection, prelude::*, sample};
 
@@ -25,7 +26,7 @@ pub(crate) const ROUNDINGS: [(Rounding, f32); 4] = [
 /// Columns of `out` left free before each part.
 pub(crate) const GAP: usize = 3;
 
-pub(crate) struct Part {
+pub(crate) struct PackedPart {
     pub(crate) kind: TensorType,
     pub(crate) matrix: PackedMatrix,
     /// The stored values.
@@ -35,15 +36,15 @@ pub(crate) struct Part {
 }
 
 /// Linear layers that share an input, side by side in a row of the output.
-pub(crate) struct Layers {
-    pub(crate) parts: Vec<Part>,
+pub(crate) struct SharedInputLayers {
+    pub(crate) parts: Vec<PackedPart>,
     pub(crate) width: usize,
     pub(crate) stride: usize,
     /// Which of [`ROUNDINGS`].
     rounding: usize,
 }
 
-impl Layers {
+impl SharedInputLayers {
     /// Random layers of `(type, output features)`; every second one has a bias.
     pub(crate) fn random(shapes: &[(TensorType, usize)], width: usize, seed: u64) -> Self {
         let random = &mut random(seed);
@@ -52,7 +53,7 @@ impl Layers {
             let data = stored(kind, rows, width, random);
             let column = stride + GAP;
             stride = column + rows;
-            Part {
+            PackedPart {
                 kind,
                 matrix: PackedMatrix::pack(kind, &data, rows, width).expect("whole rows"),
                 weights: dequantize(kind, &data, rows * width),
@@ -63,15 +64,15 @@ impl Layers {
         Self { parts: parts.collect(), width, stride: stride + GAP, rounding: 1 }
     }
 
-    pub(crate) fn forms(&self) -> Forms {
-        self.parts.iter().fold(Forms::default(), |forms, part| forms.and(part.matrix.forms()))
+    pub(crate) fn forms(&self) -> ActivationForms {
+        self.parts.iter().fold(ActivationForms::default(), |forms, part| forms.and(part.matrix.forms()))
     }
 
     pub(crate) fn rounding(self, rounding: usize) -> Self {
         Self { rounding, ..self }
     }
 
-    pub(crate) fn run(&self, pool: &mut Pool, isa: Isa, x: &[f32]) -> Vec<f32> {
+    pub(crate) fn run(&self, pool: &mut ThreadPool, isa: Isa, x: &[f32]) -> Vec<f32> {
         let rows = x.len() / self.width;
         let x = rounded(pool, isa, x, rows, self.forms(), ROUNDINGS[self.rounding].0);
         let mut out = vec![UNTOUCHED; rows * self.stride];
@@ -80,7 +81,7 @@ impl Layers {
     }
 
     pub(crate) fn parts(&self) -> Vec<LinearPart<'_>> {
-        self.parts.iter().map(Part::as_linear_part).collect()
+        self.parts.iter().map(PackedPart::as_linear_part).collect()
     }
 
     /// Judges each element of `out`, and that the columns between the parts are as they were.
@@ -96,7 +97,7 @@ impl Layers {
     }
 }
 
-impl Part {
+impl PackedPart {
     pub(crate) fn as_linear_part(&self) -> LinearPart<'_> {
         LinearPart { matrix: &self.matrix, bias: self.bias.as_deref(), column: self.column }
     }
@@ -191,7 +192,7 @@ proptest! {
         seed: u64,
     ) {
         let width = width_for(&shapes, step);
-        let layers = Layers::random(&shapes, width, seed).rounding(rounding);
+        let layers = SharedInputLayers::random(&shapes, width, seed).rounding(rounding);
         let x = floats(&mut random(!seed), rows * width);
         for isa in Isa::available() {
             let out = layers.run(&mut pool(1), isa, &x);
@@ -206,7 +207,7 @@ fn each_type_multiplies_rows_of_any_width_its_blocks_allow() {
         for step in [1, 2, 3, 5, 7] {
             let shapes = [(kind, 37)];
             let width = width_for(&shapes, step);
-            let layers = Layers::random(&shapes, width, step as u64);
+            let layers = SharedInputLayers::random(&shapes, width, step as u64);
             let x = floats(&mut random(7), 15 * width);
             for isa in Isa::available() {
                 layers.judge(&x, &layers.run(&mut pool(1), isa, &x), &format!("{isa:?}, width {width}"));
@@ -216,9 +217,9 @@ fn each_type_multiplies_rows_of_any_width_its_blocks_allow() {
 }
 
 /// One layer of each type in one call, of the width of two super-blocks.
-pub(crate) fn one_of_each() -> Layers {
+pub(crate) fn one_of_each() -> SharedInputLayers {
     let shapes: Vec<_> = TYPES.iter().enumerate().map(|(i, &kind)| (kind, 16 + 5 * i)).collect();
-    Layers::random(&shapes, 512, 11)
+    SharedInputLayers::random(&shapes, 512, 11)
 }
 
 #[test]
@@ -228,7 +229,7 @@ fn a_row_of_a_batch_has_the_bits_it_has_alone_on_any_number_of_threads() {
     }
 }
 
-fn check_batches(layers: &Layers) {
+fn check_batches(layers: &SharedInputLayers) {
     let x = with_outliers(floats(&mut random(12), 131 * layers.width));
     let pools = &mut [pool(1), pool(2), pool(3)];
     for isa in Isa::available() {
@@ -392,7 +393,7 @@ fn no_rows_and_no_parts_are_nothing_to_do() {
 
 /// Multiplies `x` as it is with a matrix of `kind`.
 fn multiply(kind: TensorType, x: &Activations) {
-    let layers = Layers::random(&[(kind, 16)], 256, 16);
+    let layers = SharedInputLayers::random(&[(kind, 16)], 256, 16);
     let parts = [layers.parts[0].as_linear_part()];
     linear(&mut pool(1), Isa::best(), x, &parts, &mut vec![0.0; x.rows() * layers.stride], layers.stride);
 }
@@ -413,7 +414,7 @@ fn rows_added_after_bf16_was_prepared_are_not_read() {
         Isa::best(),
         &[1.0; 256],
         1,
-        Layers::random(&[(TensorType::Bf16, 1)], 256, 1).forms(),
+        SharedInputLayers::random(&[(TensorType::Bf16, 1)], 256, 1).forms(),
     );
     x.reshape(64, 256);
     multiply(TensorType::Bf16, &x);
@@ -422,5 +423,8 @@ fn rows_added_after_bf16_was_prepared_are_not_read() {
 #[test]
 #[should_panic(expected = "same inner width")]
 fn activations_of_another_width_are_refused() {
-    multiply(TensorType::F32, &activations(&mut pool(1), Isa::best(), &[1.0; 255], 1, Forms::default()));
+    multiply(
+        TensorType::F32,
+        &activations(&mut pool(1), Isa::best(), &[1.0; 255], 1, ActivationForms::default()),
+    );
 }

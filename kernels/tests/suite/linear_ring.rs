@@ -2,7 +2,7 @@
 
 use half::f16;
 use kernels::{
-    Isa, LinearPart, Modulus, PackedMatrix, Pool, RingForm, SumFrom, TensorType, linear_ring,
+    Isa, LinearPart, ModularForm, Modulus, PackedMatrix, SumFrom, TensorType, ThreadPool, linear_ring,
     linear_ring_by_words, linear_ring_transposed, reference,
 };
 use proptest::{collection, prelude::*, sample};
@@ -29,21 +29,21 @@ const EXTREMES: [u64; 8] = [
 ];
 
 /// Layers that share an input and an exponent.
-struct Layers {
-    parts: Vec<Part>,
+struct ExponentLayers {
+    parts: Vec<IntegerPart>,
     width: usize,
     stride: usize,
     exponent: i32,
 }
 
-struct Part {
+struct IntegerPart {
     matrix: PackedMatrix,
     /// The weights in units of the exponent.
     whole: Vec<i32>,
     column: usize,
 }
 
-impl Layers {
+impl ExponentLayers {
     fn random(shapes: &[(TensorType, usize)], width: usize, seed: u64) -> Self {
         let random = &mut random(seed);
         let matrix = |&(kind, rows): &(TensorType, usize)| {
@@ -53,12 +53,12 @@ impl Layers {
         let matrices: Vec<_> = shapes.iter().map(matrix).collect();
         let form = |matrix: &PackedMatrix| matrix.ring_form().expect("weights of a usual size");
         let forms: Vec<_> = matrices.iter().map(form).collect();
-        let exponent = RingForm::common(&forms).expect("there are matrices");
+        let exponent = ModularForm::common(&forms).expect("there are matrices");
         let mut stride = 0;
         let parts = matrices.into_iter().map(|matrix| {
             let column = stride + GAP;
             stride = column + matrix.rows();
-            Part { whole: whole(&matrix, exponent), matrix, column }
+            IntegerPart { whole: whole(&matrix, exponent), matrix, column }
         });
         Self { parts: parts.collect(), width, stride: stride + GAP, exponent }
     }
@@ -70,18 +70,18 @@ impl Layers {
             .collect()
     }
 
-    fn forward(&self, pool: &mut Pool, isa: Isa, modulus: Modulus, x: &[u64]) -> Vec<u64> {
+    fn forward(&self, pool: &mut ThreadPool, isa: Isa, modulus: Modulus, x: &[u64]) -> Vec<u64> {
         self.forward_by(linear_ring, pool, isa, modulus, x)
     }
 
-    fn by_words(&self, pool: &mut Pool, isa: Isa, modulus: Modulus, x: &[u64]) -> Vec<u64> {
+    fn by_words(&self, pool: &mut ThreadPool, isa: Isa, modulus: Modulus, x: &[u64]) -> Vec<u64> {
         self.forward_by(linear_ring_by_words, pool, isa, modulus, x)
     }
 
     fn forward_by(
         &self,
-        product: Product,
-        pool: &mut Pool,
+        product: ModularProductFn,
+        pool: &mut ThreadPool,
         isa: Isa,
         modulus: Modulus,
         x: &[u64],
@@ -92,7 +92,7 @@ impl Layers {
         unpacked(modulus, &out)
     }
 
-    fn backward(&self, pool: &mut Pool, isa: Isa, modulus: Modulus, g: &[u64]) -> Vec<u64> {
+    fn backward(&self, pool: &mut ThreadPool, isa: Isa, modulus: Modulus, g: &[u64]) -> Vec<u64> {
         let rows = g.len() / self.stride;
         let (g, mut out) = (packed(modulus, g), packed(modulus, &vec![UNTOUCHED; rows * self.width]));
         let (parts, e, from) = (self.parts(), self.exponent, SumFrom::Zero);
@@ -127,7 +127,8 @@ impl Layers {
     }
 }
 
-type Product = fn(&mut Pool, Isa, Modulus, &[u8], usize, &[LinearPart<'_>], i32, &mut [u8], usize);
+type ModularProductFn =
+    fn(&mut ThreadPool, Isa, Modulus, &[u8], usize, &[LinearPart<'_>], i32, &mut [u8], usize);
 
 /// Words as numbers of rows.
 fn packed(modulus: Modulus, words: &[u64]) -> Vec<u8> {
@@ -188,7 +189,7 @@ proptest! {
         rows in 1usize..=20,
         seed: u64,
     ) {
-        let layers = Layers::random(&shapes, width_for(&shapes, step), seed);
+        let layers = ExponentLayers::random(&shapes, width_for(&shapes, step), seed);
         let (x, g) = (words(!seed, rows * layers.width), words(seed ^ 1, rows * layers.stride));
         let (forward, backward) = (layers.plain_forward(&x), layers.plain_backward(&g));
         for modulus in Modulus::ALL {
@@ -207,7 +208,7 @@ fn each_type_gives_exact_products_of_any_width_its_blocks_allow_on_any_number_of
     for kind in TYPES {
         for step in if is_float(kind) { vec![1, 15, 33, 300] } else { vec![1, 5] } {
             let shapes = [(kind, 37), (kind, 130)];
-            let layers = Layers::random(&shapes, width_for(&shapes, step), step as u64);
+            let layers = ExponentLayers::random(&shapes, width_for(&shapes, step), step as u64);
             let (x, g) = (words(3, 67 * layers.width), words(4, 67 * layers.stride));
             let (forward, backward) = (layers.plain_forward(&x), layers.plain_backward(&g));
             for (modulus, isa) in everywhere() {
@@ -231,7 +232,7 @@ fn each_type_gives_exact_products_of_any_width_its_blocks_allow_on_any_number_of
 #[test]
 fn sums_over_more_elements_and_outputs_than_are_cut_at_once_are_exact_too() {
     let shapes = [(TensorType::F16, 801), (TensorType::Q4_1, 20), (TensorType::Q6K, 790)];
-    let layers = Layers::random(&shapes, 7 * 256, 5);
+    let layers = ExponentLayers::random(&shapes, 7 * 256, 5);
     let (x, g) = (words(6, 17 * layers.width), words(7, 17 * layers.stride));
     let (forward, backward) = (layers.plain_forward(&x), layers.plain_backward(&g));
     for (modulus, isa) in everywhere() {
@@ -246,9 +247,11 @@ fn whole_numbers_are_the_values_that_other_products_take() {
     for kind in TYPES {
         let shapes = [(kind, 37)];
         let is_exact =
-            |layers: &Layers| layers.parts[0].matrix.ring_form().unwrap().exact() == layers.exponent;
-        let layers = (0..100).map(|seed| Layers::random(&shapes, width_for(&shapes, 3), seed)).find(is_exact);
-        let Layers { parts, width, exponent, .. } = layers.expect("scales that are not too far apart");
+            |layers: &ExponentLayers| layers.parts[0].matrix.ring_form().unwrap().exact() == layers.exponent;
+        let layers =
+            (0..100).map(|seed| ExponentLayers::random(&shapes, width_for(&shapes, 3), seed)).find(is_exact);
+        let ExponentLayers { parts, width, exponent, .. } =
+            layers.expect("scales that are not too far apart");
         let mut values = vec![0.0; width];
         for (row, whole) in parts[0].whole.chunks(width).enumerate() {
             parts[0].matrix.read_row(row, &mut values);
@@ -270,7 +273,7 @@ fn whole_numbers_are_the_values_that_other_products_take() {
 #[test]
 fn what_is_added_to_a_row_comes_off_again() {
     let shapes = TYPES.map(|kind| (kind, 21));
-    let layers = Layers::random(&shapes, 256, 3);
+    let layers = ExponentLayers::random(&shapes, 256, 3);
     let (x, pad) = (words(1, 2 * 256), words(2, 2 * 256));
     let masked: Vec<u64> = x.iter().zip(&pad).map(|(x, pad)| x.wrapping_add(*pad)).collect();
     let pool = &mut pool(2);
@@ -288,7 +291,7 @@ fn what_is_added_to_a_row_comes_off_again() {
 #[test]
 fn gradients_go_on_from_the_sums_over_the_outputs_before() {
     let shapes = [(TensorType::Q4_1, 64), (TensorType::Q4_1, 40)];
-    let layers = Layers::random(&shapes, 96, 8);
+    let layers = ExponentLayers::random(&shapes, 96, 8);
     let g = words(9, 3 * layers.stride);
     let wanted = layers.plain_backward(&g);
     let (parts, e) = (layers.parts(), layers.exponent);
@@ -310,7 +313,7 @@ fn weights_that_are_too_large_or_no_numbers_have_no_form() {
     };
     let form = floats(&[63.999_996, -63.0]).expect("weights below 64");
     assert_eq!((form.exact(), form.smallest()), (-24, -24));
-    assert_eq!(floats(&[0.25; 3]).map(RingForm::smallest), Some(-31));
+    assert_eq!(floats(&[0.25; 3]).map(ModularForm::smallest), Some(-31));
     for refused in [64.0, -64.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
         assert_eq!(floats(&[0.5, refused, 1.0]), None, "{refused}");
     }
@@ -330,7 +333,7 @@ fn scales_that_are_too_far_apart_are_rounded_where_the_largest_has_thirty_bits()
     for (small, is_exact) in [(2.0f32.powi(-10), true), (2.0f32.powi(-24), false)] {
         let matrix = of_scales(&[1024.0, small, 0.0]);
         let form = matrix.ring_form().expect("finite scales");
-        let exponent = RingForm::common(&[form]).expect("a matrix");
+        let exponent = ModularForm::common(&[form]).expect("a matrix");
         assert_eq!(exponent == form.exact(), is_exact, "{form:?}");
         let (mut values, whole) = (vec![0.0; 96], whole(&matrix, exponent));
         matrix.read_row(0, &mut values);
@@ -340,5 +343,5 @@ fn scales_that_are_too_far_apart_are_rounded_where_the_largest_has_thirty_bits()
             assert!(off <= if is_exact { 0.0 } else { 8192.0 * 2.0f64.powi(-29) }, "{value}: {off:e}");
         }
     }
-    assert_eq!(RingForm::common(&[]), None);
+    assert_eq!(ModularForm::common(&[]), None);
 }

@@ -2,13 +2,13 @@
 //! product it belongs to, and against itself in other batches, on other threads.
 
 use kernels::{
-    Forms, Isa, LinearPart, PackedMatrix, Pool, SumFrom, TensorType, linear_transposed,
+    ActivationForms, Isa, LinearPart, PackedMatrix, SumFrom, TensorType, ThreadPool, linear_transposed,
     linear_transposed_rounded, linear_unrounded, reference,
 };
 use proptest::{collection, prelude::*, sample};
 
 use crate::{
-    linear::{Layers, UNTOUCHED, one_of_each, width_for},
+    linear::{SharedInputLayers, UNTOUCHED, one_of_each, width_for},
     linear_unrounded::packed_values,
     support::{TYPES, activations, bits, floats, is_float, norm, pool, random},
 };
@@ -22,24 +22,31 @@ const ROUNDED_TOLERANCE: f64 = 4e-4;
 /// Sums over a vocabulary, relative to the whole gradient. A single chain of additions is 4e-6 off.
 const HEAD_TOLERANCE: f64 = 1.5e-6;
 
-type Product = fn(&mut Pool, Isa, &[f32], usize, usize, &[LinearPart<'_>], SumFrom, &mut [f32]);
+type TransposedProduct =
+    fn(&mut ThreadPool, Isa, &[f32], usize, usize, &[LinearPart<'_>], SumFrom, &mut [f32]);
 
 /// Both products, and how far they may be off.
-const BOTH: [(Product, f64); 2] =
+const BOTH: [(TransposedProduct, f64); 2] =
     [(linear_transposed, TOLERANCE), (linear_transposed_rounded, ROUNDED_TOLERANCE)];
 
-fn run(layers: &Layers, pool: &mut Pool, isa: Isa, g: &[f32]) -> Vec<f32> {
+fn run(layers: &SharedInputLayers, pool: &mut ThreadPool, isa: Isa, g: &[f32]) -> Vec<f32> {
     run_by(linear_transposed, layers, pool, isa, g)
 }
 
-fn run_by(product: Product, layers: &Layers, pool: &mut Pool, isa: Isa, g: &[f32]) -> Vec<f32> {
+fn run_by(
+    product: TransposedProduct,
+    layers: &SharedInputLayers,
+    pool: &mut ThreadPool,
+    isa: Isa,
+    g: &[f32],
+) -> Vec<f32> {
     let rows = g.len() / layers.stride;
     let mut out = vec![UNTOUCHED; rows * layers.width];
     product(pool, isa, g, rows, layers.stride, &layers.parts(), SumFrom::Zero, &mut out);
     out
 }
 
-fn judge(layers: &Layers, g: &[f32], out: &[f32], tolerance: f64, what: &str) {
+fn judge(layers: &SharedInputLayers, g: &[f32], out: &[f32], tolerance: f64, what: &str) {
     let (width, stride) = (layers.width, layers.stride);
     let rows = g.len() / stride;
     let (mut wanted, mut lengths) = (vec![0.0; rows * width], vec![0.0; rows * width]);
@@ -77,7 +84,7 @@ proptest! {
         rows in 1usize..=40,
         seed: u64,
     ) {
-        let layers = Layers::random(&shapes, width_for(&shapes, step), seed);
+        let layers = SharedInputLayers::random(&shapes, width_for(&shapes, step), seed);
         let g = floats(&mut random(!seed), rows * layers.stride);
         for isa in Isa::available() {
             for (product, tolerance) in BOTH {
@@ -94,7 +101,7 @@ fn each_type_gives_gradients_of_any_width_its_blocks_allow_for_hundreds_of_rows(
         let widths = if is_float(kind) { vec![1, 15, 33, 129, 300] } else { vec![1, 5] };
         for step in widths {
             let width = if is_float(kind) { step } else { step * kind.block_elements() };
-            let layers = Layers::random(&[(kind, 37), (kind, 130)], width, step as u64);
+            let layers = SharedInputLayers::random(&[(kind, 37), (kind, 130)], width, step as u64);
             let g = floats(&mut random(7), 300 * layers.stride);
             for isa in Isa::available() {
                 for rows in [1, 2, 300] {
@@ -195,7 +202,7 @@ fn softmax_gradient(outputs: usize) -> Vec<f32> {
 #[test]
 fn the_gradient_of_a_head_over_a_large_vocabulary_keeps_its_digits() {
     let (outputs, width) = (49_152, 64);
-    let layers = Layers::random(&[(TensorType::F32, outputs)], width, 30);
+    let layers = SharedInputLayers::random(&[(TensorType::F32, outputs)], width, 30);
     let [part] = &layers.parts[..] else { unreachable!("one layer was made") };
     let softmax = softmax_gradient(outputs);
     let mut g = vec![0.0; layers.stride];
@@ -224,7 +231,7 @@ fn the_gradient_is_that_of_the_unrounded_product() {
     }
     for isa in Isa::available() {
         let pool = &mut pool(2);
-        let prepared = activations(pool, isa, &x, 1, Forms::default());
+        let prepared = activations(pool, isa, &x, 1, ActivationForms::default());
         let mut y = vec![0.0; layers.stride];
         let parts: Vec<_> =
             layers.parts().into_iter().map(|part| LinearPart { bias: None, ..part }).collect();
@@ -292,7 +299,7 @@ fn without_rows_nothing_is_done_and_without_parts_the_gradient_is_zero() {
 #[test]
 #[should_panic(expected = "out is 2 rows of 64")]
 fn a_gradient_of_another_shape_is_refused() {
-    let layers = Layers::random(&[(TensorType::Q4_1, 16)], 64, 1);
+    let layers = SharedInputLayers::random(&[(TensorType::Q4_1, 16)], 64, 1);
     let g = vec![0.0; 2 * layers.stride];
     let (parts, mut out) = (layers.parts(), [0.0; 64]);
     linear_transposed(&mut pool(1), Isa::best(), &g, 2, layers.stride, &parts, SumFrom::Zero, &mut out);

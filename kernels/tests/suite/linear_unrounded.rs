@@ -2,21 +2,22 @@
 //! does not round either, against themselves in other batches, and as the linear functions they are to be.
 
 use kernels::{
-    Activations, Forms, Isa, LinearPart, PackedMatrix, Pool, TensorType, linear_unrounded, reference,
+    ActivationForms, Activations, Isa, LinearPart, PackedMatrix, TensorType, ThreadPool, linear_unrounded,
+    reference,
 };
 use proptest::{collection, prelude::*, sample};
 
 use crate::{
-    linear::{Layers, UNTOUCHED, one_of_each, width_for},
+    linear::{SharedInputLayers, UNTOUCHED, one_of_each, width_for},
     support::{TYPES, activations, bits, floats, is_float, norm, pool, random},
 };
 
 /// Sums of a few thousand products in 32 bits, relative to the lengths of row and weights.
 const TOLERANCE: f64 = 1e-6;
 
-fn run(layers: &Layers, pool: &mut Pool, isa: Isa, x: &[f32]) -> Vec<f32> {
+fn run(layers: &SharedInputLayers, pool: &mut ThreadPool, isa: Isa, x: &[f32]) -> Vec<f32> {
     let rows = x.len() / layers.width;
-    let x = activations(pool, isa, x, rows, Forms::default());
+    let x = activations(pool, isa, x, rows, ActivationForms::default());
     let mut out = vec![UNTOUCHED; rows * layers.stride];
     linear_unrounded(pool, isa, &x, &layers.parts(), &mut out, layers.stride);
     out
@@ -31,7 +32,7 @@ pub(crate) fn packed_values(matrix: &PackedMatrix) -> Vec<f32> {
     values
 }
 
-fn judge(layers: &Layers, x: &[f32], out: &[f32], what: &str) {
+fn judge(layers: &SharedInputLayers, x: &[f32], out: &[f32], what: &str) {
     let (width, stride) = (layers.width, layers.stride);
     let rows = x.len() / width;
     let mut written = vec![false; stride];
@@ -68,7 +69,7 @@ proptest! {
         rows in 1usize..=40,
         seed: u64,
     ) {
-        let layers = Layers::random(&shapes, width_for(&shapes, step), seed);
+        let layers = SharedInputLayers::random(&shapes, width_for(&shapes, step), seed);
         let x = floats(&mut random(!seed), rows * layers.width);
         for isa in Isa::available() {
             judge(&layers, &x, &run(&layers, &mut pool(1), isa, &x), &format!("{isa:?}"));
@@ -82,7 +83,7 @@ fn each_type_takes_rows_of_any_width_its_blocks_allow_and_hundreds_of_them() {
         let widths = if is_float(kind) { vec![1, 31, 33, 129, 300] } else { vec![1, 5] };
         for step in widths {
             let width = if is_float(kind) { step } else { step * kind.block_elements() };
-            let layers = Layers::random(&[(kind, 37), (kind, 90)], width, step as u64);
+            let layers = SharedInputLayers::random(&[(kind, 37), (kind, 90)], width, step as u64);
             let x = floats(&mut random(7), 300 * width);
             for isa in Isa::available() {
                 for rows in [1, 2, 300] {
@@ -108,10 +109,10 @@ fn a_single_one_reads_the_weights_bit_for_bit() {
             // Alone, and with another row: both ways to decode.
             let mut x = vec![0.0; 2 * layers.width];
             (x[k], x[layers.width + k]) = (1.0, 1.0);
-            let unbiased = |part: &crate::linear::Part, x: &[f32]| {
+            let unbiased = |part: &crate::linear::PackedPart, x: &[f32]| {
                 let rows = x.len() / layers.width;
                 let mut out = vec![0.0; rows * part.matrix.rows()];
-                let x = activations(&mut pool(1), isa, x, rows, Forms::default());
+                let x = activations(&mut pool(1), isa, x, rows, ActivationForms::default());
                 let only = LinearPart { bias: None, column: 0, ..part.as_linear_part() };
                 linear_unrounded(&mut pool(1), isa, &x, &[only], &mut out, part.matrix.rows());
                 out
@@ -134,7 +135,7 @@ fn a_single_one_reads_the_weights_bit_for_bit() {
 #[test]
 fn weights_of_32_and_16_bit_floats_give_the_bits_that_linear_gives() {
     for width in [1, 33, 160, 700] {
-        let layers = Layers::random(&[(TensorType::F32, 53), (TensorType::F16, 100)], width, 31);
+        let layers = SharedInputLayers::random(&[(TensorType::F32, 53), (TensorType::F16, 100)], width, 31);
         let x = floats(&mut random(32), 70 * width);
         for isa in Isa::available() {
             for rows in [1, 2, 7, 8, 70] {
@@ -173,7 +174,7 @@ fn a_layer_has_the_bits_alone_that_it_has_beside_others() {
     let pool = &mut pool(2);
     for isa in Isa::available() {
         let together = run(&layers, pool, isa, &x);
-        let prepared = activations(pool, isa, &x, 9, Forms::default());
+        let prepared = activations(pool, isa, &x, 9, ActivationForms::default());
         for part in &layers.parts {
             let outputs = part.matrix.rows();
             let mut alone = vec![UNTOUCHED; 9 * outputs];
@@ -258,7 +259,7 @@ fn no_rows_and_no_parts_are_nothing_to_do() {
 #[test]
 #[should_panic(expected = "same inner width")]
 fn activations_of_another_width_are_refused() {
-    let layers = Layers::random(&[(TensorType::Q4_1, 16)], 64, 1);
+    let layers = SharedInputLayers::random(&[(TensorType::Q4_1, 16)], 64, 1);
     let mut x = Activations::default();
     x.reshape(1, 96);
     linear_unrounded(&mut pool(1), Isa::best(), &x, &layers.parts(), &mut [0.0; 32], layers.stride);

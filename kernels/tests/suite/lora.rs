@@ -2,8 +2,8 @@
 
 use half::f16;
 use kernels::{
-    Activations, Forms, Isa, Pool,
-    lora::{Head, LoraMatrix, LoraPrecision, LoraSegment, add_deltas},
+    ActivationForms, Activations, Isa, ThreadPool,
+    lora::{LeadingSums, LoraMatrix, LoraPrecision, LoraSegment, add_deltas},
     reference,
 };
 
@@ -15,7 +15,7 @@ const RANKS: [usize; 6] = [1, 4, 8, 16, 17, 64];
 /// Inner width: one span of columns, one block and an odd bit.
 const WIDTH: usize = 256 + 64 + 13;
 
-struct Adapter {
+struct TestLora {
     rank: usize,
     outputs: usize,
     scale: f32,
@@ -24,7 +24,7 @@ struct Adapter {
     matrix: LoraMatrix,
 }
 
-impl Adapter {
+impl TestLora {
     /// `each` is applied to every number.
     fn new(rank: usize, outputs: usize, precision: LoraPrecision, each: fn(f32) -> f32) -> Self {
         let random = &mut random((1000 * rank + outputs) as u64);
@@ -44,7 +44,7 @@ impl Adapter {
     }
 
     fn segment(&self, first_row: usize, rows: usize, column: usize) -> LoraSegment<'_> {
-        LoraSegment { first_row, rows, matrix: &self.matrix, column, staged: None, head: Head::None }
+        LoraSegment { first_row, rows, matrix: &self.matrix, column, staged: None, head: LeadingSums::None }
     }
 
     /// Asserts that `out - before` is the delta of `x` within `tolerance` of the product of the lengths.
@@ -61,32 +61,32 @@ impl Adapter {
 }
 
 fn whole(matrix: &LoraMatrix, rows: usize) -> LoraSegment<'_> {
-    LoraSegment { first_row: 0, rows, matrix, column: 0, staged: None, head: Head::None }
+    LoraSegment { first_row: 0, rows, matrix, column: 0, staged: None, head: LeadingSums::None }
 }
 
 /// Rows of activations and of an output that already holds something.
-struct Batch {
+struct TestBatch {
     rows: usize,
     stride: usize,
     x: Vec<f32>,
     before: Vec<f32>,
 }
 
-impl Batch {
+impl TestBatch {
     fn random(rows: usize, stride: usize) -> Self {
         let random = &mut random(5);
         Self { rows, stride, x: floats(random, rows * WIDTH), before: floats(random, rows * stride) }
     }
 
-    fn run(&self, pool: &mut Pool, isa: Isa, segments: &[LoraSegment<'_>]) -> Vec<f32> {
+    fn run(&self, pool: &mut ThreadPool, isa: Isa, segments: &[LoraSegment<'_>]) -> Vec<f32> {
         let x = self.activations(pool, isa);
         let mut out = self.before.clone();
         add_deltas(pool, isa, &x, segments, &mut out, self.stride);
         out
     }
 
-    fn activations(&self, pool: &mut Pool, isa: Isa) -> Activations {
-        activations(pool, isa, &self.x, self.rows, Forms::default())
+    fn activations(&self, pool: &mut ThreadPool, isa: Isa) -> Activations {
+        activations(pool, isa, &self.x, self.rows, ActivationForms::default())
     }
 
     fn x(&self, row: usize) -> &[f32] {
@@ -103,8 +103,8 @@ fn a_delta_is_the_plain_product_for_every_rank_and_width_of_output() {
     for isa in Isa::available() {
         for rank in RANKS {
             for outputs in [1, 15, 16, 17, 63, 64, 65, 150] {
-                for adapter in [Adapter::exact(rank, outputs), Adapter::halves(rank, outputs)] {
-                    let batch = Batch::random(7, outputs);
+                for adapter in [TestLora::exact(rank, outputs), TestLora::halves(rank, outputs)] {
+                    let batch = TestBatch::random(7, outputs);
                     let out = batch.run(&mut pool(1), isa, &[adapter.segment(0, 7, 0)]);
                     for row in 0..7 {
                         let (before, out) = (batch.row(&batch.before, row), batch.row(&out, row));
@@ -126,10 +126,10 @@ fn a_delta_is_the_plain_product_for_every_rank_and_width_of_output() {
 fn compact_numbers_are_rounded_to_eleven_bits_and_take_half_the_memory() {
     for isa in Isa::available() {
         for rank in RANKS {
-            let exact = Adapter::exact(rank, 50);
-            let compact = Adapter::new(rank, 50, LoraPrecision::Compact, |x| x);
+            let exact = TestLora::exact(rank, 50);
+            let compact = TestLora::new(rank, 50, LoraPrecision::Compact, |x| x);
             assert_eq!(2 * compact.matrix.bytes(), exact.matrix.bytes());
-            let batch = Batch::random(1, 50);
+            let batch = TestBatch::random(1, 50);
             let out = batch.run(&mut pool(1), isa, &[compact.segment(0, 1, 0)]);
             compact.judge(batch.x(0), &batch.before, &out, 1e-3, &format!("{isa:?}"));
         }
@@ -140,10 +140,10 @@ fn compact_numbers_are_rounded_to_eleven_bits_and_take_half_the_memory() {
 fn bf16_rounds_inputs_and_numbers_to_eight_bits_and_takes_half_the_memory() {
     for isa in Isa::available() {
         for rank in RANKS {
-            let adapter = Adapter::new(rank, 50, LoraPrecision::Bf16, |x| x);
+            let adapter = TestLora::new(rank, 50, LoraPrecision::Bf16, |x| x);
             // An odd number of columns or ranks is filled up to pairs.
             assert_eq!(adapter.matrix.bytes(), 2 * (rank * (WIDTH + 1) + rank.next_multiple_of(2) * 50));
-            let batch = Batch::random(7, 50);
+            let batch = TestBatch::random(7, 50);
             let out = batch.run(&mut pool(1), isa, &[adapter.segment(0, 7, 0)]);
             for row in 0..7 {
                 let (before, out) = (batch.row(&batch.before, row), batch.row(&out, row));
@@ -156,10 +156,10 @@ fn bf16_rounds_inputs_and_numbers_to_eight_bits_and_takes_half_the_memory() {
 #[test]
 fn numbers_that_fit_in_halves_take_half_the_memory_and_give_the_same_bits_either_way() {
     for rank in RANKS {
-        let exact = Adapter::halves(rank, 50);
-        let compact = Adapter::new(rank, 50, LoraPrecision::Compact, |x| f16::from_f32(x / 64.0).to_f32());
+        let exact = TestLora::halves(rank, 50);
+        let compact = TestLora::new(rank, 50, LoraPrecision::Compact, |x| f16::from_f32(x / 64.0).to_f32());
         assert_eq!(exact.matrix.bytes(), 2 * rank * (WIDTH + 50));
-        let batch = Batch::random(3, 50);
+        let batch = TestBatch::random(3, 50);
         for isa in Isa::available() {
             let pool = &mut pool(1);
             let out = batch.run(pool, isa, &[exact.segment(0, 3, 0)]);
@@ -177,7 +177,7 @@ fn a_matrix_b_of_zeroes_beside_any_a_changes_nothing() {
     let a = floats(&mut random(6), 8 * WIDTH);
     for precision in [LoraPrecision::Exact, LoraPrecision::Compact] {
         let matrix = lora_matrix(8, WIDTH, 50, 2.0, &a, &[0.0; 8 * 50], precision);
-        let batch = Batch::random(4, 50);
+        let batch = TestBatch::random(4, 50);
         for isa in Isa::available() {
             let segment = whole(&matrix, 4);
             assert_eq!(batch.run(&mut pool(1), isa, &[segment]), batch.before, "{isa:?}");
@@ -192,7 +192,7 @@ fn numbers_of_any_size_give_a_finite_delta() {
             let a: Vec<f32> = floats(&mut random(7), 4 * WIDTH).iter().map(|x| x * size).collect();
             let b = floats(&mut random(8), 50 * 4);
             let matrix = lora_matrix(4, WIDTH, 50, 1.0, &a, &b, precision);
-            let batch = Batch::random(1, 50);
+            let batch = TestBatch::random(1, 50);
             for isa in Isa::available() {
                 let segment = whole(&matrix, 1);
                 let out = batch.run(&mut pool(1), isa, &[segment]);
@@ -210,16 +210,16 @@ fn numbers_of_any_size_give_a_finite_delta() {
 }
 
 /// Segments as a batch of many adapters has them: mixed ranks, gaps, single rows, two layers of one adapter.
-struct Mixed {
-    adapters: Vec<Adapter>,
+struct MixedSegments {
+    adapters: Vec<TestLora>,
     /// Adapter, first row, rows, column.
     places: Vec<(usize, usize, usize, usize)>,
-    batch: Batch,
+    batch: TestBatch,
 }
 
-impl Mixed {
+impl MixedSegments {
     fn new() -> Self {
-        let adapters = RANKS.iter().map(|&rank| Adapter::exact(rank, 40)).collect();
+        let adapters = RANKS.iter().map(|&rank| TestLora::exact(rank, 40)).collect();
         // Rows 0, 21..25 and 90 on are in no segment; columns 40..43 and 83.. belong to no layer.
         let places = vec![
             (0, 1, 1, 0),
@@ -230,7 +230,7 @@ impl Mixed {
             (5, 58, 31, 0),
             (0, 89, 1, 43),
         ];
-        Self { adapters, places, batch: Batch::random(95, 90) }
+        Self { adapters, places, batch: TestBatch::random(95, 90) }
     }
 
     fn segments(&self) -> Vec<LoraSegment<'_>> {
@@ -243,7 +243,7 @@ impl Mixed {
 
 #[test]
 fn segments_of_mixed_ranks_in_one_call_are_each_right() {
-    let mixed = Mixed::new();
+    let mixed = MixedSegments::new();
     for isa in Isa::available() {
         let out = mixed.batch.run(&mut pool(2), isa, &mixed.segments());
         for &(adapter, first, rows, column) in &mixed.places {
@@ -260,7 +260,7 @@ fn segments_of_mixed_ranks_in_one_call_are_each_right() {
 
 #[test]
 fn what_lies_in_no_segment_is_untouched_bit_for_bit() {
-    let mut mixed = Mixed::new();
+    let mut mixed = MixedSegments::new();
     // NaN has bits too, and -0.0 would not survive the addition of a zero.
     let (rows, stride) = (mixed.batch.rows, mixed.batch.stride);
     let mut inside = vec![false; rows * stride];
@@ -283,7 +283,7 @@ fn what_lies_in_no_segment_is_untouched_bit_for_bit() {
 
 #[test]
 fn a_row_has_the_bits_alone_that_it_has_among_others_on_any_number_of_threads() {
-    let mixed = Mixed::new();
+    let mixed = MixedSegments::new();
     for isa in Isa::available() {
         let together = mixed.batch.run(&mut pool(1), isa, &mixed.segments());
         let on_two = mixed.batch.run(&mut pool(2), isa, &mixed.segments());
@@ -294,8 +294,11 @@ fn a_row_has_the_bits_alone_that_it_has_among_others_on_any_number_of_threads() 
                 own.map(|&(a, _, _, column)| mixed.adapters[a].segment(0, 1, column)).collect();
             let (x, before) =
                 (mixed.batch.x(row).to_vec(), mixed.batch.row(&mixed.batch.before, row).to_vec());
-            let alone =
-                Batch { rows: 1, stride: mixed.batch.stride, x, before }.run(&mut pool(1), isa, &segments);
+            let alone = TestBatch { rows: 1, stride: mixed.batch.stride, x, before }.run(
+                &mut pool(1),
+                isa,
+                &segments,
+            );
             assert_eq!(bits(&alone), bits(mixed.batch.row(&together, row)), "{isa:?}, row {row}");
         }
     }
@@ -303,29 +306,29 @@ fn a_row_has_the_bits_alone_that_it_has_among_others_on_any_number_of_threads() 
 
 #[test]
 fn no_segments_are_nothing_to_do() {
-    let batch = Batch::random(3, 10);
+    let batch = TestBatch::random(3, 10);
     assert_eq!(batch.run(&mut pool(2), Isa::best(), &[]), batch.before);
 }
 
 #[test]
 #[should_panic(expected = "the segment's rows exist")]
 fn a_segment_beyond_the_batch_is_refused() {
-    let adapter = Adapter::exact(4, 10);
-    Batch::random(3, 10).run(&mut pool(1), Isa::best(), &[adapter.segment(2, 2, 0)]);
+    let adapter = TestLora::exact(4, 10);
+    TestBatch::random(3, 10).run(&mut pool(1), Isa::best(), &[adapter.segment(2, 2, 0)]);
 }
 
 #[test]
 #[should_panic(expected = "B's outputs lie within a row of out")]
 fn a_segment_beyond_the_outputs_is_refused() {
-    let adapter = Adapter::exact(4, 10);
-    Batch::random(3, 10).run(&mut pool(1), Isa::best(), &[adapter.segment(0, 2, 1)]);
+    let adapter = TestLora::exact(4, 10);
+    TestBatch::random(3, 10).run(&mut pool(1), Isa::best(), &[adapter.segment(0, 2, 1)]);
 }
 
 #[test]
 #[should_panic(expected = "segments are disjoint and in order")]
 fn two_segments_that_add_to_one_element_are_refused() {
-    let adapter = Adapter::exact(4, 10);
-    Batch::random(3, 10).run(
+    let adapter = TestLora::exact(4, 10);
+    TestBatch::random(3, 10).run(
         &mut pool(1),
         Isa::best(),
         &[adapter.segment(0, 2, 0), adapter.segment(1, 2, 0)],

@@ -3,11 +3,12 @@
 use std::{sync::Arc, thread};
 
 use kernels::{
-    Activations, Forms, Isa,
-    blocks::{BlockMemory, Loan},
+    ActivationForms, Activations, Isa,
+    blocks::{BlockLease, BlockMemory},
     lora::{
-        Factor, Head, HeadSegment, LoraMatrix, LoraPrecision, LoraSegment, MatrixLayout, PIECE_ALIGNMENT,
-        Packing, Places, RANK_BLOCK, SharedBytes, StagedMatrix, add_deltas, sum_heads, sum_ranks,
+        Factor, LeadingSegment, LeadingSums, LoraMatrix, LoraPrecision, LoraSegment, MatrixLayout,
+        PIECE_ALIGNMENT, Packing, PieceTable, RANK_BLOCK, SharedBytes, StagedMatrix, add_deltas, sum_heads,
+        sum_ranks,
     },
     reference,
 };
@@ -42,7 +43,7 @@ fn mixed(rank: usize, columns: usize, rows: usize, kinds: [LoraPrecision; 2]) ->
 }
 
 /// A matrix, rows of inputs, and the bits of the delta computed in one piece.
-struct Case {
+struct HandoverCase {
     isa: Isa,
     matrix: LoraMatrix,
     rows: usize,
@@ -56,9 +57,9 @@ struct Case {
 const BLOCK_BYTES: [usize; 2] = [1 << 16, 4096];
 
 /// A copy of `matrix` with nothing in it yet, at both ends of a pool by turns.
-fn staged(matrix: &LoraMatrix, block_bytes: usize) -> (StagedMatrix, Arc<Loan>) {
+fn staged(matrix: &LoraMatrix, block_bytes: usize) -> (StagedMatrix, Arc<BlockLease>) {
     let mut packing = Packing::new(block_bytes);
-    let places = Places::pack(matrix.layout(), &mut packing).expect("the least piece fits");
+    let places = PieceTable::pack(matrix.layout(), &mut packing).expect("the least piece fits");
     let blocks = packing.blocks();
     let memory = BlockMemory::new(block_bytes, 3 * blocks as usize).expect("memory for a copy");
     let scattered = |block: u32| if block.is_multiple_of(2) { block } else { 3 * blocks - block };
@@ -66,7 +67,7 @@ fn staged(matrix: &LoraMatrix, block_bytes: usize) -> (StagedMatrix, Arc<Loan>) 
     (StagedMatrix::new(&loan, matrix, &places), loan)
 }
 
-impl Case {
+impl HandoverCase {
     fn new(
         isa: Isa,
         rank: usize,
@@ -77,15 +78,15 @@ impl Case {
     ) -> Self {
         let matrix = mixed(rank, columns, outputs, kinds);
         let values = floats(&mut random(3), rows * columns);
-        let x = activations(&mut pool(1), isa, &values, rows, Forms::default());
+        let x = activations(&mut pool(1), isa, &values, rows, ActivationForms::default());
         let before = floats(&mut random(4), rows * outputs);
         let what = format!("{isa:?}, {kinds:?}, rank {rank}, {columns} to {outputs}, {rows} rows");
         let mut case = Self { isa, matrix, rows, x, before, wanted: Vec::new(), what };
-        case.wanted = case.add(None, Head::None);
+        case.wanted = case.add(None, LeadingSums::None);
         case
     }
 
-    fn add(&self, staged: Option<&StagedMatrix>, head: Head<'_>) -> Vec<u32> {
+    fn add(&self, staged: Option<&StagedMatrix>, head: LeadingSums<'_>) -> Vec<u32> {
         let mut out = self.before.clone();
         let segment =
             LoraSegment { first_row: 0, rows: self.rows, matrix: &self.matrix, column: 0, staged, head };
@@ -101,7 +102,8 @@ impl Case {
 
     fn sum_heads(&self, ranks: usize) -> Vec<f32> {
         let mut sums = vec![f32::NAN; self.before.len() + 3];
-        let segment = HeadSegment { first_row: 0, rows: self.rows, matrix: &self.matrix, ranks, offset: 3 };
+        let segment =
+            LeadingSegment { first_row: 0, rows: self.rows, matrix: &self.matrix, ranks, offset: 3 };
         sum_heads(&mut pool(1), self.isa, &self.x, &[segment], &mut sums);
         assert!(
             sums[..3].iter().all(|x| x.is_nan()),
@@ -124,11 +126,11 @@ impl Case {
             }
             let sums = self.sum_ranks(ranks);
             assert_eq!(bits(&self.sum_heads(ranks)), bits(&sums), "{}, head {ranks}", self.what);
-            let head = Head::Sums { ranks, values: &sums };
+            let head = LeadingSums::Sums { ranks, values: &sums };
             assert_eq!(self.add(None, head), self.wanted, "{}, head {ranks}", self.what);
             assert_eq!(self.add(Some(&staged), head), self.wanted, "{}, staged from {ranks}", self.what);
         }
-        assert_eq!(self.add(Some(&staged), Head::None), self.wanted, "{}, all staged", self.what);
+        assert_eq!(self.add(Some(&staged), LeadingSums::None), self.wanted, "{}, all staged", self.what);
     }
 }
 
@@ -137,7 +139,7 @@ fn a_delta_has_the_same_bits_wherever_its_ranks_are_split() {
     for isa in Isa::available() {
         for kinds in KINDS {
             for rank in 1..=40 {
-                Case::new(isa, rank, 77, 33, 3, kinds).check_every_split();
+                HandoverCase::new(isa, rank, 77, 33, 3, kinds).check_every_split();
             }
         }
     }
@@ -148,7 +150,7 @@ fn splits_keep_the_bits_for_any_number_of_rows() {
     for isa in Isa::available() {
         for kinds in KINDS {
             for rows in (1..=40).step_by(3) {
-                Case::new(isa, 37, 45, 21, rows, kinds).check_every_split();
+                HandoverCase::new(isa, 37, 45, 21, rows, kinds).check_every_split();
             }
         }
     }
@@ -161,7 +163,7 @@ fn splits_keep_the_bits_for_any_width() {
             for (columns, outputs) in [(1, 1), (3, 17), (64, 16), (255, 65), (256, 80), (321, 1), (600, 131)]
             {
                 for rank in [1, 8, 16, 37] {
-                    Case::new(isa, rank, columns, outputs, 2, kinds).check_every_split();
+                    HandoverCase::new(isa, rank, columns, outputs, 2, kinds).check_every_split();
                 }
             }
         }
@@ -173,7 +175,7 @@ fn a_row_has_the_bits_alone_that_it_has_among_others_for_every_kind() {
     for isa in Isa::available() {
         for kinds in KINDS {
             for rank in [5, 16, 37, 80] {
-                let all = Case::new(isa, rank, 345, 150, 40, kinds);
+                let all = HandoverCase::new(isa, rank, 345, 150, 40, kinds);
                 for row in 0..all.rows {
                     let x = &all.x.values()[row * 345..][..345];
                     let mut sums = [0.0; 150];
@@ -222,9 +224,9 @@ fn how_a_factor_is_cut_changes_no_bit() {
     for isa in Isa::available() {
         for kinds in KINDS {
             for (rank, rows) in [(5, 3), (16, 1), (70, 9), (100, 40)] {
-                let case = Case::new(isa, rank, 345, 300, rows, kinds);
+                let case = HandoverCase::new(isa, rank, 345, 300, rows, kinds);
                 let mut packing = Packing::new(BLOCK_BYTES[1]);
-                let places = Places::pack(case.matrix.layout(), &mut packing).unwrap();
+                let places = PieceTable::pack(case.matrix.layout(), &mut packing).unwrap();
                 let pieces = [Factor::A, Factor::B].map(|factor| places.cut(factor).count);
                 assert!(rank < 16 || pieces.iter().all(|&count| count > 1), "{pieces:?}");
                 case.check_every_split_in(BLOCK_BYTES[1]);
@@ -265,12 +267,12 @@ fn pieces_lie_apart_and_within_blocks_that_are_well_filled() {
 
 #[test]
 fn what_was_given_up_is_not_written_to_any_more() {
-    let case = Case::new(Isa::best(), 40, 20, 10, 1, [LoraPrecision::Exact; 2]);
+    let case = HandoverCase::new(Isa::best(), 40, 20, 10, 1, [LoraPrecision::Exact; 2]);
     let (staged, loan) = staged(&case.matrix, BLOCK_BYTES[0]);
     assert!(staged.copy_next(&case.matrix) > 0);
     loan.end();
     assert_eq!(staged.copy_next(&case.matrix), 0);
-    let panic = thread::scope(|scope| scope.spawn(|| case.add(Some(&staged), Head::None)).join());
+    let panic = thread::scope(|scope| scope.spawn(|| case.add(Some(&staged), LeadingSums::None)).join());
     assert!(panic.is_err(), "nothing is computed with it");
 }
 
@@ -294,7 +296,7 @@ fn rank_blocks_arrive_from_the_last_to_the_first_and_each_once() {
 
 #[test]
 fn deltas_keep_their_bits_while_the_matrix_arrives() {
-    let case = Case::new(Isa::best(), 200, 345, 150, 5, [LoraPrecision::Exact; 2]);
+    let case = HandoverCase::new(Isa::best(), 200, 345, 150, 5, [LoraPrecision::Exact; 2]);
     let sums: Vec<_> = (0..=200).map(|ranks| case.sum_ranks(ranks)).collect();
     for _ in 0..20 {
         let (staged, _loan) = staged(&case.matrix, BLOCK_BYTES[0]);
@@ -302,7 +304,7 @@ fn deltas_keep_their_bits_while_the_matrix_arrives() {
             scope.spawn(|| while staged.copy_next(&case.matrix) > 0 {});
             loop {
                 let ranks = staged.first_rank();
-                let head = Head::Sums { ranks, values: &sums[ranks] };
+                let head = LeadingSums::Sums { ranks, values: &sums[ranks] };
                 assert_eq!(case.add(Some(&staged), head), case.wanted, "from rank {ranks} on");
                 if ranks == 0 {
                     break;
@@ -315,24 +317,24 @@ fn deltas_keep_their_bits_while_the_matrix_arrives() {
 #[test]
 #[should_panic(expected = "the staged copy has the ranks that no head covers")]
 fn a_rank_that_neither_the_head_nor_the_device_has_is_refused() {
-    let case = Case::new(Isa::best(), 40, 20, 10, 1, [LoraPrecision::Exact; 2]);
+    let case = HandoverCase::new(Isa::best(), 40, 20, 10, 1, [LoraPrecision::Exact; 2]);
     let (staged, _loan) = staged(&case.matrix, BLOCK_BYTES[0]);
     staged.copy_next(&case.matrix);
     let sums = case.sum_ranks(31);
-    case.add(Some(&staged), Head::Sums { ranks: 31, values: &sums });
+    case.add(Some(&staged), LeadingSums::Sums { ranks: 31, values: &sums });
 }
 
 #[test]
 #[should_panic(expected = "the staged copy is of this matrix")]
 fn another_matrixs_copy_is_refused() {
-    let case = Case::new(Isa::best(), 8, 20, 10, 1, [LoraPrecision::Exact; 2]);
+    let case = HandoverCase::new(Isa::best(), 8, 20, 10, 1, [LoraPrecision::Exact; 2]);
     let other = mixed(8, 20, 11, [LoraPrecision::Exact; 2]);
-    case.add(Some(&staged(&other, BLOCK_BYTES[0]).0), Head::None);
+    case.add(Some(&staged(&other, BLOCK_BYTES[0]).0), LeadingSums::None);
 }
 
 #[test]
 #[should_panic(expected = "a head has a sum for each output")]
 fn a_head_of_another_shape_is_refused() {
-    let case = Case::new(Isa::best(), 8, 20, 10, 1, [LoraPrecision::Exact; 2]);
-    case.add(None, Head::Sums { ranks: 3, values: &[0.0; 9] });
+    let case = HandoverCase::new(Isa::best(), 8, 20, 10, 1, [LoraPrecision::Exact; 2]);
+    case.add(None, LeadingSums::Sums { ranks: 3, values: &[0.0; 9] });
 }

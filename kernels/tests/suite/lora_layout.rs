@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kernels::lora::{
-    LayoutError, LoraMatrix, LoraPrecision, MAX_RANK, MatrixLayout, NumberKind, SharedBytes,
+    ElementKind, LayoutError, LoraMatrix, LoraPrecision, MAX_RANK, MatrixLayout, SharedBytes,
 };
 use proptest::prelude::*;
 
@@ -64,10 +64,10 @@ fn hostile_layouts_are_refused_each_with_its_own_error() {
 
 #[test]
 fn a_code_is_a_kind_or_none() {
-    for kind in [NumberKind::F32, NumberKind::F16, NumberKind::Bf16] {
-        assert_eq!(NumberKind::from_code(kind as u8), Some(kind));
+    for kind in [ElementKind::F32, ElementKind::F16, ElementKind::Bf16] {
+        assert_eq!(ElementKind::from_code(kind as u8), Some(kind));
     }
-    assert!((3..=u8::MAX).all(|code| NumberKind::from_code(code).is_none()));
+    assert!((3..=u8::MAX).all(|code| ElementKind::from_code(code).is_none()));
 }
 
 proptest! {
@@ -79,12 +79,12 @@ proptest! {
     ) {
         let [rank, columns, rows, a, b] = numbers;
         let factor = |code, offset| kernels::lora::FactorLayout {
-            kind: NumberKind::from_code(code).unwrap(),
+            kind: ElementKind::from_code(code).unwrap(),
             offset: offset / 64 * 64,
         };
         let layout = MatrixLayout { rank, columns, rows, scale: 1.0, a: factor(kinds[0], a), b: factor(kinds[1], b) };
         if layout.check(available).is_ok() {
-            let bytes = |kind: NumberKind, numbers: u128| numbers * kind.bytes() as u128;
+            let bytes = |kind: ElementKind, numbers: u128| numbers * kind.bytes() as u128;
             let a_end = layout.a.offset as u128 + bytes(layout.a.kind, rank as u128 * columns as u128);
             let b_end = layout.b.offset as u128 + bytes(layout.b.kind, rank as u128 * rows as u128);
             prop_assert!(a_end.max(b_end) <= available as u128);

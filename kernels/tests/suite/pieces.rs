@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use kernels::{
-    Isa, LinearPart, PackedForm, PackedMatrix, Slab, SumFrom, TensorType, linear, linear_transposed,
+    Isa, LinearPart, PackedLayout, PackedMatrix, PageSlab, SumFrom, TensorType, linear, linear_transposed,
     linear_transposed_rounded, linear_unrounded,
 };
 
@@ -21,11 +21,11 @@ fn stored(kind: TensorType) -> (Vec<u8>, PackedMatrix) {
 }
 
 /// The same matrix in pieces of at most `rows` rows, each packed apart, side by side in a slab; and where each begins.
-fn pieces(kind: TensorType, data: &[u8], rows: usize) -> (Slab, Vec<(usize, PackedMatrix)>) {
-    let form = PackedForm::of(kind, data, ROWS, WIDTH).unwrap();
-    let known = PackedForm::known(kind, ROWS, WIDTH, form.unit()).unwrap();
+fn pieces(kind: TensorType, data: &[u8], rows: usize) -> (PageSlab, Vec<(usize, PackedMatrix)>) {
+    let form = PackedLayout::of(kind, data, ROWS, WIDTH).unwrap();
+    let known = PackedLayout::known(kind, ROWS, WIDTH, form.unit()).unwrap();
     let row_bytes = data.len() / ROWS;
-    let mut slab = Slab::new(known.bytes()).unwrap();
+    let mut slab = PageSlab::new(known.bytes()).unwrap();
     let cuts: Vec<_> = (0..ROWS).step_by(rows).map(|first| first..ROWS.min(first + rows)).collect();
     for rows in &cuts {
         let panels = &mut slab.as_mut_slice().unwrap()[known.offset(rows.start)..known.offset(rows.end)];
@@ -88,13 +88,13 @@ fn memory_is_not_filled_again_while_a_matrix_lies_in_it() {
 
 #[test]
 fn a_matrix_that_reaches_beyond_its_memory_is_none() {
-    let form = PackedForm::known(TensorType::F32, 64, 64, 1.0).unwrap();
-    let slab = Slab::new(form.bytes()).unwrap();
-    assert_eq!(slab.bytes(), Slab::memory_bytes(form.bytes()));
+    let form = PackedLayout::known(TensorType::F32, 64, 64, 1.0).unwrap();
+    let slab = PageSlab::new(form.bytes()).unwrap();
+    assert_eq!(slab.bytes(), PageSlab::memory_bytes(form.bytes()));
     assert!(PackedMatrix::within(&slab, 0, form).is_some());
     assert!(PackedMatrix::within(&slab, 64, form).is_none());
     assert!(PackedMatrix::within(&slab, usize::MAX, form).is_none());
-    assert!(PackedForm::known(TensorType::Q4_1, 64, 33, 1.0).is_none(), "rows of whole blocks");
+    assert!(PackedLayout::known(TensorType::Q4_1, 64, 33, 1.0).is_none(), "rows of whole blocks");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use kernels::Pool;
+use kernels::ThreadPool;
 use patience::watched;
 
 use crate::support::pool;
@@ -153,7 +153,7 @@ fn pools_side_by_side_do_not_disturb_each_other() {
 #[test]
 fn cores_that_do_not_exist_cost_no_chunk() {
     watched(|| {
-        let mut pool = Pool::new(&[5000, 1023, usize::MAX]).expect("threads wherever there is room");
+        let mut pool = ThreadPool::new(&[5000, 1023, usize::MAX]).expect("threads wherever there is room");
         let ran = AtomicUsize::new(0);
         pool.run(100, |_| {
             ran.fetch_add(1, Ordering::Relaxed);

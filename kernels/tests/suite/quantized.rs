@@ -5,7 +5,7 @@ use kernels::{Arena, PackError, PackedMatrix, TensorType, quant};
 use crate::support::{TYPES, bits, dequantize, is_float, random, stored};
 
 /// One record of the golden file.
-struct Golden {
+struct GoldenRecord {
     name: String,
     data: Vec<u8>,
     values: Vec<f32>,
@@ -22,7 +22,7 @@ fn number(bytes: &mut &[u8]) -> usize {
     u32::from_le_bytes(take(bytes, 4).try_into().expect("four bytes")) as usize
 }
 
-fn golden() -> Vec<Golden> {
+fn golden() -> Vec<GoldenRecord> {
     let mut rest: &[u8] = include_bytes!("../golden/quant.bin");
     let mut records = Vec::new();
     while !rest.is_empty() {
@@ -31,7 +31,7 @@ fn golden() -> Vec<Golden> {
         let data = take(&mut rest, bytes).to_vec();
         let float = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
         let values = take(&mut rest, 4 * elements).chunks_exact(4).map(float).collect();
-        records.push(Golden { name, data, values });
+        records.push(GoldenRecord { name, data, values });
     }
     records
 }
@@ -56,7 +56,7 @@ fn type_named(name: &str) -> TensorType {
 fn every_type_decodes_to_the_bits_the_gguf_package_gives() {
     let records = golden();
     assert_eq!(records.len(), TYPES.len() - 1, "every type but F32, which is its own value");
-    for Golden { name, data, values } in records {
+    for GoldenRecord { name, data, values } in records {
         let got = dequantize(type_named(&name), &data, values.len());
         for (i, (got, wanted)) in got.iter().zip(&values).enumerate() {
             assert_eq!(got.to_bits(), wanted.to_bits(), "{name}: element {i} is {got}, not {wanted}");

@@ -3,7 +3,7 @@
 use kernels::{Isa, TensorType, reference};
 
 use crate::{
-    linear::{GAP, Layers, ROUNDINGS},
+    linear::{GAP, ROUNDINGS, SharedInputLayers},
     support::{floats, pool, random},
 };
 
@@ -18,8 +18,8 @@ pub(crate) fn with_outliers(mut x: Vec<f32>) -> Vec<f32> {
 #[test]
 fn sets_agree_about_what_is_wide_and_about_every_number() {
     for rounding in 0..ROUNDINGS.len() {
-        let layers =
-            Layers::random(&[(TensorType::Q4_1, 64), (TensorType::Q8_0, 16)], 256, 3).rounding(rounding);
+        let layers = SharedInputLayers::random(&[(TensorType::Q4_1, 64), (TensorType::Q8_0, 16)], 256, 3)
+            .rounding(rounding);
         let x = with_outliers(floats(&mut random(5), 37 * layers.width));
         let wanted = layers.run(&mut pool(1), Isa::Portable, &x);
         for isa in Isa::available().into_iter().filter(|isa| *isa != Isa::Portable) {
@@ -33,7 +33,7 @@ fn sets_agree_about_what_is_wide_and_about_every_number() {
 
 #[test]
 fn a_second_byte_where_it_matters_takes_most_of_the_error_away() {
-    let layers = |rounding| Layers::random(&[(TensorType::Q8_0, 64)], 1024, 9).rounding(rounding);
+    let layers = |rounding| SharedInputLayers::random(&[(TensorType::Q8_0, 64)], 1024, 9).rounding(rounding);
     let x = with_outliers(floats(&mut random(6), 8 * 1024));
     let exact = reference::linear(&x, &layers(0).parts[0].weights, 8, 64, 1024);
     let error = |rounding| {

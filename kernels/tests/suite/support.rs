@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use half::{bf16, f16};
 use kernels::{
-    Activations, Forms, Isa, Pool, Rounding, TensorType,
+    ActivationForms, Activations, Isa, Rounding, TensorType, ThreadPool,
     lora::{LoraMatrix, LoraPrecision, MatrixLayout, SharedBytes},
     quant,
 };
@@ -39,18 +39,18 @@ pub(crate) fn floats(random: &mut StdRng, count: usize) -> Vec<f32> {
 }
 
 /// A pool of `threads` threads on the cores this process may use.
-pub(crate) fn pool(threads: usize) -> Pool {
+pub(crate) fn pool(threads: usize) -> ThreadPool {
     static CORES: OnceLock<Vec<usize>> = OnceLock::new();
     if threads == 1 {
         // Without a core: a test that computes alone need not be pinned.
-        return Pool::new(&[]).expect("a pool of the caller alone");
+        return ThreadPool::new(&[]).expect("a pool of the caller alone");
     }
     let cores = CORES.get_or_init(|| {
         let allowed = rustix::thread::sched_getaffinity(None).expect("the cores of this thread");
         (0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect()
     });
     let cores: Vec<usize> = (0..threads).map(|i| cores[i % cores.len()]).collect();
-    Pool::new(&cores).expect("threads on allowed cores")
+    ThreadPool::new(&cores).expect("threads on allowed cores")
 }
 
 /// A stored tensor of `kind`: random codes, scales and minima of the size trained weights have.
@@ -96,22 +96,22 @@ pub(crate) fn dequantize(kind: TensorType, data: &[u8], elements: usize) -> Vec<
 
 /// `values` as `rows` rows of activations in `forms`, some of whose groups are wide.
 pub(crate) fn activations(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     values: &[f32],
     rows: usize,
-    forms: Forms,
+    forms: ActivationForms,
 ) -> Activations {
     rounded(pool, isa, values, rows, forms, Rounding::wide_above(1.0))
 }
 
 /// The same, rounded as `rounding` says.
 pub(crate) fn rounded(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     values: &[f32],
     rows: usize,
-    forms: Forms,
+    forms: ActivationForms,
     rounding: Rounding,
 ) -> Activations {
     let mut x = Activations::default();

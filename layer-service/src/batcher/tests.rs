@@ -8,12 +8,12 @@ use super::*;
 use crate::{
     lane::CUT_ROWS,
     policy::{LOCKSTEP, is_background, wait},
-    settings::Policy,
+    settings::BatchingPolicy,
 };
 
-const LOCK: Policy = Policy::Lockstep;
+const LOCK: BatchingPolicy = BatchingPolicy::Lockstep;
 
-fn batching(policy: Policy) -> Batching {
+fn batching(policy: BatchingPolicy) -> Batching {
     Batching { policy, chunk_rows: 64, ..Batching::default() }
 }
 
@@ -21,25 +21,25 @@ fn call(site: u32) -> SiteCall {
     joinable(SiteId(site))
 }
 
-fn new(site: u32, connection: u64, class: Class, rows: usize) -> NewCall {
+fn new(site: u32, connection: u64, class: CallClass, rows: usize) -> NewCall {
     NewCall { call: call(site), connection: ConnectionId(connection), class, rows, row_elements: 64 }
 }
 
-fn take(batcher: &mut Batcher, now: Instant) -> Option<(SiteCall, Vec<Piece>)> {
+fn take(batcher: &mut Batcher, now: Instant) -> Option<(SiteCall, Vec<CallChunk>)> {
     let mut pieces = Vec::new();
     batcher.next(now, any_class, &mut pieces).map(|call| (call, pieces))
 }
 
 /// A call as a test makes it up: after how many microseconds, where, whose, what for, how many rows.
-type Planned = (u64, u32, u64, usize, usize);
+type PlannedCall = (u64, u32, u64, usize, usize);
 
-fn planned() -> impl Strategy<Value = Vec<Planned>> {
+fn planned() -> impl Strategy<Value = Vec<PlannedCall>> {
     prop::collection::vec((0..3000_u64, 0..3_u32, 0..4_u64, 0..5_usize, 1..200_usize), 1..60)
 }
 
 /// What became of a call.
 #[derive(Debug)]
-struct Fate {
+struct TracedCall {
     new: NewCall,
     arrived: Instant,
     due: Instant,
@@ -49,11 +49,11 @@ struct Fate {
 }
 
 /// When it was, and what.
-type Batch = (Instant, SiteCall, Vec<Piece>);
+type TracedBatch = (Instant, SiteCall, Vec<CallChunk>);
 
 /// Plays a plan: a batch takes a millisecond, and whatever comes meanwhile waits. Returns the calls, and what the batches
 /// were and when.
-fn play(policy: Policy, plan: &[Planned]) -> (HashMap<CallId, Fate>, Vec<Batch>) {
+fn play(policy: BatchingPolicy, plan: &[PlannedCall]) -> (HashMap<CallId, TracedCall>, Vec<TracedBatch>) {
     let took = Duration::from_millis(1);
     let (mut batcher, begin) = (Batcher::new(batching(policy), 1), Instant::now());
     let (mut fates, mut batches) = (HashMap::new(), Vec::new());
@@ -61,7 +61,7 @@ fn play(policy: Policy, plan: &[Planned]) -> (HashMap<CallId, Fate>, Vec<Batch>)
     let mut at = begin;
     for &(after_us, site, connection, class, rows) in plan {
         at += Duration::from_micros(after_us);
-        arrivals.push((at, new(site, connection, Class::ALL[class], rows)));
+        arrivals.push((at, new(site, connection, CallClass::ALL[class], rows)));
     }
     let (mut now, mut next) = (begin, 0);
     while next < arrivals.len() || !batcher.is_empty() {
@@ -69,7 +69,7 @@ fn play(policy: Policy, plan: &[Planned]) -> (HashMap<CallId, Fate>, Vec<Batch>)
             let (arrived, new) = arrivals[next];
             let id = batcher.add(new, arrived);
             let due = arrived + wait(&batching(policy), new.class, new.rows, 1);
-            fates.insert(id, Fate { new, arrived, due, rows: 0, begun: None, ended: false });
+            fates.insert(id, TracedCall { new, arrived, due, rows: 0, begun: None, ended: false });
             next += 1;
         }
         let Some((call, pieces)) = take(&mut batcher, now) else {
@@ -81,7 +81,7 @@ fn play(policy: Policy, plan: &[Planned]) -> (HashMap<CallId, Fate>, Vec<Batch>)
             continue;
         };
         for piece in &pieces {
-            let fate: &mut Fate = fates.get_mut(&piece.id).expect("a call that was made");
+            let fate: &mut TracedCall = fates.get_mut(&piece.id).expect("a call that was made");
             assert!(!fate.ended && fate.new.call == call);
             assert_eq!(piece.first_row, fate.rows, "rows are computed once and in order");
             assert!(piece.rows > 0 && (piece.is_last || piece.rows % CUT_ROWS == 0));
@@ -100,7 +100,7 @@ fn play(policy: Policy, plan: &[Planned]) -> (HashMap<CallId, Fate>, Vec<Batch>)
 proptest! {
     #[test]
     fn every_call_is_computed_once_whatever_the_policy(plan in planned()) {
-        for policy in [Policy::Opportunistic, Policy::None, Policy::Lockstep] {
+        for policy in [BatchingPolicy::Opportunistic, BatchingPolicy::None, BatchingPolicy::Lockstep] {
             let (fates, _) = play(policy, &plan);
             prop_assert_eq!(fates.len(), plan.len());
             prop_assert!(fates.values().all(|fate| fate.ended));
@@ -109,16 +109,16 @@ proptest! {
 
     #[test]
     fn decode_is_never_behind_more_than_one_batch_of_a_lower_class(plan in planned()) {
-        let (fates, batches) = play(Policy::Opportunistic, &plan);
+        let (fates, batches) = play(BatchingPolicy::Opportunistic, &plan);
         // Young enough that nobody has risen to its class.
         let aging = Batching::default().aging;
-        for (id, fate) in fates.iter().filter(|(_, fate)| fate.new.class == Class::Decode) {
+        for (id, fate) in fates.iter().filter(|(_, fate)| fate.new.class == CallClass::Decode) {
             let Some(begun) = fate.begun else { continue };
             let meanwhile = batches.iter().filter(|(at, _, _)| *at >= fate.due && *at < begun);
             for (at, _, pieces) in meanwhile {
                 let most_urgent = pieces.iter().map(|piece| &fates[&piece.id]).map(|other| other.new.class).min();
                 let is_old = pieces.iter().any(|piece| at.duration_since(fates[&piece.id].arrived) >= aging);
-                prop_assert!(most_urgent == Some(Class::Decode) || is_old, "{:?} before {:?}", pieces, id);
+                prop_assert!(most_urgent == Some(CallClass::Decode) || is_old, "{:?} before {:?}", pieces, id);
             }
         }
     }
@@ -126,7 +126,7 @@ proptest! {
     #[test]
     fn a_call_alone_waits_no_longer_than_its_bound_and_one_batch(rows in 1..500_usize, class in 0..5_usize, gap in 0..3000_u64) {
         let plan = [(0, 0, 0, 4, 64), (0, 0, 1, 4, 1), (gap, 1, 2, class, rows)];
-        let (fates, _) = play(Policy::Opportunistic, &plan);
+        let (fates, _) = play(BatchingPolicy::Opportunistic, &plan);
         for fate in fates.values().filter(|fate| fate.new.connection == ConnectionId(2)) {
             let latest = fate.due.max(fate.arrived) + Duration::from_millis(2);
             prop_assert!(fate.begun.is_some_and(|begun| begun <= latest));
@@ -135,19 +135,19 @@ proptest! {
 
     #[test]
     fn alone_means_alone(plan in planned()) {
-        let (_, batches) = play(Policy::None, &plan);
+        let (_, batches) = play(BatchingPolicy::None, &plan);
         prop_assert!(batches.iter().all(|(_, _, pieces)| pieces.len() == 1));
     }
 }
 
 #[test]
 fn everything_that_waits_for_the_same_goes_together() {
-    let (mut batcher, now) = (Batcher::new(batching(Policy::Opportunistic), 1), Instant::now());
-    batcher.add(new(0, 1, Class::Noise, 5), now);
-    batcher.add(new(1, 1, Class::Decode, 1), now);
-    batcher.add(new(0, 2, Class::Decode, 1), now + Duration::from_micros(10));
-    batcher.add(new(0, 3, Class::Prefill, 7), now);
-    batcher.add(new(2, 4, Class::Decode, 1), now + Duration::from_micros(20));
+    let (mut batcher, now) = (Batcher::new(batching(BatchingPolicy::Opportunistic), 1), Instant::now());
+    batcher.add(new(0, 1, CallClass::Noise, 5), now);
+    batcher.add(new(1, 1, CallClass::Decode, 1), now);
+    batcher.add(new(0, 2, CallClass::Decode, 1), now + Duration::from_micros(10));
+    batcher.add(new(0, 3, CallClass::Prefill, 7), now);
+    batcher.add(new(2, 4, CallClass::Decode, 1), now + Duration::from_micros(20));
     let (_, alone) = take(&mut batcher, now).expect("everybody waits");
     assert_eq!(alone.len(), 1);
     let (call_of, pieces) = take(&mut batcher, now + Duration::from_micros(210)).expect("a token is due");
@@ -162,7 +162,7 @@ fn batches_of_wide_rows_have_fewer_of_them() {
     for (row_elements, most) in [(49_152 + 576, 64), (1_536 + 576, 256), (10_000_000, CUT_ROWS)] {
         let mut batcher = Batcher::new(Batching::default(), 1);
         for connection in 1..=8 {
-            batcher.add(NewCall { row_elements, ..new(0, connection, Class::Training, 64) }, now);
+            batcher.add(NewCall { row_elements, ..new(0, connection, CallClass::Training, 64) }, now);
         }
         let mut left = 8 * 64;
         while let Some((_, pieces)) = take(&mut batcher, now + Duration::from_mins(1)) {
@@ -176,43 +176,43 @@ fn batches_of_wide_rows_have_fewer_of_them() {
 
 #[test]
 fn nobody_waits_for_company_that_cannot_come() {
-    let (mut batcher, now) = (Batcher::new(batching(Policy::Opportunistic), 1), Instant::now());
-    batcher.add(new(0, 1, Class::Prefill, 64), now);
+    let (mut batcher, now) = (Batcher::new(batching(BatchingPolicy::Opportunistic), 1), Instant::now());
+    batcher.add(new(0, 1, CallClass::Prefill, 64), now);
     assert_eq!(batcher.next_deadline(now), Some(now));
     assert!(take(&mut batcher, now).is_some());
-    batcher.add(new(0, 2, Class::Prefill, 64), now);
+    batcher.add(new(0, 2, CallClass::Prefill, 64), now);
     // The first is expected back.
     assert!(take(&mut batcher, now).is_none());
     assert!(take(&mut batcher, now + Duration::from_micros(12_480)).is_some());
-    batcher.add(new(0, 2, Class::Prefill, 64), now + Duration::from_secs(2));
+    batcher.add(new(0, 2, CallClass::Prefill, 64), now + Duration::from_secs(2));
     assert!(take(&mut batcher, now + Duration::from_secs(2)).is_some(), "it has been away for long");
 }
 
 #[test]
 fn a_large_call_is_cut_and_tokens_go_in_between() {
-    let (mut batcher, now) = (Batcher::new(batching(Policy::Opportunistic), 1), Instant::now());
-    let large = batcher.add(new(0, 1, Class::Prefill, 150), now);
+    let (mut batcher, now) = (Batcher::new(batching(BatchingPolicy::Opportunistic), 1), Instant::now());
+    let large = batcher.add(new(0, 1, CallClass::Prefill, 150), now);
     let (_, first) = take(&mut batcher, now).expect("the first rows");
-    assert_eq!(first, [Piece { id: large, first_row: 0, rows: 64, is_last: false }]);
-    let token = batcher.add(new(1, 2, Class::Decode, 1), now);
+    assert_eq!(first, [CallChunk { id: large, first_row: 0, rows: 64, is_last: false }]);
+    let token = batcher.add(new(1, 2, CallClass::Decode, 1), now);
     let (_, between) = take(&mut batcher, now).expect("the token");
     assert_eq!(between[0].id, token);
     let later = now + Duration::from_millis(50);
     let (_, second) = take(&mut batcher, later).expect("the next rows");
     let (_, last) = take(&mut batcher, later).expect("the last rows");
     assert_eq!((second[0].first_row, second[0].rows), (64, 64));
-    assert_eq!(last, [Piece { id: large, first_row: 128, rows: 22, is_last: true }]);
+    assert_eq!(last, [CallChunk { id: large, first_row: 128, rows: 22, is_last: true }]);
 }
 
 #[test]
 fn a_call_of_any_class_has_its_turn_under_a_flood_of_tokens() {
-    let (mut batcher, begin) = (Batcher::new(batching(Policy::Opportunistic), 1), Instant::now());
-    let noise = batcher.add(new(0, 1, Class::Noise, 8), begin);
+    let (mut batcher, begin) = (Batcher::new(batching(BatchingPolicy::Opportunistic), 1), Instant::now());
+    let noise = batcher.add(new(0, 1, CallClass::Noise, 8), begin);
     let mut now = begin;
     loop {
         // Always more tokens than a batch takes.
         for _ in 0..80 {
-            batcher.add(new(1, 2, Class::Decode, 1), now);
+            batcher.add(new(1, 2, CallClass::Decode, 1), now);
         }
         now += Duration::from_millis(1);
         let (_, pieces) = take(&mut batcher, now).expect("tokens are due");
@@ -226,46 +226,46 @@ fn a_call_of_any_class_has_its_turn_under_a_flood_of_tokens() {
 
 #[test]
 fn a_noise_has_its_turn_where_training_has_none() {
-    let (mut batcher, now) = (Batcher::new(batching(Policy::None), 4), Instant::now());
-    let training = batcher.add(new(0, 0, Class::Training, 8), now);
-    let noise = batcher.add(new(0, 1, Class::Noise, 8), now + Duration::from_secs(1));
+    let (mut batcher, now) = (Batcher::new(batching(BatchingPolicy::None), 4), Instant::now());
+    let training = batcher.add(new(0, 0, CallClass::Training, 8), now);
+    let noise = batcher.add(new(0, 1, CallClass::Noise, 8), now + Duration::from_secs(1));
     let mut pieces = Vec::new();
-    let ids = |pieces: &[Piece]| pieces.iter().map(|piece| piece.id).collect::<Vec<_>>();
+    let ids = |pieces: &[CallChunk]| pieces.iter().map(|piece| piece.id).collect::<Vec<_>>();
     let later = now + Duration::from_secs(2);
     batcher.next(later, |class| !is_background(class), &mut pieces).unwrap();
     assert_eq!(ids(&pieces), [noise]);
     assert_eq!(batcher.next(later, |class| !is_background(class), &mut pieces), None);
-    assert_eq!(batcher.first_of(Class::Training), Some(now));
+    assert_eq!(batcher.first_of(CallClass::Training), Some(now));
     batcher.next(later, any_class, &mut pieces).unwrap();
     assert_eq!(ids(&pieces), [training]);
-    assert_eq!(batcher.first_of(Class::Training), None);
+    assert_eq!(batcher.first_of(CallClass::Training), None);
 }
 
 #[test]
 fn lockstep_waits_for_all_who_are_active_and_no_longer_than_a_second() {
     let (mut batcher, now) = (Batcher::new(batching(LOCK), 1), Instant::now());
-    batcher.add(new(0, 1, Class::Decode, 1), now);
-    batcher.add(new(0, 2, Class::Decode, 1), now);
+    batcher.add(new(0, 1, CallClass::Decode, 1), now);
+    batcher.add(new(0, 2, CallClass::Decode, 1), now);
     assert_eq!(take(&mut batcher, now).map(|(_, pieces)| pieces.len()), Some(2));
-    batcher.add(new(0, 1, Class::Decode, 1), now);
+    batcher.add(new(0, 1, CallClass::Decode, 1), now);
     assert!(take(&mut batcher, now).is_none(), "the second has not called again");
     assert_eq!(batcher.next_deadline(now), Some(now + LOCKSTEP));
-    batcher.add(new(1, 2, Class::Noise, 1), now);
+    batcher.add(new(1, 2, CallClass::Noise, 1), now);
     assert!(take(&mut batcher, now).is_some() && take(&mut batcher, now).is_some());
-    batcher.add(new(0, 1, Class::Decode, 1), now);
+    batcher.add(new(0, 1, CallClass::Decode, 1), now);
     assert!(take(&mut batcher, now + Duration::from_millis(900)).is_none());
     assert!(take(&mut batcher, now + LOCKSTEP).is_some());
 }
 
 #[test]
 fn whole_calls_that_fit_join_a_pass_and_others_stay() {
-    let (mut batcher, now) = (Batcher::new(batching(Policy::Opportunistic), 1), Instant::now());
+    let (mut batcher, now) = (Batcher::new(batching(BatchingPolicy::Opportunistic), 1), Instant::now());
     let mut pieces = Vec::new();
-    let small = batcher.add(new(0, 1, Class::Prefill, 8), now);
-    batcher.add(new(0, 2, Class::Prefill, 30), now);
-    batcher.add(new(1, 3, Class::Decode, 1), now);
+    let small = batcher.add(new(0, 1, CallClass::Prefill, 8), now);
+    batcher.add(new(0, 2, CallClass::Prefill, 30), now);
+    batcher.add(new(1, 3, CallClass::Decode, 1), now);
     batcher.join(now, call(0), 32, &mut pieces);
-    assert_eq!(pieces, [Piece { id: small, first_row: 0, rows: 8, is_last: true }]);
+    assert_eq!(pieces, [CallChunk { id: small, first_row: 0, rows: 8, is_last: true }]);
     batcher.join(now, call(0), 32, &mut pieces);
     assert_eq!(pieces.len(), 1);
     batcher.join(now, call(0), 32, &mut pieces);
@@ -274,22 +274,22 @@ fn whole_calls_that_fit_join_a_pass_and_others_stay() {
 
 #[test]
 fn before_a_site_only_tokens_of_other_sites_go() {
-    let (mut batcher, now) = (Batcher::new(batching(Policy::Opportunistic), 1), Instant::now());
+    let (mut batcher, now) = (Batcher::new(batching(BatchingPolicy::Opportunistic), 1), Instant::now());
     let mut pieces = Vec::new();
-    batcher.add(new(0, 1, Class::Decode, 1), now);
-    let token = batcher.add(new(1, 2, Class::Decode, 1), now);
-    batcher.add(new(1, 3, Class::Prefill, 9), now);
-    batcher.add(new(2, 4, Class::Prefill, 9), now);
+    batcher.add(new(0, 1, CallClass::Decode, 1), now);
+    let token = batcher.add(new(1, 2, CallClass::Decode, 1), now);
+    batcher.add(new(1, 3, CallClass::Prefill, 9), now);
+    batcher.add(new(2, 4, CallClass::Prefill, 9), now);
     assert_eq!(batcher.next_urgent(now, SiteId(0), 16, &mut pieces), Some(call(1)));
-    assert_eq!(pieces, [Piece { id: token, first_row: 0, rows: 1, is_last: true }]);
+    assert_eq!(pieces, [CallChunk { id: token, first_row: 0, rows: 1, is_last: true }]);
     assert_eq!(batcher.next_urgent(now, SiteId(0), 16, &mut pieces), None);
 }
 
 #[test]
 fn a_session_that_ends_takes_its_calls_along() {
-    let (mut batcher, now) = (Batcher::new(batching(Policy::Opportunistic), 1), Instant::now());
-    batcher.add(new(0, 1, Class::Decode, 1), now);
-    let other = batcher.add(new(0, 2, Class::Decode, 1), now);
+    let (mut batcher, now) = (Batcher::new(batching(BatchingPolicy::Opportunistic), 1), Instant::now());
+    batcher.add(new(0, 1, CallClass::Decode, 1), now);
+    let other = batcher.add(new(0, 2, CallClass::Decode, 1), now);
     batcher.close(ConnectionId(1));
     let (_, pieces) = take(&mut batcher, now).expect("the other one waits");
     assert_eq!(pieces.iter().map(|piece| piece.id).collect::<Vec<_>>(), [other]);

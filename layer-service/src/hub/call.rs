@@ -4,34 +4,34 @@ use std::time::{Duration, Instant};
 
 use model::sites::{Site, SiteCall, SiteId, SiteOp, SitePath};
 use shmproto::layer::{
-    CallHeader, Dtype, Op, Path, Source, Status,
-    draw::{DRAW_BYTES, Draw},
+    CallHeader, CallStatus, Dtype, Op, Path, RowSource,
+    draw::{DRAW_BYTES, SeededRows},
 };
 
 use crate::{ConnectionId, inbox::Payload, quota::OverQuota};
 
 /// Why a call is not taken in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Refusal {
-    pub(super) status: Status,
+pub(super) struct CallRefusal {
+    pub(super) status: CallStatus,
     pub(super) retry_after_ms: u32,
 }
 
-impl From<Status> for Refusal {
-    fn from(status: Status) -> Self {
+impl From<CallStatus> for CallRefusal {
+    fn from(status: CallStatus) -> Self {
         Self { status, retry_after_ms: 0 }
     }
 }
 
-impl From<OverQuota> for Refusal {
+impl From<OverQuota> for CallRefusal {
     fn from(over: OverQuota) -> Self {
-        Self { status: Status::Quota, retry_after_ms: over.retry_after_ms }
+        Self { status: CallStatus::Quota, retry_after_ms: over.retry_after_ms }
     }
 }
 
 /// What a call asks for, compared with the site it names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct ResolvedCall {
     pub(super) call: SiteCall,
     pub(super) rows: usize,
     /// Words of a row that is computed with.
@@ -40,13 +40,13 @@ pub(super) struct Asked {
     pub(super) output: usize,
     pub(super) dtype: Dtype,
     /// Whether rows come, or what they are made from.
-    pub(super) source: Source,
+    pub(super) source: RowSource,
 }
 
-impl Asked {
+impl ResolvedCall {
     /// Compares a call with the site it names.
-    pub(super) fn by(header: &CallHeader, sites: &[Site], max_rows: u32) -> Result<Self, Status> {
-        let site = sites.get(header.site as usize).ok_or(Status::UnknownSite)?;
+    pub(super) fn by(header: &CallHeader, sites: &[Site], max_rows: u32) -> Result<Self, CallStatus> {
+        let site = sites.get(header.site as usize).ok_or(CallStatus::UnknownSite)?;
         let op = match header.op {
             Op::Forward => SiteOp::Forward,
             Op::ForwardNoBias => SiteOp::ForwardNoBias,
@@ -55,14 +55,14 @@ impl Asked {
         let path = path(op, header.path, site);
         let call = SiteCall { site: SiteId(header.site), part: header.part, op, path };
         if !suits(header) {
-            return Err(Status::Unsuited);
+            return Err(CallStatus::Unsuited);
         }
         if path == SitePath::Ring && site.ring.is_none() {
-            return Err(Status::Nonlinear);
+            return Err(CallStatus::Nonlinear);
         }
-        let (input, output) = site.words(call).ok_or(Status::UnknownSite)?;
+        let (input, output) = site.words(call).ok_or(CallStatus::UnknownSite)?;
         if header.rows > max_rows {
-            return Err(Status::Shape);
+            return Err(CallStatus::Shape);
         }
         let CallHeader { dtype, source, .. } = *header;
         Ok(Self { call, rows: header.rows as usize, input, output, dtype, source })
@@ -71,8 +71,8 @@ impl Asked {
     /// Bytes of what comes for all rows.
     pub(super) fn coming_bytes(&self) -> u64 {
         match self.source {
-            Source::Rows => self.input_bytes(self.rows),
-            Source::Draw => DRAW_BYTES as u64,
+            RowSource::Rows => self.input_bytes(self.rows),
+            RowSource::Draw => DRAW_BYTES as u64,
         }
     }
 
@@ -97,7 +97,7 @@ fn bytes(rows: usize, width: usize, dtype: Dtype) -> u64 {
 fn suits(header: &CallHeader) -> bool {
     match header.path {
         Path::Ring => header.op != Op::Forward && header.dtype == Dtype::F32,
-        Path::Fast | Path::Linear => header.source == Source::Rows,
+        Path::Fast | Path::Linear => header.source == RowSource::Rows,
     }
 }
 
@@ -113,10 +113,10 @@ fn path(op: SiteOp, path: Path, site: &Site) -> SitePath {
 
 /// A call that was taken in and not answered.
 #[derive(Debug)]
-pub(super) struct Call {
+pub(super) struct AcceptedCall {
     pub(super) connection: ConnectionId,
     pub(super) header: CallHeader,
-    pub(super) asked: Asked,
+    pub(super) asked: ResolvedCall,
     pub(super) arrived: Instant,
     /// How long it waited until the first of its rows were computed.
     pub(super) waited: Option<Duration>,
@@ -125,26 +125,26 @@ pub(super) struct Call {
     /// Rows of the largest of them.
     pub(super) batch_rows: usize,
     /// What its rows are made from, if they did not come.
-    pub(super) draw: Option<Draw>,
+    pub(super) draw: Option<SeededRows>,
     /// A remote call's rows, and room for its answer.
-    pub(super) payload: Option<Both>,
+    pub(super) payload: Option<RemoteBuffers>,
 }
 
 /// A remote call's rows and its answer.
 #[derive(Debug)]
-pub(super) struct Both {
+pub(super) struct RemoteBuffers {
     pub(super) input: Payload,
     pub(super) output: Payload,
 }
 
-impl Call {
+impl AcceptedCall {
     pub(super) fn new(
         connection: ConnectionId,
         header: CallHeader,
-        asked: Asked,
+        asked: ResolvedCall,
         arrived: Instant,
-        draw: Option<Draw>,
-        payload: Option<Both>,
+        draw: Option<SeededRows>,
+        payload: Option<RemoteBuffers>,
     ) -> Self {
         let (waited, computed, batch_rows) = (None, Duration::ZERO, 0);
         Self { connection, header, asked, arrived, waited, computed, batch_rows, draw, payload }
@@ -153,19 +153,19 @@ impl Call {
 
 impl Payload {
     /// Holds what the answer will take, too.
-    pub(super) fn with_answer(self, asked: &Asked) -> Result<Both, Refusal> {
+    pub(super) fn with_answer(self, asked: &ResolvedCall) -> Result<RemoteBuffers, CallRefusal> {
         let over = OverQuota { retry_after_ms: super::RETRY_MS };
         let held = self.held.another(asked.output_bytes(asked.rows)).map_err(|_| over)?;
-        Ok(Both { input: self, output: Payload { bytes: Vec::new(), held } })
+        Ok(RemoteBuffers { input: self, output: Payload { bytes: Vec::new(), held } })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use model::sites::{RingSite, SitePart};
+    use model::sites::{ModularSite, SitePart};
 
     use super::*;
-    use shmproto::layer::Class;
+    use shmproto::layer::CallClass;
 
     fn site(fast_is_linear: bool) -> Site {
         let part = |rows| SitePart { name: "m".to_owned(), rows, has_bias: false };
@@ -173,8 +173,8 @@ mod tests {
     }
 
     fn header(op: Op, path: Path, part: Option<u8>) -> CallHeader {
-        let (class, dtype) = (Class::Training, Dtype::F32);
-        let source = Source::Rows;
+        let (class, dtype) = (CallClass::Training, Dtype::F32);
+        let source = RowSource::Rows;
         CallHeader {
             op,
             path,
@@ -193,18 +193,18 @@ mod tests {
     #[test]
     fn a_call_has_the_widths_of_its_site_and_part() {
         let widths = |op, part| {
-            Asked::by(&header(op, Path::Linear, part), &[site(false)], 10).map(|a| (a.input, a.output))
+            ResolvedCall::by(&header(op, Path::Linear, part), &[site(false)], 10).map(|a| (a.input, a.output))
         };
         assert_eq!(widths(Op::Forward, None), Ok((4, 10)));
         assert_eq!(widths(Op::ForwardNoBias, Some(0)), Ok((4, 8)));
         assert_eq!(widths(Op::Backward, Some(1)), Ok((2, 4)));
-        assert_eq!(widths(Op::Forward, Some(2)), Err(Status::UnknownSite));
+        assert_eq!(widths(Op::Forward, Some(2)), Err(CallStatus::UnknownSite));
     }
 
     #[test]
     fn backward_takes_the_path_that_was_asked_for_where_there_are_two() {
         let asked = |path, fast_is_linear| {
-            Asked::by(&header(Op::Backward, path, None), &[site(fast_is_linear)], 10)
+            ResolvedCall::by(&header(Op::Backward, path, None), &[site(fast_is_linear)], 10)
                 .map(|asked| asked.call.path)
         };
         assert_eq!(asked(Path::Fast, false), Ok(SitePath::Fast));
@@ -214,41 +214,45 @@ mod tests {
 
     #[test]
     fn calls_for_paths_that_are_one_meet_in_one_lane() {
-        let asked =
-            |path| Asked::by(&header(Op::Forward, path, None), &[site(true)], 10).map(|asked| asked.call);
+        let asked = |path| {
+            ResolvedCall::by(&header(Op::Forward, path, None), &[site(true)], 10).map(|asked| asked.call)
+        };
         assert_eq!(asked(Path::Linear), asked(Path::Fast));
     }
 
     #[test]
     fn the_ring_path_has_rows_of_six_or_eight_bytes_a_number_and_neither_bias_nor_bf16() {
-        let ring = RingSite { weight_exponent: -8, l1: [9; 2], commitment: [0; 32] };
+        let ring = ModularSite { weight_exponent: -8, l1: [9; 2], commitment: [0; 32] };
         let with = Site { ring: Some(ring), ..site(true) };
         let asked = |site: &Site, header| {
-            Asked::by(&header, std::slice::from_ref(site), 10)
+            ResolvedCall::by(&header, std::slice::from_ref(site), 10)
                 .map(|asked| (asked.call.path, asked.input, asked.output))
         };
         let plain = header(Op::ForwardNoBias, Path::Ring, None);
         assert_eq!(asked(&with, plain), Ok((SitePath::Ring, 6, 15)));
-        let drawn = CallHeader { op: Op::Backward, part: Some(1), source: Source::Draw, ..plain };
+        let drawn = CallHeader { op: Op::Backward, part: Some(1), source: RowSource::Draw, ..plain };
         assert_eq!(asked(&with, drawn), Ok((SitePath::Ring, 3, 6)));
-        let wide = Site { ring: Some(RingSite { l1: [9, 1 << 40], ..ring }), ..site(true) };
+        let wide = Site { ring: Some(ModularSite { l1: [9, 1 << 40], ..ring }), ..site(true) };
         assert_eq!(asked(&wide, drawn), Ok((SitePath::Ring, 4, 8)));
-        assert_eq!(asked(&site(true), plain), Err(Status::Nonlinear));
+        assert_eq!(asked(&site(true), plain), Err(CallStatus::Nonlinear));
         let unsuited = [
             CallHeader { op: Op::Forward, ..plain },
             CallHeader { dtype: Dtype::Bf16, ..plain },
-            CallHeader { path: Path::Linear, source: Source::Draw, ..plain },
-            CallHeader { path: Path::Fast, source: Source::Draw, ..plain },
+            CallHeader { path: Path::Linear, source: RowSource::Draw, ..plain },
+            CallHeader { path: Path::Fast, source: RowSource::Draw, ..plain },
         ];
         for header in unsuited {
-            assert_eq!(asked(&with, header), Err(Status::Unsuited), "{header:?}");
+            assert_eq!(asked(&with, header), Err(CallStatus::Unsuited), "{header:?}");
         }
     }
 
     #[test]
     fn more_rows_than_a_tenant_may_have_waiting_never_fit() {
-        assert_eq!(Asked::by(&header(Op::Forward, Path::Fast, None), &[site(false)], 2), Err(Status::Shape));
+        assert_eq!(
+            ResolvedCall::by(&header(Op::Forward, Path::Fast, None), &[site(false)], 2),
+            Err(CallStatus::Shape)
+        );
         let beyond = CallHeader { site: 1, ..header(Op::Forward, Path::Fast, None) };
-        assert_eq!(Asked::by(&beyond, &[site(false)], 10), Err(Status::UnknownSite));
+        assert_eq!(ResolvedCall::by(&beyond, &[site(false)], 10), Err(CallStatus::UnknownSite));
     }
 }

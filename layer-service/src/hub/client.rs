@@ -5,28 +5,28 @@ use std::{collections::BTreeMap, sync::Arc};
 use shmproto::{
     channel::{ExecutorChannel, Violation},
     layer::{
-        CallHeader, Dtype, ReplyHeader, Source, Status,
-        draw::{DRAW_WORDS, Draw},
+        CallHeader, CallStatus, Dtype, ReplyHeader, RowSource,
+        draw::{DRAW_WORDS, SeededRows},
     },
 };
 use zeroize::Zeroize as _;
 
 use super::{
-    Fault,
-    call::{Asked, Call},
+    SessionFault,
+    call::{AcceptedCall, ResolvedCall},
 };
 use crate::{
-    inbox::{LentChannel, Payload, Replies, Reply},
-    lane::{CallId, Piece},
+    inbox::{AccountedChannel, Payload, Replies, Reply},
+    lane::{CallChunk, CallId},
     numbers,
-    session::{Account, Facts},
+    session::{SessionCounters, SessionFacts},
 };
 
 /// A session as the compute thread knows it.
-pub(super) struct Client {
-    pub(super) facts: Arc<Facts>,
-    pub(super) account: Arc<Account>,
-    pub(super) peer: Peer,
+pub(super) struct ClientSession {
+    pub(super) facts: Arc<SessionFacts>,
+    pub(super) account: Arc<SessionCounters>,
+    pub(super) peer: SessionPeer,
     /// The highest number that was answered with rows.
     answered: Option<u64>,
     /// Calls that are not answered, by number.
@@ -35,35 +35,35 @@ pub(super) struct Client {
 }
 
 /// The other side of a session.
-pub(super) enum Peer {
+pub(super) enum SessionPeer {
     /// A client of this host; it has no channel at first.
-    Local(Option<Box<LentChannel>>),
+    Local(Option<Box<AccountedChannel>>),
     /// A remote one's connection.
     Remote(Replies),
 }
 
-impl Client {
-    pub(super) fn new(facts: Arc<Facts>, account: Arc<Account>, peer: Peer) -> Self {
+impl ClientSession {
+    pub(super) fn new(facts: Arc<SessionFacts>, account: Arc<SessionCounters>, peer: SessionPeer) -> Self {
         Self { facts, account, peer, answered: None, waiting: BTreeMap::new(), waiting_rows: 0 }
     }
 
     /// Goes on with another channel; returns the one before.
-    pub(super) fn begin(&mut self, channel: LentChannel) -> Option<LentChannel> {
+    pub(super) fn begin(&mut self, channel: AccountedChannel) -> Option<AccountedChannel> {
         self.answered = None;
-        std::mem::replace(&mut self.peer, Peer::Local(Some(Box::new(channel)))).into_channel()
+        std::mem::replace(&mut self.peer, SessionPeer::Local(Some(Box::new(channel)))).into_channel()
     }
 
     /// Whether rows and places fit what is asked; also what rows are made from that do not come.
     pub(super) fn look(
         &self,
         header: &CallHeader,
-        asked: &Asked,
+        asked: &ResolvedCall,
         payload: Option<&Payload>,
-    ) -> Result<Option<Draw>, Status> {
+    ) -> Result<Option<SeededRows>, CallStatus> {
         let (input, output) = (asked.coming_bytes(), asked.output_bytes(asked.rows));
         let fits = match (&self.peer, payload) {
-            (Peer::Remote(_), Some(payload)) => payload.bytes.len() as u64 == input,
-            (Peer::Local(Some(lent)), None) => {
+            (SessionPeer::Remote(_), Some(payload)) => payload.bytes.len() as u64 == input,
+            (SessionPeer::Local(Some(lent)), None) => {
                 let slab = lent.channel.geometry().slab_bytes;
                 let ends_within = |from: u64, bytes| from.checked_add(bytes).is_some_and(|end| end <= slab);
                 ends_within(header.input, input) && ends_within(header.output, output)
@@ -71,17 +71,17 @@ impl Client {
             _ => false,
         };
         match asked.source {
-            _ if !fits => Err(Status::Shape),
-            Source::Rows => Ok(None),
-            Source::Draw => self.peer.read_draw(header, payload).map(Some).ok_or(Status::Shape),
+            _ if !fits => Err(CallStatus::Shape),
+            RowSource::Rows => Ok(None),
+            RowSource::Draw => self.peer.read_draw(header, payload).map(Some).ok_or(CallStatus::Shape),
         }
     }
 
     /// Whether a call may have this number; also the call whose place it takes.
-    pub(super) fn check_sequence(&self, sequence: u64) -> Result<Option<CallId>, Status> {
+    pub(super) fn check_sequence(&self, sequence: u64) -> Result<Option<CallId>, CallStatus> {
         match self.waiting.get(&sequence) {
             Some(&older) => Ok(Some(older)),
-            None if self.answered.is_some_and(|answered| sequence <= answered) => Err(Status::Sequence),
+            None if self.answered.is_some_and(|answered| sequence <= answered) => Err(CallStatus::Sequence),
             None => Ok(None),
         }
     }
@@ -118,7 +118,7 @@ impl Client {
     }
 }
 
-impl Peer {
+impl SessionPeer {
     pub(super) fn channel(&self) -> Option<&ExecutorChannel> {
         match self {
             Self::Local(lent) => lent.as_deref().map(|lent| &lent.channel),
@@ -127,7 +127,7 @@ impl Peer {
     }
 
     /// The channel, for whoever gives its memory back.
-    pub(super) fn into_channel(self) -> Option<LentChannel> {
+    pub(super) fn into_channel(self) -> Option<AccountedChannel> {
         match self {
             Self::Local(lent) => lent.map(|lent| *lent),
             Self::Remote(_) => None,
@@ -143,7 +143,7 @@ impl Peer {
     }
 
     /// What rows are made from, where it fits in.
-    fn read_draw(&self, header: &CallHeader, payload: Option<&Payload>) -> Option<Draw> {
+    fn read_draw(&self, header: &CallHeader, payload: Option<&Payload>) -> Option<SeededRows> {
         let mut words = [0.0; DRAW_WORDS];
         match (self, payload) {
             (Self::Local(Some(lent)), _) => {
@@ -152,13 +152,18 @@ impl Peer {
             (_, Some(payload)) => numbers::read(Dtype::F32, &payload.bytes, &mut words),
             _ => return None,
         }
-        let draw = Draw::from_words(&words);
+        let draw = SeededRows::from_words(&words);
         words.zeroize();
         Some(draw)
     }
 
     /// Copies the rows of a piece, or makes them.
-    pub(super) fn read(&self, call: &Call, piece: &Piece, rows: &mut [f32]) -> Result<(), Violation> {
+    pub(super) fn read(
+        &self,
+        call: &AcceptedCall,
+        piece: &CallChunk,
+        rows: &mut [f32],
+    ) -> Result<(), Violation> {
         if let Some(draw) = &call.draw {
             draw.fill(piece.first_row as u64, call.asked.input, rows);
             return Ok(());
@@ -176,7 +181,12 @@ impl Peer {
     }
 
     /// Keeps the answer to a piece; the pieces of a call come in order.
-    pub(super) fn write(&self, call: &mut Call, piece: &Piece, rows: &[f32]) -> Result<(), Violation> {
+    pub(super) fn write(
+        &self,
+        call: &mut AcceptedCall,
+        piece: &CallChunk,
+        rows: &[f32],
+    ) -> Result<(), Violation> {
         let (from, dtype) = (call.asked.output_bytes(piece.first_row), call.header.dtype);
         match (self, &mut call.payload) {
             (Self::Local(Some(lent)), _) => {
@@ -192,19 +202,19 @@ impl Peer {
         Ok(())
     }
 
-    pub(super) fn reply(&mut self, reply: Reply) -> Result<(), Fault> {
+    pub(super) fn reply(&mut self, reply: Reply) -> Result<(), SessionFault> {
         let header: &ReplyHeader = &reply.header;
         match self {
             Self::Local(Some(lent)) => lent.channel.reply(header).map_err(|violation| match violation {
-                Violation::Full => Fault::Slow,
-                violation => Fault::Violation(violation),
+                Violation::Full => SessionFault::Slow,
+                violation => SessionFault::Violation(violation),
             }),
             Self::Local(None) => Ok(()),
             Self::Remote(replies) => {
                 if replies.put(reply) {
                     Ok(())
                 } else {
-                    Err(Fault::Slow)
+                    Err(SessionFault::Slow)
                 }
             }
         }

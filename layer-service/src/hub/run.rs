@@ -6,27 +6,27 @@ use std::{
 };
 
 use kernels::Activations;
-use model::sites::{Company, EvaluateError, EvaluateSites, SiteCall, SiteId};
-use shmproto::layer::{Class, ReplyHeader, Status};
+use model::sites::{EvaluateError, EvaluateSites, PassHooks, SiteCall, SiteId};
+use shmproto::layer::{CallClass, CallStatus, ReplyHeader};
 
-use super::{Fault, Hub, Joined, call::Refusal};
+use super::{CoBatchedCalls, Dispatcher, SessionFault, call::CallRefusal};
 use crate::{
-    batcher::Leaving,
+    batcher::BeforeChunkChange,
     inbox::Reply,
-    lane::{Allowed, Piece, any_class},
+    lane::{AllowedClasses, CallChunk, any_class},
     policy::is_background,
-    session::Answered,
+    session::CompletedCall,
 };
 
 /// What callers of a batch hear that has failed.
-const FAULT: Refusal = Refusal { status: Status::Failed, retry_after_ms: 0 };
+const FAULT: CallRefusal = CallRefusal { status: CallStatus::Failed, retry_after_ms: 0 };
 
 /// What they hear where the device had no memory even for a few rows: it may have in a while.
-const NO_MEMORY: Refusal = Refusal { status: Status::Busy, retry_after_ms: 100 };
+const NO_MEMORY: CallRefusal = CallRefusal { status: CallStatus::Busy, retry_after_ms: 100 };
 
 /// What was computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Ran {
+pub struct ComputedRows {
     /// Rows of it; 0 if nothing was due.
     pub rows: usize,
     /// What those took that nobody waits for.
@@ -35,25 +35,25 @@ pub struct Ran {
 
 /// A batch that was computed.
 #[derive(Debug, Clone, Copy)]
-struct Done {
+struct BatchResult {
     /// Rows it had, those of a resident pass among them.
     rows: usize,
     took: Duration,
 }
 
-impl Done {
+impl BatchResult {
     /// The part of so many of its rows.
     fn part(&self, rows: usize) -> Duration {
         self.took.mul_f64(rows as f64 / self.rows.max(1) as f64)
     }
 }
 
-impl Hub {
+impl Dispatcher {
     /// Computes the batch whose turn it is, if one is due.
-    pub fn run_due(&mut self, base: &mut dyn EvaluateSites) -> Ran {
+    pub fn run_due(&mut self, base: &mut dyn EvaluateSites) -> ComputedRows {
         let mut pieces = std::mem::take(&mut self.scratch.pieces);
         let call = self.batcher.next(self.clock.now(), any_class, &mut pieces);
-        let ran = call.map_or(Ran::default(), |call| self.compute(call, &pieces, base));
+        let ran = call.map_or(ComputedRows::default(), |call| self.compute(call, &pieces, base));
         self.scratch.pieces = pieces;
         ran
     }
@@ -73,11 +73,11 @@ impl Hub {
         }
     }
 
-    /// As [`Hub::run_due`], of calls of some classes, and of those that the next pass does not take along.
-    fn run_beside_pass(&mut self, allowed: Allowed, base: &mut dyn EvaluateSites) -> Ran {
+    /// As [`Dispatcher::run_due`], of calls of some classes, and of those that the next pass does not take along.
+    fn run_beside_pass(&mut self, allowed: AllowedClasses, base: &mut dyn EvaluateSites) -> ComputedRows {
         let mut pieces = std::mem::take(&mut self.scratch.pieces);
         let call = self.batcher.next_beside(self.clock.now(), allowed, &mut pieces);
-        let ran = call.map_or(Ran::default(), |call| self.compute(call, &pieces, base));
+        let ran = call.map_or(ComputedRows::default(), |call| self.compute(call, &pieces, base));
         self.scratch.pieces = pieces;
         ran
     }
@@ -89,12 +89,12 @@ impl Hub {
             let allowed = self.allowance.allowed(self.training_waits());
             let mut pieces = std::mem::take(&mut self.scratch.pieces);
             match self.batcher.before_leaving(self.clock.now(), site, allowed, &mut pieces) {
-                Leaving::Serve(call) => {
+                BeforeChunkChange::Serve(call) => {
                     let ran = self.compute(call, &pieces, base);
                     self.allowance.spend(ran.background);
                 }
-                Leaving::Hold(until) => self.wait_for_calls(Some(until)),
-                Leaving::Go => {
+                BeforeChunkChange::Hold(until) => self.wait_for_calls(Some(until)),
+                BeforeChunkChange::Go => {
                     self.scratch.pieces = pieces;
                     return;
                 }
@@ -106,15 +106,20 @@ impl Hub {
 
     /// How long a call of a trainer has waited.
     fn training_waits(&self) -> Duration {
-        let first = self.batcher.first_of(Class::Training);
+        let first = self.batcher.first_of(CallClass::Training);
         first.map_or(Duration::ZERO, |came| self.clock.now().saturating_duration_since(came))
     }
 
-    fn compute(&mut self, call: SiteCall, pieces: &[Piece], base: &mut dyn EvaluateSites) -> Ran {
+    fn compute(
+        &mut self,
+        call: SiteCall,
+        pieces: &[CallChunk],
+        base: &mut dyn EvaluateSites,
+    ) -> ComputedRows {
         let begun = self.clock.now();
         let rows = pieces.iter().map(|piece| piece.rows).sum();
         let background = self.background_rows(pieces);
-        let Some((input, output)) = self.widths(call) else { return Ran::default() };
+        let Some((input, output)) = self.widths(call) else { return ComputedRows::default() };
         let (mut x, mut out) = (std::mem::take(&mut self.scratch.x), std::mem::take(&mut self.scratch.out));
         x.reshape(rows, input);
         let mut rest = x.values_mut();
@@ -133,7 +138,7 @@ impl Hub {
         let took = self.clock.now().saturating_duration_since(begun);
         failpoint::pass("layer.after_batch");
         match computed {
-            Ok(Ok(())) => self.hand_out(pieces, answers, output, Done { rows, took }),
+            Ok(Ok(())) => self.hand_out(pieces, answers, output, BatchResult { rows, took }),
             Ok(Err(EvaluateError::NoMemory(error))) => {
                 tracing::warn!(%error, calls = pieces.len(), "no memory for a batch; its calls are to come again");
                 self.fail(pieces, NO_MEMORY);
@@ -154,12 +159,13 @@ impl Hub {
         (self.scratch.x, self.scratch.out) = (x, out);
         self.registry.counts().batches.add(1);
         self.let_go();
-        Ran { rows, background: Done { rows, took }.part(background) }
+        ComputedRows { rows, background: BatchResult { rows, took }.part(background) }
     }
 
-    fn background_rows(&self, pieces: &[Piece]) -> usize {
-        let is_background =
-            |piece: &&Piece| self.calls.get(&piece.id).is_some_and(|call| is_background(call.header.class));
+    fn background_rows(&self, pieces: &[CallChunk]) -> usize {
+        let is_background = |piece: &&CallChunk| {
+            self.calls.get(&piece.id).is_some_and(|call| is_background(call.header.class))
+        };
         pieces.iter().filter(is_background).map(|piece| piece.rows).sum()
     }
 
@@ -168,18 +174,18 @@ impl Hub {
     }
 
     /// Copies the rows of a piece.
-    fn gather(&mut self, piece: &Piece, begun: Instant, rows: &mut [f32]) {
+    fn gather(&mut self, piece: &CallChunk, begun: Instant, rows: &mut [f32]) {
         let Some(call) = self.calls.get_mut(&piece.id) else { return rows.fill(0.0) };
         call.waited.get_or_insert(begun.saturating_duration_since(call.arrived));
         let Some(client) = self.clients.get(&call.connection) else { return rows.fill(0.0) };
         if let Err(violation) = client.peer.read(call, piece, rows) {
             rows.fill(0.0);
-            self.gone.push((call.connection, Fault::Violation(violation)));
+            self.gone.push((call.connection, SessionFault::Violation(violation)));
         }
     }
 
     /// Hands out the rows of a batch, and answers the calls that are whole.
-    fn hand_out(&mut self, pieces: &[Piece], out: &[f32], width: usize, done: Done) {
+    fn hand_out(&mut self, pieces: &[CallChunk], out: &[f32], width: usize, done: BatchResult) {
         let mut rest = out;
         for piece in pieces {
             let (own, others) = rest.split_at(piece.rows * width);
@@ -188,24 +194,24 @@ impl Hub {
         }
     }
 
-    fn keep(&mut self, piece: &Piece, rows: &[f32], done: Done) {
+    fn keep(&mut self, piece: &CallChunk, rows: &[f32], done: BatchResult) {
         let Some(call) = self.calls.get_mut(&piece.id) else { return };
         let Some(client) = self.clients.get_mut(&call.connection) else { return };
         call.computed += done.part(piece.rows);
         call.batch_rows = call.batch_rows.max(done.rows);
         if let Err(violation) = client.peer.write(call, piece, rows) {
-            self.gone.push((call.connection, Fault::Violation(violation)));
+            self.gone.push((call.connection, SessionFault::Violation(violation)));
         } else if piece.is_last {
             self.answer(piece);
         }
     }
 
-    fn answer(&mut self, piece: &Piece) {
+    fn answer(&mut self, piece: &CallChunk) {
         let Some(call) = self.calls.remove(&piece.id) else { return };
         let Some(client) = self.clients.get_mut(&call.connection) else { return };
         let (header, asked) = (&call.header, &call.asked);
         let waited = call.waited.unwrap_or_default();
-        client.account.answered(&Answered {
+        client.account.answered(&CompletedCall {
             class: header.class,
             rows: header.rows.into(),
             bytes: (asked.coming_bytes(), asked.output_bytes(asked.rows)),
@@ -214,7 +220,7 @@ impl Hub {
             batch_rows: call.batch_rows as u64,
         });
         let reply = ReplyHeader {
-            status: Status::Done,
+            status: CallStatus::Done,
             dtype: header.dtype,
             retry_after_ms: 0,
             rows: header.rows,
@@ -233,7 +239,7 @@ impl Hub {
     }
 
     /// The batch of these pieces has failed: their calls may be repeated, all others go on.
-    fn fail(&mut self, pieces: &[Piece], why: Refusal) {
+    fn fail(&mut self, pieces: &[CallChunk], why: CallRefusal) {
         for piece in pieces {
             let Some(call) = self.calls.remove(&piece.id) else { continue };
             self.batcher.remove(call.asked.call, piece.id);
@@ -258,7 +264,7 @@ impl Hub {
     }
 }
 
-impl Company for Hub {
+impl PassHooks for Dispatcher {
     fn is_waiting(&mut self) -> bool {
         self.poll();
         !self.batcher.is_empty()
@@ -273,7 +279,7 @@ impl Company for Hub {
         while left > 0 && !self.batcher.is_empty() {
             let mut pieces = std::mem::take(&mut self.scratch.pieces);
             let call = self.batcher.next_urgent(self.clock.now(), site, left, &mut pieces);
-            let ran = call.map_or(Ran::default(), |call| self.compute(call, &pieces, base));
+            let ran = call.map_or(ComputedRows::default(), |call| self.compute(call, &pieces, base));
             self.scratch.pieces = pieces;
             if ran.rows == 0 {
                 return;
@@ -301,18 +307,18 @@ impl Company for Hub {
         }
         (self.scratch.rows, self.scratch.joined) = (rows, pieces);
         if joined > 0 {
-            self.joined = Some(Joined { call, rows: x.rows(), since: now });
+            self.joined = Some(CoBatchedCalls { call, rows: x.rows(), since: now });
             failpoint::pass("layer.joined_pass");
         }
         joined
     }
 
     fn part(&mut self, out: &[f32]) {
-        let Some(Joined { call, rows, since }) = self.joined.take() else { return };
+        let Some(CoBatchedCalls { call, rows, since }) = self.joined.take() else { return };
         let Some((_, width)) = self.widths(call) else { return };
         let pieces = std::mem::take(&mut self.scratch.joined);
         let took = self.clock.now().saturating_duration_since(since);
-        self.hand_out(&pieces, out, width, Done { rows, took });
+        self.hand_out(&pieces, out, width, BatchResult { rows, took });
         let joined: usize = pieces.iter().map(|piece| piece.rows).sum();
         self.registry.counts().joined_rows.add(joined as u64);
         self.scratch.joined = pieces;

@@ -2,62 +2,62 @@
 
 use std::sync::Arc;
 
-use cache::ledger::{self, Charge, Full};
+use cache::ledger::{self, MemoryReservation, OutOfBudget};
 use shmproto::{
     channel::{ExecutorChannel, Geometry},
     layer::{
-        CallHeader, ReplyHeader, Status,
-        control::{Opened, RefusalCode, Refused, SessionStats},
+        CallHeader, CallStatus, ReplyHeader,
+        control::{RefusalCode, SessionOpened, SessionRefused, SessionStats},
     },
 };
 
 use super::{MAX_CALLS, REOPEN_MS, RETRY_MS, Registry, refused};
 use crate::{
     ConnectionId,
-    inbox::{HubEvent, LentChannel, Opening, Payload, Replies, SendError},
-    session::{Account, Facts},
-    slab_charge::SlabCharge,
+    inbox::{AccountedChannel, DispatcherEvent, OpenSession, Payload, Replies, SendError},
+    session::{SessionCounters, SessionFacts},
+    slab_charge::SlabReservation,
 };
 
 /// A session as its door knows it. Dropped, it is over: its place is free, and the hub forgets it.
 #[derive(Debug)]
-pub struct Session {
+pub struct RegisteredSession {
     pub(super) registry: Registry,
     pub(super) connection: ConnectionId,
-    pub(super) facts: Arc<Facts>,
-    pub(super) account: Arc<Account>,
+    pub(super) facts: Arc<SessionFacts>,
+    pub(super) account: Arc<SessionCounters>,
     /// What its tenant may hold.
-    pub(super) memory: ledger::Account,
+    pub(super) memory: ledger::MemoryAccount,
     /// What the channel takes, until its memory is given back.
-    pub(super) slab: Option<SlabCharge>,
-    pub(super) opened: Opened,
+    pub(super) slab: Option<SlabReservation>,
+    pub(super) opened: SessionOpened,
 }
 
-impl Session {
+impl RegisteredSession {
     pub(super) fn begin(
         &self,
         takes_over: Option<ConnectionId>,
         replies: Option<Replies>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), SessionRefused> {
         let (facts, account) = (Arc::clone(&self.facts), Arc::clone(&self.account));
-        let opening = Opening { connection: self.connection, facts, account, takes_over, replies };
-        self.send(HubEvent::Open(opening))
+        let opening = OpenSession { connection: self.connection, facts, account, takes_over, replies };
+        self.send(DispatcherEvent::Open(opening))
     }
 
-    fn send(&self, event: HubEvent) -> Result<(), Refused> {
+    fn send(&self, event: DispatcherEvent) -> Result<(), SessionRefused> {
         let refuse = |error: SendError| refused(RefusalCode::Draining, error.to_string());
         self.registry.0.hub.send(event).map_err(refuse)
     }
 
     /// What the client is to be told.
     #[must_use]
-    pub fn opened(&self) -> &Opened {
+    pub fn opened(&self) -> &SessionOpened {
         &self.opened
     }
 
     /// Who it is.
     #[must_use]
-    pub fn facts(&self) -> &Facts {
+    pub fn facts(&self) -> &SessionFacts {
         &self.facts
     }
 
@@ -77,8 +77,8 @@ impl Session {
     ///
     /// # Errors
     /// What the client is to be answered if the quota is used up.
-    pub fn hold(&self, call: &CallHeader, bytes: u64) -> Result<Charge, ReplyHeader> {
-        self.memory.charge(bytes).map_err(|_| self.refuse(call, Status::Quota))
+    pub fn hold(&self, call: &CallHeader, bytes: u64) -> Result<MemoryReservation, ReplyHeader> {
+        self.memory.charge(bytes).map_err(|_| self.refuse(call, CallStatus::Quota))
     }
 
     /// Hands a remote call to the hub.
@@ -87,17 +87,18 @@ impl Session {
     /// What the client is to be answered if it is not taken.
     pub fn call(&self, header: CallHeader, payload: Payload) -> Result<(), ReplyHeader> {
         if !self.account.begin_call(MAX_CALLS) {
-            return Err(self.refuse(&header, Status::Busy));
+            return Err(self.refuse(&header, CallStatus::Busy));
         }
-        let sent = self.registry.0.hub.send(HubEvent::Call { connection: self.connection, header, payload });
+        let sent =
+            self.registry.0.hub.send(DispatcherEvent::Call { connection: self.connection, header, payload });
         sent.map_err(|error| {
             self.account.end_call();
-            let status = if error == SendError::Full { Status::Busy } else { Status::Draining };
+            let status = if error == SendError::Full { CallStatus::Busy } else { CallStatus::Draining };
             self.refuse(&header, status)
         })
     }
 
-    fn refuse(&self, call: &CallHeader, status: Status) -> ReplyHeader {
+    fn refuse(&self, call: &CallHeader, status: CallStatus) -> ReplyHeader {
         self.account.refused();
         ReplyHeader::refusal(call, status, RETRY_MS)
     }
@@ -113,15 +114,15 @@ impl Session {
     pub fn channel(
         &mut self,
         slab_bytes: u64,
-        give: impl FnOnce(&ExecutorChannel) -> Result<(), Refused>,
-    ) -> Result<(), Refused> {
+        give: impl FnOnce(&ExecutorChannel) -> Result<(), SessionRefused>,
+    ) -> Result<(), SessionRefused> {
         let geometry = Geometry::rounded(slab_bytes, MAX_CALLS)
             .map_err(|error| refused(RefusalCode::Malformed, error.to_string()))?;
-        let before = self.slab.as_ref().map_or(0, SlabCharge::bytes);
+        let before = self.slab.as_ref().map_or(0, SlabReservation::bytes);
         let bytes = geometry.region_bytes();
         let held = self.hold_slab(bytes)?;
         let made = ExecutorChannel::create(geometry)
-            .map_err(|error| Refused {
+            .map_err(|error| SessionRefused {
                 retry_after_ms: REOPEN_MS,
                 ..refused(RefusalCode::Busy, error.to_string())
             })
@@ -131,13 +132,13 @@ impl Session {
             let _ = held.resize(before);
         })?;
         self.account.set_slab_bytes(geometry.slab_bytes);
-        self.send(HubEvent::Channel {
+        self.send(DispatcherEvent::Channel {
             connection: self.connection,
-            channel: LentChannel { channel, _held: held },
+            channel: AccountedChannel { channel, _held: held },
         })
     }
 
-    fn hold_slab(&mut self, bytes: u64) -> Result<SlabCharge, Refused> {
+    fn hold_slab(&mut self, bytes: u64) -> Result<SlabReservation, SessionRefused> {
         let held = self.try_hold_slab(bytes).or_else(|_| {
             // What the hub is done with may be what is missing.
             self.registry.empty_discarded();
@@ -153,15 +154,15 @@ impl Session {
         })
     }
 
-    fn try_hold_slab(&mut self, bytes: u64) -> Result<SlabCharge, Full> {
+    fn try_hold_slab(&mut self, bytes: u64) -> Result<SlabReservation, OutOfBudget> {
         match &self.slab {
             Some(held) => held.resize(bytes).map(|()| held.clone()),
-            None => Ok(self.slab.insert(SlabCharge::new(self.memory.charge(bytes)?)).clone()),
+            None => Ok(self.slab.insert(SlabReservation::new(self.memory.charge(bytes)?)).clone()),
         }
     }
 }
 
-impl Drop for Session {
+impl Drop for RegisteredSession {
     fn drop(&mut self) {
         self.registry.leave(self.connection);
     }

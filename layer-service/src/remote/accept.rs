@@ -10,21 +10,21 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 use super::{
-    Shared,
-    connection::{Client, Connection},
-    gateways::{self, Guest},
-    greet::{Arrival, GreetError, greet},
+    RemoteShared,
+    connection::{AdmittedClient, Connection},
+    gateways::{self, AdmittedGateway},
+    greet::{ArrivedClient, HandshakeError, greet},
     handshakes::Handshake,
-    link::Link,
+    link::ZmtpLink,
 };
-use crate::{Transport, tls};
+use crate::{SessionTransport, tls};
 use ::tls::socket;
 
 /// After an error that is not one connection's, such as too many open files.
 const AFTER_ERROR: Duration = Duration::from_millis(100);
 
 /// Takes TLS connections for ever.
-pub(super) async fn tls(listener: TcpListener, acceptor: TlsAcceptor, shared: Arc<Shared>) {
+pub(super) async fn tls(listener: TcpListener, acceptor: TlsAcceptor, shared: Arc<RemoteShared>) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -39,11 +39,11 @@ pub(super) async fn tls(listener: TcpListener, acceptor: TlsAcceptor, shared: Ar
 }
 
 /// Takes connections of this user's own processes for ever.
-pub(super) async fn unix(listener: UnixListener, shared: Arc<Shared>) {
+pub(super) async fn unix(listener: UnixListener, shared: Arc<RemoteShared>) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) if is_own_process(&stream) => {
-                let arrival = Arrival { transport: Transport::Ipc, certified: None };
+                let arrival = ArrivedClient { transport: SessionTransport::Ipc, certified: None };
                 admit(&shared, move |handshake, shared| async move {
                     match within(&shared, greet(stream, &arrival, &shared)).await {
                         Ok(client) => serve(client, handshake, shared).await,
@@ -59,8 +59,8 @@ pub(super) async fn unix(listener: UnixListener, shared: Arc<Shared>) {
 
 /// Gives a connection a place among the handshakes and a task.
 fn admit<F: Future<Output = ()> + Send + 'static>(
-    shared: &Arc<Shared>,
-    serve: impl FnOnce(Handshake, Arc<Shared>) -> F,
+    shared: &Arc<RemoteShared>,
+    serve: impl FnOnce(Handshake, Arc<RemoteShared>) -> F,
 ) {
     let handshake = shared.handshakes.begin();
     let number = handshake.number();
@@ -69,60 +69,65 @@ fn admit<F: Future<Output = ()> + Send + 'static>(
 }
 
 /// Who has come over TLS and been let in.
-enum Welcomed<C> {
+enum AdmittedConnection<C> {
     Client(C),
-    Gateway(Box<Guest>),
+    Gateway(Box<AdmittedGateway>),
 }
 
-async fn over_tls(stream: TcpStream, acceptor: &TlsAcceptor, handshake: Handshake, shared: Arc<Shared>) {
+async fn over_tls(
+    stream: TcpStream,
+    acceptor: &TlsAcceptor,
+    handshake: Handshake,
+    shared: Arc<RemoteShared>,
+) {
     let greeted = within(&shared, async {
         socket::prepare(&stream)?;
         let stream = acceptor.accept(stream).await?;
         if gateways::is_gateway(&stream) {
-            return Ok(Welcomed::Gateway(Box::new(gateways::greet(stream, &shared).await?)));
+            return Ok(AdmittedConnection::Gateway(Box::new(gateways::greet(stream, &shared).await?)));
         }
         let arrival = arrival(&stream, &shared)?;
-        greet(stream, &arrival, &shared).await.map(Welcomed::Client)
+        greet(stream, &arrival, &shared).await.map(AdmittedConnection::Client)
     });
     match greeted.await {
-        Ok(Welcomed::Gateway(guest)) => {
+        Ok(AdmittedConnection::Gateway(guest)) => {
             drop(handshake);
             guest.serve(&shared).await;
         }
-        Ok(Welcomed::Client(client)) => serve(client, handshake, shared).await,
+        Ok(AdmittedConnection::Client(client)) => serve(client, handshake, shared).await,
         Err(error) => not_let_in(&error),
     }
 }
 
 fn arrival(
     stream: &tokio_rustls::server::TlsStream<TcpStream>,
-    shared: &Shared,
-) -> Result<Arrival, GreetError> {
+    shared: &RemoteShared,
+) -> Result<ArrivedClient, HandshakeError> {
     let chain = stream.get_ref().1.peer_certificates();
     let certified = chain.and_then(<[_]>::first).map(|certificate| {
         let name = tls::common_name(certificate);
-        name.and_then(|name| shared.authenticator.by_certificate(name)).ok_or(GreetError::Certificate)
+        name.and_then(|name| shared.authenticator.by_certificate(name)).ok_or(HandshakeError::Certificate)
     });
-    Ok(Arrival { transport: Transport::Tls, certified: certified.transpose()? })
+    Ok(ArrivedClient { transport: SessionTransport::Tls, certified: certified.transpose()? })
 }
 
 /// Everything before the session has one deadline.
 async fn within<T>(
-    shared: &Shared,
-    greeting: impl Future<Output = Result<T, GreetError>>,
-) -> Result<T, GreetError> {
+    shared: &RemoteShared,
+    greeting: impl Future<Output = Result<T, HandshakeError>>,
+) -> Result<T, HandshakeError> {
     let limit = shared.settings.handshake;
-    timeout(limit, greeting).await.unwrap_or(Err(GreetError::Late(limit)))
+    timeout(limit, greeting).await.unwrap_or(Err(HandshakeError::Late(limit)))
 }
 
-fn not_let_in(error: &GreetError) {
+fn not_let_in(error: &HandshakeError) {
     tracing::debug!(%error, "a layer client was not let in");
 }
 
 async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
-    (link, client): (Link<S>, Client),
+    (link, client): (ZmtpLink<S>, AdmittedClient),
     handshake: Handshake,
-    shared: Arc<Shared>,
+    shared: Arc<RemoteShared>,
 ) {
     drop(handshake);
     let (session, tenant) = (client.session.opened().session, client.principal.tenant.clone());

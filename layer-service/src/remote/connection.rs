@@ -2,14 +2,14 @@
 
 use std::{io, sync::Arc, time::Duration};
 
-use cache::ledger::Charge;
+use cache::ledger::MemoryReservation;
 use shmproto::{
     codec::Wire as _,
     layer::{
         CONTROL, CallHeader, HEADER_BYTES, HeaderError,
-        control::{Fetch, Fetched, FromLayers, RefusalCode, Refused, ToLayers},
+        control::{Fetch, Fetched, FromLayers, RefusalCode, SessionRefused, ToLayers},
     },
-    zmtp::{Event, ZmtpError},
+    zmtp::{ZmtpError, ZmtpEvent},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -19,13 +19,13 @@ use tokio::{
 };
 
 use super::{
-    Settings, Shared,
-    link::{Link, Moved, Reading},
+    RemoteSettings, RemoteShared,
+    link::{IoProgress, Reading, ZmtpLink},
 };
 use crate::{
     auth::{Principal, REFUSED},
     inbox::{Payload, Reply},
-    registry::{Session, refused},
+    registry::{RegisteredSession, refused},
 };
 
 /// Longest control message of a client.
@@ -33,7 +33,7 @@ pub(super) const MAX_CONTROL_BYTES: usize = 4 << 10;
 
 /// What a connection may have to know that is no message of its client.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct News {
+pub(super) struct ConnectionUpdate {
     /// Counts changes of the key file.
     pub(super) keys: u64,
     /// The executor is about to end.
@@ -42,7 +42,7 @@ pub(super) struct News {
 
 /// Why a session ended.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Ending {
+pub(super) enum SessionEnd {
     #[error("the client closed it")]
     Closed,
     #[error("the hub let it go, or another connection took it over")]
@@ -63,7 +63,7 @@ pub(super) enum Ending {
     Nonsense,
 }
 
-impl Ending {
+impl SessionEnd {
     /// Whether the client did what no client of ours does.
     pub(super) fn is_violation(&self) -> bool {
         matches!(self, Self::Zmtp(_) | Self::Header(_) | Self::Nonsense)
@@ -72,8 +72,8 @@ impl Ending {
 
 /// A client that has been let in.
 #[derive(Debug)]
-pub(super) struct Client {
-    pub(super) session: Session,
+pub(super) struct AdmittedClient {
+    pub(super) session: RegisteredSession,
     pub(super) principal: Principal,
     pub(super) replies: mpsc::Receiver<Reply>,
 }
@@ -81,12 +81,12 @@ pub(super) struct Client {
 /// One connection of a client.
 #[derive(Debug)]
 pub(super) struct Connection<S> {
-    link: Link<S>,
-    client: Client,
-    shared: Arc<Shared>,
-    news: watch::Receiver<News>,
+    link: ZmtpLink<S>,
+    client: AdmittedClient,
+    shared: Arc<RemoteShared>,
+    news: watch::Receiver<ConnectionUpdate>,
     /// The rows of a call that has not come wholly.
-    coming: Coming,
+    coming: IncomingRows,
     /// Part of a blob that is being read; the client's next messages wait for it.
     fetch: Option<JoinHandle<FromLayers>>,
     /// PINGs since something was heard.
@@ -96,34 +96,34 @@ pub(super) struct Connection<S> {
 
 /// Rows that are under way.
 #[derive(Debug)]
-enum Coming {
+enum IncomingRows {
     /// None whose call is known.
     Nothing,
     /// There is room for them in the tenant's quota.
-    Charge(Charge),
+    Charge(MemoryReservation),
     /// There is none: the call was answered, and they are not kept.
     Refused,
 }
 
 /// What [`Connection::wait`] has waited for.
-enum Waited {
+enum WaitOutcome {
     Reply(Option<Reply>),
-    Moved(Moved),
+    Moved(IoProgress),
     Fetched(FromLayers),
     News,
     Late,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
-    pub(super) fn new(link: Link<S>, client: Client, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(link: ZmtpLink<S>, client: AdmittedClient, shared: Arc<RemoteShared>) -> Self {
         let mut news = shared.news.subscribe();
         news.mark_changed();
-        let coming = Coming::Nothing;
+        let coming = IncomingRows::Nothing;
         Self { link, client, shared, news, coming, fetch: None, pings: 0, is_told_of_draining: false }
     }
 
     /// Serves until the session ends, and says why.
-    pub(super) async fn serve(mut self) -> Ending {
+    pub(super) async fn serve(mut self) -> SessionEnd {
         let ending = loop {
             match self.step().await {
                 Ok(()) => {}
@@ -133,13 +133,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         let Self { link, client, .. } = self;
         // What the session held is free before the last word is said.
         drop(client);
-        let revoked = matches!(ending, Ending::Revoked)
+        let revoked = matches!(ending, SessionEnd::Revoked)
             .then(|| FromLayers::Refused(refused(RefusalCode::Unauthenticated, REFUSED.to_owned())));
         link.farewell(revoked.as_ref()).await;
         ending
     }
 
-    async fn step(&mut self) -> Result<(), Ending> {
+    async fn step(&mut self) -> Result<(), SessionEnd> {
         while self.fetch.is_none()
             && self.link.outbox.has_room()
             && let Some(event) = self.link.next_event()?
@@ -148,36 +148,36 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         }
         self.make_room()?;
         match self.wait().await? {
-            Waited::Reply(None) => return Err(Ending::LetGo),
-            Waited::Reply(Some(reply)) => self.answer(reply),
-            Waited::Moved(Moved::In) => self.pings = 0,
-            Waited::Moved(Moved::Out) => {}
-            Waited::Moved(Moved::End) => return Err(Ending::Closed),
-            Waited::Fetched(answer) => {
+            WaitOutcome::Reply(None) => return Err(SessionEnd::LetGo),
+            WaitOutcome::Reply(Some(reply)) => self.answer(reply),
+            WaitOutcome::Moved(IoProgress::In) => self.pings = 0,
+            WaitOutcome::Moved(IoProgress::Out) => {}
+            WaitOutcome::Moved(IoProgress::End) => return Err(SessionEnd::Closed),
+            WaitOutcome::Fetched(answer) => {
                 self.fetch = None;
                 self.link.outbox.put_control(&answer);
             }
-            Waited::News => self.hear_news()?,
-            Waited::Late => self.look()?,
+            WaitOutcome::News => self.hear_news()?,
+            WaitOutcome::Late => self.look()?,
         }
         Ok(())
     }
 
-    async fn wait(&mut self) -> Result<Waited, Ending> {
+    async fn wait(&mut self) -> Result<WaitOutcome, SessionEnd> {
         let (look_at, reading) = (self.next_look(), self.reading());
         let Self { link, client, news, fetch, .. } = self;
         let has_room = link.outbox.has_room();
         tokio::select! {
             biased;
             changed = news.changed() => match changed {
-                Ok(()) => Ok(Waited::News),
+                Ok(()) => Ok(WaitOutcome::News),
                 // The door has closed.
-                Err(_) => Err(Ending::LetGo),
+                Err(_) => Err(SessionEnd::LetGo),
             },
-            reply = client.replies.recv(), if has_room => Ok(Waited::Reply(reply)),
-            answer = ended(fetch) => Ok(Waited::Fetched(answer)),
-            moved = link.moved(reading) => Ok(Waited::Moved(moved?)),
-            () = sleep_until(look_at) => Ok(Waited::Late),
+            reply = client.replies.recv(), if has_room => Ok(WaitOutcome::Reply(reply)),
+            answer = ended(fetch) => Ok(WaitOutcome::Fetched(answer)),
+            moved = link.moved(reading) => Ok(WaitOutcome::Moved(moved?)),
+            () = sleep_until(look_at) => Ok(WaitOutcome::Late),
         }
     }
 
@@ -191,11 +191,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         }
     }
 
-    fn react(&mut self, event: Event) -> Result<(), Ending> {
-        let Event::Message(frames) = event else { return Ok(()) };
-        let [first, second] = <[Vec<u8>; 2]>::try_from(frames).map_err(|_| Ending::Nonsense)?;
+    fn react(&mut self, event: ZmtpEvent) -> Result<(), SessionEnd> {
+        let ZmtpEvent::Message(frames) = event else { return Ok(()) };
+        let [first, second] = <[Vec<u8>; 2]>::try_from(frames).map_err(|_| SessionEnd::Nonsense)?;
         if first == CONTROL {
-            let message = ToLayers::from_bytes(&second).map_err(|_| Ending::Nonsense)?;
+            let message = ToLayers::from_bytes(&second).map_err(|_| SessionEnd::Nonsense)?;
             return self.control(message);
         }
         self.call(call_header(&first)?, second);
@@ -203,22 +203,23 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     }
 
     /// Counts the rows of a call before they are there. What there is no room for is refused and not kept.
-    fn make_room(&mut self) -> Result<(), Ending> {
-        let (Coming::Nothing, Some((frames, bytes))) = (&self.coming, self.link.zmtp().under_way()) else {
+    fn make_room(&mut self) -> Result<(), SessionEnd> {
+        let (IncomingRows::Nothing, Some((frames, bytes))) = (&self.coming, self.link.zmtp().under_way())
+        else {
             return Ok(());
         };
         let header = match frames {
             [] if bytes <= HEADER_BYTES => return Ok(()),
             [first] if *first == CONTROL && bytes <= MAX_CONTROL_BYTES => return Ok(()),
             [first] => call_header(first)?,
-            _ => return Err(Ending::Nonsense),
+            _ => return Err(SessionEnd::Nonsense),
         };
         self.coming = match self.client.session.hold(&header, bytes as u64) {
-            Ok(held) => Coming::Charge(held),
+            Ok(held) => IncomingRows::Charge(held),
             Err(refusal) => {
                 self.link.outbox.put_refusal(&refusal);
                 self.link.zmtp().skip();
-                Coming::Refused
+                IncomingRows::Refused
             }
         };
         Ok(())
@@ -226,11 +227,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
 
     fn call(&mut self, header: CallHeader, bytes: Vec<u8>) {
         let session = &self.client.session;
-        let held = match std::mem::replace(&mut self.coming, Coming::Nothing) {
-            Coming::Refused => return,
-            Coming::Charge(held) => Ok(held),
+        let held = match std::mem::replace(&mut self.coming, IncomingRows::Nothing) {
+            IncomingRows::Refused => return,
+            IncomingRows::Charge(held) => Ok(held),
             // It came at once.
-            Coming::Nothing => session.hold(&header, bytes.len() as u64),
+            IncomingRows::Nothing => session.hold(&header, bytes.len() as u64),
         };
         let taken = held.and_then(|held| session.call(header, Payload { bytes, held }));
         if let Err(refusal) = taken {
@@ -238,9 +239,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         }
     }
 
-    fn control(&mut self, message: ToLayers) -> Result<(), Ending> {
+    fn control(&mut self, message: ToLayers) -> Result<(), SessionEnd> {
         let answer = match message {
-            ToLayers::Close => return Err(Ending::Closed),
+            ToLayers::Close => return Err(SessionEnd::Closed),
             ToLayers::Fetch(asked) => {
                 self.fetch = Some(self.shared.fetch(&asked));
                 return Ok(());
@@ -255,10 +256,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         Ok(())
     }
 
-    fn hear_news(&mut self) -> Result<(), Ending> {
-        let News { is_draining, .. } = *self.news.borrow_and_update();
+    fn hear_news(&mut self) -> Result<(), SessionEnd> {
+        let ConnectionUpdate { is_draining, .. } = *self.news.borrow_and_update();
         if !self.shared.authenticator.still_admits(&self.client.principal) {
-            return Err(Ending::Revoked);
+            return Err(SessionEnd::Revoked);
         }
         if is_draining && !self.is_told_of_draining {
             self.is_told_of_draining = true;
@@ -273,7 +274,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
 
     /// When the client is to be looked after if nothing happens.
     fn next_look(&self) -> Instant {
-        let Settings { ping_every, silence, stuck, .. } = self.shared.settings;
+        let RemoteSettings { ping_every, silence, stuck, .. } = self.shared.settings;
         let quiet = match self.reading() {
             Reading::On => self.link.heard_at() + silence.min(ping_every * (self.pings + 1)),
             // Who is not listened to is not silent.
@@ -283,17 +284,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     }
 
     /// Asks a silent client whether it is there, and gives up one that is not.
-    fn look(&mut self) -> Result<(), Ending> {
-        let Settings { ping_every, silence, stuck, .. } = self.shared.settings;
+    fn look(&mut self) -> Result<(), SessionEnd> {
+        let RemoteSettings { ping_every, silence, stuck, .. } = self.shared.settings;
         let now = Instant::now();
         if self.link.stuck_since().is_some_and(|since| now >= since + stuck) {
-            return Err(Ending::Stuck(stuck));
+            return Err(SessionEnd::Stuck(stuck));
         }
         if self.reading() == Reading::Paused {
             return Ok(());
         }
         if now >= self.link.heard_at() + silence {
-            return Err(Ending::Silent(silence));
+            return Err(SessionEnd::Silent(silence));
         }
         if now >= self.link.heard_at() + ping_every * (self.pings + 1) {
             self.pings += 1;
@@ -303,7 +304,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     }
 }
 
-impl Shared {
+impl RemoteShared {
     /// Reads part of a blob where a disk may be waited for.
     fn fetch(&self, asked: &Fetch) -> JoinHandle<FromLayers> {
         let Fetch { blob, offset, bytes } = *asked;
@@ -315,8 +316,8 @@ impl Shared {
     }
 }
 
-fn call_header(frame: &[u8]) -> Result<CallHeader, Ending> {
-    let header = <&[u8; HEADER_BYTES]>::try_from(frame).map_err(|_| Ending::Nonsense)?;
+fn call_header(frame: &[u8]) -> Result<CallHeader, SessionEnd> {
+    let header = <&[u8; HEADER_BYTES]>::try_from(frame).map_err(|_| SessionEnd::Nonsense)?;
     Ok(CallHeader::from_bytes(header)?)
 }
 
@@ -327,7 +328,11 @@ async fn ended(fetch: &mut Option<JoinHandle<FromLayers>>) -> FromLayers {
         Some(fetch) => fetch.await.unwrap_or_else(|error| {
             tracing::error!(%error, "reading for a layer client failed");
             let message = "the executor failed to read: try again".to_owned();
-            FromLayers::Refused(Refused { code: RefusalCode::NoSuchBlob, message, retry_after_ms: 1000 })
+            FromLayers::Refused(SessionRefused {
+                code: RefusalCode::NoSuchBlob,
+                message,
+                retry_after_ms: 1000,
+            })
         }),
     }
 }

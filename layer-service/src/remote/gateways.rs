@@ -11,7 +11,7 @@ use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 use shmproto::{
     codec::Wire,
-    far::{self, Answer, Ask},
+    far::{self, RemoteReply, RemoteRequest},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional_with_sizes},
@@ -21,7 +21,7 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 
-use super::{Shared, greet::GreetError};
+use super::{RemoteShared, greet::HandshakeError};
 use crate::tls;
 
 /// Connections of gateways at once: each gateway has a tunnel, and one connection more while it loads an adapter.
@@ -33,7 +33,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Which gateways of other hosts are let in, and to what.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GatewayDoor {
+pub struct GatewayAccess {
     /// Names in their certificates.
     pub names: Vec<String>,
     /// The executor's own socket.
@@ -47,13 +47,13 @@ pub struct GatewayDoor {
 /// The door, and who is in.
 #[derive(Debug)]
 pub(super) struct Gateways {
-    door: GatewayDoor,
+    door: GatewayAccess,
     connections: Arc<Semaphore>,
 }
 
 impl Gateways {
     /// A door that nobody has come through yet.
-    pub(super) fn open(door: GatewayDoor) -> io::Result<Self> {
+    pub(super) fn open(door: GatewayAccess) -> io::Result<Self> {
         lending::clear(&door.lent)?;
         Ok(Self { door, connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)) })
     }
@@ -61,9 +61,9 @@ impl Gateways {
 
 /// A gateway that is let in, until its connection ends.
 #[derive(Debug)]
-pub(super) struct Guest {
+pub(super) struct AdmittedGateway {
     stream: TlsStream<TcpStream>,
-    ask: Ask,
+    ask: RemoteRequest,
     name: String,
     _connection: OwnedSemaphorePermit,
 }
@@ -74,18 +74,21 @@ pub(super) fn is_gateway(stream: &TlsStream<TcpStream>) -> bool {
 }
 
 /// Who it is and what it asks for. Nothing else is touched before that is known.
-pub(super) async fn greet(mut stream: TlsStream<TcpStream>, shared: &Shared) -> Result<Guest, GreetError> {
-    let ask = read::<Ask>(&mut stream).await?;
-    let Some(gateways) = &shared.gateways else { return Err(GreetError::NotOpen) };
+pub(super) async fn greet(
+    mut stream: TlsStream<TcpStream>,
+    shared: &RemoteShared,
+) -> Result<AdmittedGateway, HandshakeError> {
+    let ask = read::<RemoteRequest>(&mut stream).await?;
+    let Some(gateways) = &shared.gateways else { return Err(HandshakeError::NotOpen) };
     let chain = stream.get_ref().1.peer_certificates();
     let name = chain.and_then(<[_]>::first).and_then(tls::common_name).unwrap_or_default().to_owned();
     match gateways.admit(&name) {
-        Ok(connection) => Ok(Guest { stream, ask, name, _connection: connection }),
+        Ok(connection) => Ok(AdmittedGateway { stream, ask, name, _connection: connection }),
         Err(why) => {
             shared.registry.count_refusal();
             tracing::warn!(certificate = name, why, "a gateway of another host is refused");
             refuse(stream, why.clone()).await;
-            Err(GreetError::Refused(why))
+            Err(HandshakeError::Refused(why))
         }
     }
 }
@@ -107,14 +110,14 @@ impl Gateways {
     }
 }
 
-impl Guest {
+impl AdmittedGateway {
     /// Does what is asked until the connection ends.
-    pub(super) async fn serve(self, shared: &Shared) {
+    pub(super) async fn serve(self, shared: &RemoteShared) {
         let Some(Gateways { door, .. }) = &shared.gateways else { return };
         let Self { stream, ask, name, _connection } = self;
         let ended = match ask {
-            Ask::Tunnel => tunnel(stream, door, &name).await,
-            Ask::Lend(files) => lending::serve(stream, &files, door, shared.settings.stuck).await,
+            RemoteRequest::Tunnel => tunnel(stream, door, &name).await,
+            RemoteRequest::Lend(files) => lending::serve(stream, &files, door, shared.settings.stuck).await,
         };
         if let Err(error) = ended {
             tracing::info!(gateway = name, %error, "a connection of a gateway has failed");
@@ -123,7 +126,7 @@ impl Guest {
 }
 
 /// Carries bytes both ways. Each side may end its half.
-async fn tunnel(mut stream: TlsStream<TcpStream>, door: &GatewayDoor, name: &str) -> io::Result<()> {
+async fn tunnel(mut stream: TlsStream<TcpStream>, door: &GatewayAccess, name: &str) -> io::Result<()> {
     let mut own = match UnixStream::connect(&door.socket).await {
         Ok(own) => own,
         Err(error) => {
@@ -133,7 +136,7 @@ async fn tunnel(mut stream: TlsStream<TcpStream>, door: &GatewayDoor, name: &str
         }
     };
     tracing::info!(gateway = name, "a gateway of another host is let in");
-    say(&mut stream, &Answer::Admitted).await?;
+    say(&mut stream, &RemoteReply::Admitted).await?;
     let carried = copy_bidirectional_with_sizes(&mut stream, &mut own, TUNNEL_BYTES, TUNNEL_BYTES).await;
     tracing::info!(gateway = name, "a gateway of another host is gone");
     carried.map(drop)
@@ -148,7 +151,7 @@ async fn read<M: Wire>(stream: &mut TlsStream<TcpStream>) -> io::Result<M> {
     M::from_bytes(&body).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-async fn say(stream: &mut TlsStream<TcpStream>, answer: &Answer) -> io::Result<()> {
+async fn say(stream: &mut TlsStream<TcpStream>, answer: &RemoteReply) -> io::Result<()> {
     stream.write_all(&far::frame(answer)).await?;
     stream.flush().await
 }
@@ -157,7 +160,7 @@ async fn say(stream: &mut TlsStream<TcpStream>, answer: &Answer) -> io::Result<(
 /// word with it.
 async fn refuse(mut stream: TlsStream<TcpStream>, why: String) {
     let last_word = async {
-        say(&mut stream, &Answer::Refused(why)).await?;
+        say(&mut stream, &RemoteReply::Refused(why)).await?;
         stream.shutdown().await?;
         tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
     };

@@ -10,19 +10,19 @@ use shmproto::{
     codec::Wire as _,
     layer::{
         CONTROL,
-        control::{FromLayers, Open, RefusalCode, Refused, ToLayers},
+        control::{FromLayers, RefusalCode, SessionOpen, SessionRefused, ToLayers},
     },
-    zmtp::{Event, Limits, Login, ZmtpError},
+    zmtp::{Login, ZmtpError, ZmtpEvent, ZmtpLimits},
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{
-    Shared,
-    connection::{Client, MAX_CONTROL_BYTES},
-    link::{Link, Moved, Reading},
+    RemoteShared,
+    connection::{AdmittedClient, MAX_CONTROL_BYTES},
+    link::{IoProgress, Reading, ZmtpLink},
 };
 use crate::{
-    Transport,
+    SessionTransport,
     auth::{Principal, REFUSED},
     inbox::Replies,
     registry::{MAX_CALLS, refused},
@@ -35,7 +35,7 @@ const MAX_OPEN_BYTES: usize = 4 << 10;
 
 /// Why there is no session.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum GreetError {
+pub(super) enum HandshakeError {
     #[error("it took longer than {} s", .0.as_secs())]
     Late(std::time::Duration),
     #[error("the connection failed: {0}")]
@@ -58,16 +58,16 @@ pub(super) enum GreetError {
 
 /// How somebody came to the door.
 #[derive(Debug, Clone)]
-pub(super) struct Arrival {
-    pub(super) transport: Transport,
+pub(super) struct ArrivedClient {
+    pub(super) transport: SessionTransport,
     /// Whom a certificate names.
     pub(super) certified: Option<Principal>,
 }
 
-impl Shared {
+impl RemoteShared {
     /// Lets somebody in who shows this key, or none. A certificate stands for itself; a key beside it must be of the
     /// same tenant.
-    fn admit(&self, arrival: &Arrival, key: Option<&str>) -> Option<Principal> {
+    fn admit(&self, arrival: &ArrivedClient, key: Option<&str>) -> Option<Principal> {
         let by_key = || self.authenticator.by_key(key.unwrap_or_default().as_bytes());
         match &arrival.certified {
             None => by_key(),
@@ -82,20 +82,20 @@ impl Shared {
 /// Authenticates the peer and opens its session.
 pub(super) async fn greet<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
-    arrival: &Arrival,
-    shared: &Arc<Shared>,
-) -> Result<(Link<S>, Client), GreetError> {
-    let mut link = Link::new(stream, Limits::new(MAX_OPEN_BYTES));
+    arrival: &ArrivedClient,
+    shared: &Arc<RemoteShared>,
+) -> Result<(ZmtpLink<S>, AdmittedClient), HandshakeError> {
+    let mut link = ZmtpLink::new(stream, ZmtpLimits::new(MAX_OPEN_BYTES));
     let mut logged_in = None;
     let open = loop {
         match link.next_event()? {
-            None if link.moved(Reading::On).await? == Moved::End => return Err(GreetError::Left),
+            None if link.moved(Reading::On).await? == IoProgress::End => return Err(HandshakeError::Left),
             None => {}
-            Some(Event::Login(login)) => {
+            Some(ZmtpEvent::Login(login)) => {
                 logged_in = Some(log_in(&login, arrival, shared));
                 link.zmtp().accept();
             }
-            Some(Event::Message(frames)) => break first_message(&frames)?,
+            Some(ZmtpEvent::Message(frames)) => break first_message(&frames)?,
             Some(_) => {}
         }
     };
@@ -110,33 +110,33 @@ pub(super) async fn greet<S: AsyncRead + AsyncWrite + Unpin>(
         Err(refusal) => decline(link, refusal).await,
         Ok(session) => {
             link.outbox.put_control(&FromLayers::Opened(session.opened().clone()));
-            link.zmtp().set_limits(Limits::new(shared.max_frame_bytes.max(MAX_CONTROL_BYTES)));
-            Ok((link, Client { session, principal, replies: queue }))
+            link.zmtp().set_limits(ZmtpLimits::new(shared.max_frame_bytes.max(MAX_CONTROL_BYTES)));
+            Ok((link, AdmittedClient { session, principal, replies: queue }))
         }
     }
 }
 
 /// The work is the same whatever is wrong with the login.
-fn log_in(login: &Login, arrival: &Arrival, shared: &Shared) -> Option<Principal> {
+fn log_in(login: &Login, arrival: &ArrivedClient, shared: &RemoteShared) -> Option<Principal> {
     shared.admit(arrival, Some(&login.password)).filter(|_| login.username == KEY_USER)
 }
 
-fn first_message(frames: &[Vec<u8>]) -> Result<Open, GreetError> {
-    let [first, second] = frames else { return Err(GreetError::NotOpen) };
+fn first_message(frames: &[Vec<u8>]) -> Result<SessionOpen, HandshakeError> {
+    let [first, second] = frames else { return Err(HandshakeError::NotOpen) };
     match ToLayers::from_bytes(second) {
         Ok(ToLayers::Open(open)) if *first == CONTROL => Ok(open),
-        _ => Err(GreetError::NotOpen),
+        _ => Err(HandshakeError::NotOpen),
     }
 }
 
 async fn decline<S: AsyncRead + AsyncWrite + Unpin, T>(
-    link: Link<S>,
-    refusal: Refused,
-) -> Result<T, GreetError> {
+    link: ZmtpLink<S>,
+    refusal: SessionRefused,
+) -> Result<T, HandshakeError> {
     let (code, message) = (refusal.code, refusal.message.clone());
     link.farewell(Some(&FromLayers::Refused(refusal))).await;
     match code {
-        RefusalCode::Unauthenticated => Err(GreetError::Unauthenticated),
-        _ => Err(GreetError::Refused(message)),
+        RefusalCode::Unauthenticated => Err(HandshakeError::Unauthenticated),
+        _ => Err(HandshakeError::Refused(message)),
     }
 }

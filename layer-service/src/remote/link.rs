@@ -9,7 +9,7 @@ use std::{
 
 use shmproto::{
     layer::control::FromLayers,
-    zmtp::{Accepts, Event, Limits, Server, ZmtpError},
+    zmtp::{AcceptedMechanisms, ZmtpError, ZmtpEvent, ZmtpLimits, ZmtpServer},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf},
@@ -23,7 +23,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Which way bytes have gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Moved {
+pub(super) enum IoProgress {
     /// Some came.
     In,
     /// Some went.
@@ -42,9 +42,9 @@ pub(super) enum Reading {
 }
 
 #[derive(Debug)]
-pub(super) struct Link<S> {
+pub(super) struct ZmtpLink<S> {
     stream: S,
-    zmtp: Server,
+    zmtp: ZmtpServer,
     pub(super) outbox: Outbox,
     /// Written, but perhaps still in a buffer of the stream.
     is_unflushed: bool,
@@ -54,11 +54,11 @@ pub(super) struct Link<S> {
     stuck_since: Option<Instant>,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
-    pub(super) fn new(stream: S, limits: Limits) -> Self {
+impl<S: AsyncRead + AsyncWrite + Unpin> ZmtpLink<S> {
+    pub(super) fn new(stream: S, limits: ZmtpLimits) -> Self {
         Self {
             stream,
-            zmtp: Server::new(limits, Accepts::Either),
+            zmtp: ZmtpServer::new(limits, AcceptedMechanisms::Either),
             outbox: Outbox::default(),
             is_unflushed: false,
             heard_at: Instant::now(),
@@ -66,7 +66,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
         }
     }
 
-    pub(super) fn zmtp(&mut self) -> &mut Server {
+    pub(super) fn zmtp(&mut self) -> &mut ZmtpServer {
         &mut self.zmtp
     }
 
@@ -79,25 +79,25 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
     }
 
     /// What the peer has sent, as far as it is there.
-    pub(super) fn next_event(&mut self) -> Result<Option<Event>, ZmtpError> {
+    pub(super) fn next_event(&mut self) -> Result<Option<ZmtpEvent>, ZmtpError> {
         self.zmtp.next_event()
     }
 
     /// Waits until bytes have moved, or the peer has closed. Nothing is lost if the wait is given up.
-    pub(super) async fn moved(&mut self, reading: Reading) -> io::Result<Moved> {
+    pub(super) async fn moved(&mut self, reading: Reading) -> io::Result<IoProgress> {
         std::future::poll_fn(|context| self.poll_moved(context, reading)).await
     }
 
-    fn poll_moved(&mut self, context: &mut Context<'_>, reading: Reading) -> Poll<io::Result<Moved>> {
+    fn poll_moved(&mut self, context: &mut Context<'_>, reading: Reading) -> Poll<io::Result<IoProgress>> {
         let has_written = self.poll_out(context)?;
         self.note_progress(has_written);
         if reading == Reading::On
             && let Poll::Ready(count) = self.poll_in(context)?
         {
             self.heard_at = Instant::now();
-            return Poll::Ready(Ok(if count == 0 { Moved::End } else { Moved::In }));
+            return Poll::Ready(Ok(if count == 0 { IoProgress::End } else { IoProgress::In }));
         }
-        if has_written { Poll::Ready(Ok(Moved::Out)) } else { Poll::Pending }
+        if has_written { Poll::Ready(Ok(IoProgress::Out)) } else { Poll::Pending }
     }
 
     fn poll_in(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {

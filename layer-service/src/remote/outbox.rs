@@ -15,14 +15,14 @@ const MAX_MESSAGES: usize = 64;
 
 /// A message as it travels.
 #[derive(Debug)]
-struct Outgoing {
+struct OutgoingMessage {
     /// Everything but the rows.
     head: Vec<u8>,
     /// The rows; their bytes are given back to the tenant's quota once they are written.
     rows: Option<Payload>,
 }
 
-impl Outgoing {
+impl OutgoingMessage {
     fn rows(&self) -> &[u8] {
         self.rows.as_ref().map_or(&[], |rows| &rows.bytes)
     }
@@ -35,7 +35,7 @@ impl Outgoing {
 /// The messages of a connection that are not written yet.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    messages: VecDeque<Outgoing>,
+    messages: VecDeque<OutgoingMessage>,
     /// Bytes of the first one that are written.
     written: usize,
 }
@@ -52,7 +52,7 @@ impl Outbox {
 
     /// Bytes as they are.
     pub(super) fn put_bytes(&mut self, head: Vec<u8>) {
-        self.messages.push_back(Outgoing { head, rows: None });
+        self.messages.push_back(OutgoingMessage { head, rows: None });
     }
 
     pub(super) fn put_control(&mut self, message: &FromLayers) {
@@ -70,7 +70,7 @@ impl Outbox {
         let mut head = Vec::with_capacity(128);
         let bytes = rows.as_ref().map_or(0, |rows| rows.bytes.len());
         zmtp::put_two_frames_head(&mut head, &header.to_bytes(), bytes);
-        self.messages.push_back(Outgoing { head, rows });
+        self.messages.push_back(OutgoingMessage { head, rows });
     }
 
     /// What is left of the first message.

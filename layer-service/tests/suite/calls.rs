@@ -5,16 +5,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cache::ledger::Account;
+use cache::ledger::MemoryAccount;
 use ids::BlockId;
 use kernels::Activations;
 use layer_service::{
-    Tenant, Transport,
-    hub::Hub,
+    SessionTransport, Tenant,
+    hub::Dispatcher,
     inbox::{Payload, Replies, Reply, inbox},
     policy::LONGEST_WAIT,
-    registry::{Base, MAX_CALLS, Maskable, Registry, Session},
-    settings::{LayerSettings, Policy, Quotas},
+    registry::{MAX_CALLS, Maskable, RegisteredSession, Registry, ServedBase},
+    settings::{BatchingPolicy, LayerSettings, Quotas},
 };
 use model::{
     deltas::prepared::PreparedAdapter,
@@ -26,8 +26,8 @@ use policy::clock::{Clock, SystemClock};
 use shmproto::{
     channel::{ClientChannel, Geometry},
     layer::{
-        CallHeader, Class, Dtype, LAYER_VERSION, Op, Path, ReplyHeader, Source, Status,
-        control::{Open, RefusalCode},
+        CallClass, CallHeader, CallStatus, Dtype, LAYER_VERSION, Op, Path, ReplyHeader, RowSource,
+        control::{RefusalCode, SessionOpen},
     },
 };
 use tokio::sync::mpsc;
@@ -39,13 +39,13 @@ const SLAB: u64 = 1 << 20;
 pub(crate) const OUT: u64 = SLAB / 2;
 
 /// The tiny model with a hub in front of it.
-pub(crate) struct Rig {
+pub(crate) struct DispatcherFixture {
     pub(crate) base: Box<dyn EvaluateSites>,
-    pub(crate) hub: Hub,
+    pub(crate) hub: Dispatcher,
     registry: Registry,
 }
 
-impl Rig {
+impl DispatcherFixture {
     fn new(settings: LayerSettings) -> Self {
         Self::over(Box::new(resident()), settings)
     }
@@ -56,22 +56,25 @@ impl Rig {
 
     fn at(clock: Box<dyn Clock>, base: Box<dyn EvaluateSites>, settings: LayerSettings) -> Self {
         let (sender, inbox) = inbox();
-        let facts = Base { instance: 7, catalog_bytes: 9, maskable: Maskable { linear: true, ring: true } };
-        let registry = Registry::new(settings.quotas, facts, sender, Account::default());
-        let hub = Hub::new(&*base, settings, registry.clone(), inbox, clock);
+        let facts =
+            ServedBase { instance: 7, catalog_bytes: 9, maskable: Maskable { linear: true, ring: true } };
+        let registry = Registry::new(settings.quotas, facts, sender, MemoryAccount::default());
+        let hub = Dispatcher::new(&*base, settings, registry.clone(), inbox, clock);
         Self { base, hub, registry }
     }
 
-    pub(crate) fn local(&mut self, name: &str) -> Local {
-        let mut session = self.registry.open(&Tenant::new(name), &open(0), Transport::Channel, None).unwrap();
+    pub(crate) fn local(&mut self, name: &str) -> LocalClient {
+        let mut session =
+            self.registry.open(&Tenant::new(name), &open(0), SessionTransport::Channel, None).unwrap();
         let client = channel(&mut session);
         self.hub.poll();
-        Local { session, client, sequence: 0 }
+        LocalClient { session, client, sequence: 0 }
     }
 
-    pub(crate) fn remote(&self, number: u64, most: usize) -> (Session, mpsc::Receiver<Reply>) {
+    pub(crate) fn remote(&self, number: u64, most: usize) -> (RegisteredSession, mpsc::Receiver<Reply>) {
         let (replies, answers) = Replies::queue(most);
-        let session = self.registry.open(&Tenant::new("far"), &open(number), Transport::Tls, Some(replies));
+        let session =
+            self.registry.open(&Tenant::new("far"), &open(number), SessionTransport::Tls, Some(replies));
         (session.unwrap(), answers)
     }
 
@@ -95,37 +98,37 @@ impl Rig {
 
 /// A clock that stands until a test moves it.
 #[derive(Debug, Clone)]
-struct Standing(Arc<Mutex<Instant>>);
+struct StoppedClock(Arc<Mutex<Instant>>);
 
-impl Standing {
+impl StoppedClock {
     fn go_on(&self, time: Duration) {
         *self.0.lock().unwrap() += time;
     }
 }
 
-impl Clock for Standing {
+impl Clock for StoppedClock {
     fn now(&self) -> Instant {
         *self.0.lock().unwrap()
     }
 }
 
 /// A client of this host.
-pub(crate) struct Local {
-    pub(crate) session: Session,
+pub(crate) struct LocalClient {
+    pub(crate) session: RegisteredSession,
     pub(crate) client: ClientChannel,
     sequence: u64,
 }
 
-impl Local {
+impl LocalClient {
     /// Calls with `x` through a site of the tiny model, forward.
-    fn call(&mut self, site: u32, class: Class, x: &[f32], columns: usize) -> CallHeader {
+    fn call(&mut self, site: u32, class: CallClass, x: &[f32], columns: usize) -> CallHeader {
         let header = self.header(site, class, x.len() / columns);
         self.client.write_rows(header.input, header.dtype, x).unwrap();
         self.client.submit(&header).unwrap();
         header
     }
 
-    pub(crate) fn header(&mut self, site: u32, class: Class, rows: usize) -> CallHeader {
+    pub(crate) fn header(&mut self, site: u32, class: CallClass, rows: usize) -> CallHeader {
         self.sequence += 1;
         CallHeader { sequence: self.sequence, ..header(site, class, rows) }
     }
@@ -137,14 +140,14 @@ impl Local {
         (reply, rows)
     }
 
-    pub(crate) fn refusal(&mut self) -> Status {
+    pub(crate) fn refusal(&mut self) -> CallStatus {
         let reply = self.client.try_take().unwrap().expect("a refusal is there");
         assert_eq!(reply.rows, 0);
         reply.status
     }
 }
 
-fn header(site: u32, class: Class, rows: usize) -> CallHeader {
+fn header(site: u32, class: CallClass, rows: usize) -> CallHeader {
     CallHeader {
         op: Op::Forward,
         path: Path::Fast,
@@ -152,7 +155,7 @@ fn header(site: u32, class: Class, rows: usize) -> CallHeader {
         dtype: Dtype::F32,
         site,
         part: None,
-        source: Source::Rows,
+        source: RowSource::Rows,
         sequence: 1,
         rows: u32::try_from(rows).unwrap(),
         input: 0,
@@ -160,8 +163,8 @@ fn header(site: u32, class: Class, rows: usize) -> CallHeader {
     }
 }
 
-fn open(session: u64) -> Open {
-    Open {
+fn open(session: u64) -> SessionOpen {
+    SessionOpen {
         version: LAYER_VERSION,
         layout_hash: 0,
         key: String::new(),
@@ -171,7 +174,7 @@ fn open(session: u64) -> Open {
     }
 }
 
-fn channel(session: &mut Session) -> ClientChannel {
+fn channel(session: &mut RegisteredSession) -> ClientChannel {
     let mut given = None;
     let give = |channel: &shmproto::channel::ExecutorChannel| {
         let fd = channel.fd().unwrap().try_clone_to_owned().unwrap();
@@ -220,21 +223,24 @@ pub(crate) fn bits(rows: &[f32]) -> Vec<u32> {
 #[test]
 fn a_session_of_one_executor_is_no_session_of_its_successor() {
     let [had, other] = [3 << 40, 5 << 40].map(|instance| {
-        let facts = Base { instance, catalog_bytes: 9, maskable: Maskable { linear: true, ring: true } };
+        let facts =
+            ServedBase { instance, catalog_bytes: 9, maskable: Maskable { linear: true, ring: true } };
         let (sender, inbox) = inbox();
-        let registry = Registry::new(LayerSettings::default().quotas, facts, sender, Account::default());
-        let session = registry.open(&Tenant::new("a"), &open(0), Transport::Channel, None).unwrap();
+        let registry =
+            Registry::new(LayerSettings::default().quotas, facts, sender, MemoryAccount::default());
+        let session = registry.open(&Tenant::new("a"), &open(0), SessionTransport::Channel, None).unwrap();
         (registry, session, inbox)
     });
     let number = had.1.opened().session;
-    let refused = other.0.open(&Tenant::new("a"), &open(number), Transport::Channel, None).unwrap_err();
+    let refused =
+        other.0.open(&Tenant::new("a"), &open(number), SessionTransport::Channel, None).unwrap_err();
     assert_eq!(refused.code, RefusalCode::NoSuchSession);
     assert!(!other.1.is_closed(), "nobody else's session was taken over");
 }
 
 #[test]
 fn calls_through_shared_memory_give_the_bits_of_the_base() {
-    let mut rig = Rig::new(LayerSettings::default());
+    let mut rig = DispatcherFixture::new(LayerSettings::default());
     let mut local = rig.local("a");
     let ops = [
         (Op::Forward, SiteOp::Forward),
@@ -248,46 +254,49 @@ fn calls_through_shared_memory_give_the_bits_of_the_base() {
                 let call = SiteCall { site: SiteId(site), part, op: site_op, path };
                 let (input, output) = rig.base.sites()[site as usize].widths(part, site_op).unwrap();
                 let x = rows(site, 3 * input);
-                let header = CallHeader { op, part, ..local.header(site, Class::Training, 3) };
+                let header = CallHeader { op, part, ..local.header(site, CallClass::Training, 3) };
                 local.client.write_rows(0, Dtype::F32, &x).unwrap();
                 local.client.submit(&header).unwrap();
                 rig.run();
                 let (reply, out) = local.answer(output);
-                assert_eq!((reply.status, reply.sequence, reply.rows), (Status::Done, header.sequence, 3));
+                assert_eq!(
+                    (reply.status, reply.sequence, reply.rows),
+                    (CallStatus::Done, header.sequence, 3)
+                );
                 assert_eq!(bits(&out), bits(&rig.alone(call, &x)), "{call:?}");
             }
         }
     }
     let stats = local.session.stats();
-    assert_eq!((stats.calls, stats.refused, stats.rows[Class::Training as usize]), (54, 0, 162));
+    assert_eq!((stats.calls, stats.refused, stats.rows[CallClass::Training as usize]), (54, 0, 162));
 }
 
 #[test]
 fn beside_requests_a_noise_has_its_turn_and_training_one_before_its_client_gives_up() {
-    let clock = Standing(Arc::new(Mutex::new(Instant::now())));
+    let clock = StoppedClock(Arc::new(Mutex::new(Instant::now())));
     let settings = LayerSettings { training_share: 0.0, ..LayerSettings::default() };
-    let mut rig = Rig::at(Box::new(clock.clone()), Box::new(resident()), settings);
+    let mut rig = DispatcherFixture::at(Box::new(clock.clone()), Box::new(resident()), settings);
     let [mut trainer, mut masked] = ["trainer", "masked"].map(|name| rig.local(name));
-    trainer.call(0, Class::Training, &rows(1, 64), 64);
-    masked.call(4, Class::Noise, &rows(2, 64), 64);
+    trainer.call(0, CallClass::Training, &rows(1, 64), 64);
+    masked.call(4, CallClass::Noise, &rows(2, 64), 64);
     let mut after = |time| {
         clock.go_on(time);
         rig.hub.poll();
         rig.hub.run_beside(Duration::from_millis(8), &mut *rig.base);
-        let answered = |local: &mut Local| local.client.try_take().unwrap().map(|reply| reply.status);
+        let answered = |local: &mut LocalClient| local.client.try_take().unwrap().map(|reply| reply.status);
         [answered(&mut masked), answered(&mut trainer)]
     };
-    assert_eq!(after(Duration::from_secs(1)), [Some(Status::Done), None]);
-    assert_eq!(after(LONGEST_WAIT), [None, Some(Status::Done)]);
+    assert_eq!(after(Duration::from_secs(1)), [Some(CallStatus::Done), None]);
+    assert_eq!(after(LONGEST_WAIT), [None, Some(CallStatus::Done)]);
 }
 
 #[test]
 fn eight_clients_get_the_same_bits_under_every_policy() {
-    for policy in [Policy::Opportunistic, Policy::None, Policy::Lockstep] {
+    for policy in [BatchingPolicy::Opportunistic, BatchingPolicy::None, BatchingPolicy::Lockstep] {
         let mut settings = LayerSettings::default();
         settings.batching.policy = policy;
         settings.batching.chunk_rows = 32;
-        let mut rig = Rig::new(settings);
+        let mut rig = DispatcherFixture::new(settings);
         let mut locals: Vec<_> = (0..8).map(|index| rig.local(&format!("tenant {index}"))).collect();
         for round in 0..3_u32 {
             let mut sent = Vec::new();
@@ -295,15 +304,15 @@ fn eight_clients_get_the_same_bits_under_every_policy() {
                 // From a token to what is cut into several batches; two sites.
                 let count = [1, 2, 5, 33, 1, 70, 9, 1][index];
                 let (site, x) = (4 * (index as u32 % 2), rows(round * 8 + index as u32, 64 * count));
-                local.call(site, Class::ALL[index % 5], &x, 64);
+                local.call(site, CallClass::ALL[index % 5], &x, 64);
                 sent.push((site, x));
             }
             rig.run();
             for (local, (site, x)) in locals.iter_mut().zip(sent) {
                 let (reply, out) = local.answer(128);
-                assert_eq!(reply.status, Status::Done);
+                assert_eq!(reply.status, CallStatus::Done);
                 assert_eq!(bits(&out), bits(&rig.alone(forward(site), &x)), "{policy:?}");
-                if policy == Policy::None {
+                if policy == BatchingPolicy::None {
                     assert!(reply.batch_rows <= 32 && reply.batch_rows <= reply.rows);
                 }
             }
@@ -313,14 +322,14 @@ fn eight_clients_get_the_same_bits_under_every_policy() {
 
 #[test]
 fn what_is_no_number_harms_only_its_own_row() {
-    let mut rig = Rig::new(LayerSettings::default());
+    let mut rig = DispatcherFixture::new(LayerSettings::default());
     let (mut sick, mut sound) = (rig.local("sick"), rig.local("sound"));
     let x = rows(1, 4 * 64);
     let mut poisoned = rows(2, 2 * 64);
     poisoned[3] = f32::NAN;
     poisoned[70] = f32::INFINITY;
-    sick.call(0, Class::Decode, &poisoned, 64);
-    sound.call(0, Class::Decode, &x, 64);
+    sick.call(0, CallClass::Decode, &poisoned, 64);
+    sound.call(0, CallClass::Decode, &x, 64);
     rig.run();
     let (reply, out) = sound.answer(128);
     assert_eq!(reply.batch_rows, 6, "they were computed together");
@@ -330,54 +339,54 @@ fn what_is_no_number_harms_only_its_own_row() {
 
 #[test]
 fn what_does_not_fit_is_refused_by_name() {
-    let mut rig = Rig::new(LayerSettings {
+    let mut rig = DispatcherFixture::new(LayerSettings {
         quotas: Quotas { tenant_rows: 40, ..Quotas::default() },
         ..LayerSettings::default()
     });
     let mut local = rig.local("a");
     let mut refused = |change: fn(CallHeader) -> CallHeader| {
-        let header = change(local.header(0, Class::Decode, 1));
+        let header = change(local.header(0, CallClass::Decode, 1));
         local.client.submit(&header).unwrap();
         rig.hub.poll();
         local.refusal()
     };
-    assert_eq!(refused(|call| CallHeader { site: 9, ..call }), Status::UnknownSite);
-    assert_eq!(refused(|call| CallHeader { part: Some(3), ..call }), Status::UnknownSite);
-    assert_eq!(refused(|call| CallHeader { rows: 41, ..call }), Status::Shape);
-    assert_eq!(refused(|call| CallHeader { output: SLAB - 64, ..call }), Status::Shape);
+    assert_eq!(refused(|call| CallHeader { site: 9, ..call }), CallStatus::UnknownSite);
+    assert_eq!(refused(|call| CallHeader { part: Some(3), ..call }), CallStatus::UnknownSite);
+    assert_eq!(refused(|call| CallHeader { rows: 41, ..call }), CallStatus::Shape);
+    assert_eq!(refused(|call| CallHeader { output: SLAB - 64, ..call }), CallStatus::Shape);
     let x = rows(1, 30 * 64);
-    local.call(0, Class::Prefill, &x, 64);
-    let repeated = local.call(0, Class::Prefill, &x, 64);
+    local.call(0, CallClass::Prefill, &x, 64);
+    let repeated = local.call(0, CallClass::Prefill, &x, 64);
     rig.hub.poll();
-    assert_eq!(local.refusal(), Status::Quota);
+    assert_eq!(local.refusal(), CallStatus::Quota);
     rig.run();
-    assert_eq!(local.answer(128).0.status, Status::Done);
+    assert_eq!(local.answer(128).0.status, CallStatus::Done);
     // What was refused may be repeated with its number; what was answered may not.
     local.client.submit(&repeated).unwrap();
     rig.run();
-    assert_eq!(local.answer(128).0.status, Status::Done);
+    assert_eq!(local.answer(128).0.status, CallStatus::Done);
     local.client.submit(&repeated).unwrap();
     rig.hub.poll();
-    assert_eq!(local.refusal(), Status::Sequence);
+    assert_eq!(local.refusal(), CallStatus::Sequence);
     rig.hub.drain();
-    local.call(0, Class::Decode, &x[..64], 64);
+    local.call(0, CallClass::Decode, &x[..64], 64);
     rig.hub.poll();
-    assert_eq!(local.refusal(), Status::Draining);
+    assert_eq!(local.refusal(), CallStatus::Draining);
     assert_eq!(local.session.stats().refused, 7);
 }
 
 #[test]
 fn a_number_that_still_waits_is_computed_once_and_the_newer_call_counts() {
-    let mut rig = Rig::new(LayerSettings::default());
+    let mut rig = DispatcherFixture::new(LayerSettings::default());
     let mut local = rig.local("a");
     let (old, new) = (rows(1, 64), rows(2, 64));
-    let header = local.call(0, Class::Decode, &old, 64);
+    let header = local.call(0, CallClass::Decode, &old, 64);
     rig.hub.poll();
     local.client.write_rows(0, Dtype::F32, &new).unwrap();
     local.client.submit(&header).unwrap();
     rig.run();
     let (reply, out) = local.answer(128);
-    assert_eq!((reply.status, reply.batch_rows), (Status::Done, 1));
+    assert_eq!((reply.status, reply.batch_rows), (CallStatus::Done, 1));
     assert_eq!(bits(&out), bits(&rig.alone(forward(0), &new)));
     assert!(local.client.try_take().unwrap().is_none(), "one answer");
     assert_eq!(local.session.stats().calls, 1);
@@ -385,28 +394,28 @@ fn a_number_that_still_waits_is_computed_once_and_the_newer_call_counts() {
 
 #[test]
 fn who_breaks_the_protocol_is_let_go_and_the_others_go_on() {
-    let mut rig = Rig::new(LayerSettings::default());
+    let mut rig = DispatcherFixture::new(LayerSettings::default());
     let (mut bad, mut good) = (rig.local("bad"), rig.local("good"));
     let x = rows(1, 64);
-    bad.call(0, Class::Decode, &x, 64);
-    good.call(0, Class::Decode, &x, 64);
+    bad.call(0, CallClass::Decode, &x, 64);
+    good.call(0, CallClass::Decode, &x, 64);
     rig.hub.poll();
-    let header = CallHeader { input: 1, ..bad.header(0, Class::Decode, 1) };
+    let header = CallHeader { input: 1, ..bad.header(0, CallClass::Decode, 1) };
     bad.client.submit(&header).unwrap();
     rig.run();
     assert!(bad.session.is_closed() && !good.session.is_closed());
     let (reply, out) = good.answer(128);
-    assert_eq!((reply.status, reply.batch_rows), (Status::Done, 1));
+    assert_eq!((reply.status, reply.batch_rows), (CallStatus::Done, 1));
     assert_eq!(bits(&out), bits(&rig.alone(forward(0), &x)));
     assert_eq!(rig.hub.figures().broken, 1);
 }
 
 #[test]
 fn who_takes_no_answers_is_let_go() {
-    let mut rig = Rig::new(LayerSettings::default());
+    let mut rig = DispatcherFixture::new(LayerSettings::default());
     let mut local = rig.local("a");
     for _ in 0..=MAX_CALLS {
-        local.call(0, Class::Decode, &rows(1, 64), 64);
+        local.call(0, CallClass::Decode, &rows(1, 64), 64);
         rig.run();
     }
     assert!(local.session.is_closed());
@@ -415,9 +424,9 @@ fn who_takes_no_answers_is_let_go() {
 
 #[test]
 fn another_channel_forgets_what_was_in_flight() {
-    let mut rig = Rig::new(LayerSettings::default());
+    let mut rig = DispatcherFixture::new(LayerSettings::default());
     let mut local = rig.local("a");
-    let header = local.call(0, Class::Decode, &rows(1, 64), 64);
+    let header = local.call(0, CallClass::Decode, &rows(1, 64), 64);
     rig.hub.poll();
     assert!(!rig.hub.is_idle());
     local.client = channel(&mut local.session);
@@ -425,19 +434,19 @@ fn another_channel_forgets_what_was_in_flight() {
     assert!(rig.hub.is_idle());
     local.client.submit(&header).unwrap();
     rig.run();
-    assert_eq!(local.answer(128).0.status, Status::Done);
+    assert_eq!(local.answer(128).0.status, CallStatus::Done);
 }
 
 #[test]
 fn a_session_that_ends_leaves_nothing_behind() {
-    let mut rig = Rig::new(LayerSettings {
+    let mut rig = DispatcherFixture::new(LayerSettings {
         quotas: Quotas { tenant_sessions: 1, tenant_bytes: SLAB + SLAB / 2, ..Quotas::default() },
         ..LayerSettings::default()
     });
     let mut local = rig.local("a");
-    local.call(0, Class::Decode, &rows(1, 64), 64);
+    local.call(0, CallClass::Decode, &rows(1, 64), 64);
     rig.hub.poll();
-    let full = rig.registry.open(&Tenant::new("a"), &open(0), Transport::Channel, None).unwrap_err();
+    let full = rig.registry.open(&Tenant::new("a"), &open(0), SessionTransport::Channel, None).unwrap_err();
     assert_eq!(full.code, RefusalCode::Quota);
     let before = local.session.stats();
     drop(local);
@@ -445,18 +454,18 @@ fn a_session_that_ends_leaves_nothing_behind() {
     assert!(rig.hub.is_idle());
     // There is room for another session and another slab.
     let mut next = rig.local("a");
-    next.call(0, Class::Decode, &rows(1, 64), 64);
+    next.call(0, CallClass::Decode, &rows(1, 64), 64);
     rig.run();
     let figures = rig.hub.figures();
     assert_eq!((figures.open, figures.used.calls), (1, before.calls + 1));
 }
 
 /// Doubles its rows, and panics at rows that begin with 13.
-struct Doubling {
+struct DoublingSites {
     sites: Vec<Site>,
 }
 
-impl Doubling {
+impl DoublingSites {
     fn new() -> Self {
         let part = SitePart { name: "double".to_owned(), rows: 64, has_bias: false };
         Self {
@@ -474,7 +483,7 @@ impl Doubling {
     }
 }
 
-impl EvaluateSites for Doubling {
+impl EvaluateSites for DoublingSites {
     fn sites(&self) -> &[Site] {
         &self.sites
     }
@@ -493,19 +502,19 @@ impl EvaluateSites for Doubling {
 
 #[test]
 fn a_batch_that_fails_ends_its_own_calls_and_no_others() {
-    let mut rig = Rig::over(Box::new(Doubling::new()), LayerSettings::default());
+    let mut rig = DispatcherFixture::over(Box::new(DoublingSites::new()), LayerSettings::default());
     let (mut bad, mut good) = (rig.local("bad"), rig.local("good"));
-    bad.call(0, Class::Decode, &[13.0; 64], 64);
-    good.call(1, Class::Decode, &[1.0; 64], 64);
+    bad.call(0, CallClass::Decode, &[13.0; 64], 64);
+    good.call(1, CallClass::Decode, &[1.0; 64], 64);
     rig.run();
-    assert_eq!(bad.refusal(), Status::Failed);
+    assert_eq!(bad.refusal(), CallStatus::Failed);
     assert_eq!(good.answer(64).1, [2.0; 64]);
-    bad.call(0, Class::Decode, &[3.0; 64], 64);
+    bad.call(0, CallClass::Decode, &[3.0; 64], 64);
     rig.run();
     assert_eq!(bad.answer(64).1, [6.0; 64]);
 }
 
-pub(crate) fn payload(session: &Session, header: &CallHeader, rows: &[f32]) -> Payload {
+pub(crate) fn payload(session: &RegisteredSession, header: &CallHeader, rows: &[f32]) -> Payload {
     let bytes: Vec<u8> = rows.iter().flat_map(|value| value.to_le_bytes()).collect();
     Payload { held: session.hold(header, bytes.len() as u64).unwrap(), bytes }
 }
@@ -516,12 +525,12 @@ pub(crate) fn numbers(reply: &Reply) -> Vec<f32> {
 }
 
 pub(crate) fn far(sequence: u64, rows: usize) -> CallHeader {
-    CallHeader { sequence, input: 0, output: 0, ..header(0, Class::Prefill, rows) }
+    CallHeader { sequence, input: 0, output: 0, ..header(0, CallClass::Prefill, rows) }
 }
 
 #[test]
 fn calls_of_messages_give_the_same_bits_whole_or_cut() {
-    let mut rig = Rig::new(LayerSettings::default());
+    let mut rig = DispatcherFixture::new(LayerSettings::default());
     let (session, mut answers) = rig.remote(0, 8);
     for (sequence, count) in [(1, 1), (2, 300), (3, 600)] {
         let x = rows(sequence as u32, count * 64);
@@ -529,33 +538,33 @@ fn calls_of_messages_give_the_same_bits_whole_or_cut() {
         session.call(header, payload(&session, &header, &x)).unwrap();
         rig.run();
         let reply = answers.try_recv().unwrap();
-        assert_eq!((reply.header.status, reply.header.sequence), (Status::Done, sequence));
+        assert_eq!((reply.header.status, reply.header.sequence), (CallStatus::Done, sequence));
         assert_eq!(bits(&numbers(&reply)), bits(&rig.alone(forward(0), &x)));
     }
     let header = far(4, 2);
     session.call(header, payload(&session, &header, &[0.0; 64])).unwrap();
     rig.run();
-    assert_eq!(answers.try_recv().unwrap().header.status, Status::Shape);
+    assert_eq!(answers.try_recv().unwrap().header.status, CallStatus::Shape);
 }
 
 #[test]
 fn bytes_are_held_until_an_answer_is_gone() {
     let quotas = Quotas { tenant_bytes: 2000, ..Quotas::default() };
-    let mut rig = Rig::new(LayerSettings { quotas, ..LayerSettings::default() });
+    let mut rig = DispatcherFixture::new(LayerSettings { quotas, ..LayerSettings::default() });
     let (session, mut answers) = rig.remote(0, 8);
     let header = far(1, 2);
     // 512 bytes in and 1,024 out.
     session.call(header, payload(&session, &header, &[0.0; 128])).unwrap();
     rig.run();
     let refused = session.hold(&far(2, 4), 1024).unwrap_err();
-    assert_eq!(refused.status, Status::Quota);
+    assert_eq!(refused.status, CallStatus::Quota);
     drop(answers.try_recv().unwrap());
     assert!(session.hold(&far(2, 4), 1024).is_ok());
 }
 
 #[test]
 fn a_remote_client_that_takes_no_answers_is_let_go() {
-    let mut rig = Rig::new(LayerSettings::default());
+    let mut rig = DispatcherFixture::new(LayerSettings::default());
     let (session, mut answers) = rig.remote(0, 1);
     for sequence in 1..=2 {
         let header = far(sequence, 1);
@@ -569,7 +578,7 @@ fn a_remote_client_that_takes_no_answers_is_let_go() {
 
 #[test]
 fn a_session_is_taken_over_with_its_number_and_repeats_what_it_has_no_answer_to() {
-    let mut rig = Rig::new(LayerSettings::default());
+    let mut rig = DispatcherFixture::new(LayerSettings::default());
     let (lost, mut old) = rig.remote(0, 8);
     let number = lost.opened().session;
     let header = far(5, 1);
@@ -586,19 +595,21 @@ fn a_session_is_taken_over_with_its_number_and_repeats_what_it_has_no_answer_to(
     drop(lost);
     rig.hub.poll();
     assert!(!session.is_closed(), "its end is not the end of the session");
-    let other = rig.registry.open(&Tenant::new("other"), &open(number), Transport::Tls, None).unwrap_err();
+    let other =
+        rig.registry.open(&Tenant::new("other"), &open(number), SessionTransport::Tls, None).unwrap_err();
     assert_eq!(other.code, RefusalCode::NoSuchSession);
 }
 
 #[test]
 fn what_a_client_says_of_itself_is_checked() {
-    let rig = Rig::new(LayerSettings::default());
-    let refused =
-        |open: Open| rig.registry.open(&Tenant::new("a"), &open, Transport::Tls, None).unwrap_err().code;
-    assert_eq!(refused(Open { version: 99, ..open(0) }), RefusalCode::Version);
-    assert_eq!(refused(Open { name: "x".repeat(65), ..open(0) }), RefusalCode::Malformed);
-    assert_eq!(refused(Open { name: "a\nb".to_owned(), ..open(0) }), RefusalCode::Malformed);
-    assert_eq!(refused(Open { masking: "perfect".to_owned(), ..open(0) }), RefusalCode::Masking);
+    let rig = DispatcherFixture::new(LayerSettings::default());
+    let refused = |open: SessionOpen| {
+        rig.registry.open(&Tenant::new("a"), &open, SessionTransport::Tls, None).unwrap_err().code
+    };
+    assert_eq!(refused(SessionOpen { version: 99, ..open(0) }), RefusalCode::Version);
+    assert_eq!(refused(SessionOpen { name: "x".repeat(65), ..open(0) }), RefusalCode::Malformed);
+    assert_eq!(refused(SessionOpen { name: "a\nb".to_owned(), ..open(0) }), RefusalCode::Malformed);
+    assert_eq!(refused(SessionOpen { masking: "perfect".to_owned(), ..open(0) }), RefusalCode::Masking);
     assert_eq!(refused(open(77)), RefusalCode::NoSuchSession);
     rig.registry.drain();
     assert_eq!(refused(open(0)), RefusalCode::Draining);
@@ -618,7 +629,7 @@ fn a_resident_pass_in_company_gives_both_the_bits_they_would_have_alone() {
     };
     let (mut alone, mut together) = (Vec::new(), Vec::new());
     resident.forward(&[slice()], &mut alone);
-    let mut rig = Rig::new(LayerSettings::default());
+    let mut rig = DispatcherFixture::new(LayerSettings::default());
     let mut locals: Vec<_> = (0..4).map(|index| rig.local(&format!("tenant {index}"))).collect();
     let sites = [(0, 64, 128), (3, 128, 64), (8, 64, 256), (5, 64, 64)];
     let calls: Vec<_> = locals
@@ -626,7 +637,7 @@ fn a_resident_pass_in_company_gives_both_the_bits_they_would_have_alone() {
         .zip(sites)
         .map(|(local, (site, columns, _))| {
             let x = rows(site, 5 * columns);
-            local.call(site, Class::Prefill, &x, columns);
+            local.call(site, CallClass::Prefill, &x, columns);
             (site, x)
         })
         .collect();
@@ -637,7 +648,7 @@ fn a_resident_pass_in_company_gives_both_the_bits_they_would_have_alone() {
     assert_eq!(rig.hub.figures().joined_rows, 20);
     for ((local, (site, x)), (_, _, outputs)) in locals.iter_mut().zip(calls).zip(sites) {
         let (reply, out) = local.answer(outputs);
-        assert_eq!((reply.status, reply.batch_rows), (Status::Done, 9));
+        assert_eq!((reply.status, reply.batch_rows), (CallStatus::Done, 9));
         assert_eq!(bits(&out), bits(&rig.alone(forward(site), &x)), "site {site}");
     }
 }
@@ -645,10 +656,10 @@ fn a_resident_pass_in_company_gives_both_the_bits_they_would_have_alone() {
 #[test]
 fn a_token_that_waits_for_another_site_is_served_within_the_pass() {
     let mut resident = resident();
-    let mut rig = Rig::new(LayerSettings::default());
+    let mut rig = DispatcherFixture::new(LayerSettings::default());
     let mut local = rig.local("a");
     let x = rows(3, 64);
-    let header = CallHeader { path: Path::Fast, part: Some(1), ..local.header(0, Class::Decode, 1) };
+    let header = CallHeader { path: Path::Fast, part: Some(1), ..local.header(0, CallClass::Decode, 1) };
     local.client.write_rows(0, Dtype::F32, &x).unwrap();
     local.client.submit(&header).unwrap();
     let slice = SequenceSlice::<PreparedAdapter> {

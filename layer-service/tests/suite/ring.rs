@@ -2,13 +2,13 @@
 
 use kernels::Activations;
 use layer_service::settings::{LayerSettings, Quotas};
-use model::sites::{EvaluateError, EvaluateSites, RingSite, Site, SiteCall, SitePart, SitePath};
+use model::sites::{EvaluateError, EvaluateSites, ModularSite, Site, SiteCall, SitePart, SitePath};
 use shmproto::layer::{
-    CallHeader, Class, Dtype, Op, Path, Source, Status,
-    draw::{DRAW_BYTES, Draw, Key},
+    CallClass, CallHeader, CallStatus, Dtype, Op, Path, RowSource,
+    draw::{DRAW_BYTES, Key, SeededRows},
 };
 
-use crate::calls::{Rig, far, numbers, payload};
+use crate::calls::{DispatcherFixture, far, numbers, payload};
 
 /// Numbers of a row.
 const WIDTH: usize = 64;
@@ -16,12 +16,12 @@ const WIDTH: usize = 64;
 const WORDS: usize = 3 * WIDTH / 2;
 
 /// Triples whole numbers at its first site; its second has no ring path.
-struct Tripling(Vec<Site>);
+struct TriplingSites(Vec<Site>);
 
-impl Tripling {
+impl TriplingSites {
     fn new() -> Self {
         let part = SitePart { name: "triple".to_owned(), rows: WIDTH, has_bias: false };
-        let ring = RingSite { weight_exponent: 0, l1: [3; 2], commitment: [1; 32] };
+        let ring = ModularSite { weight_exponent: 0, l1: [3; 2], commitment: [1; 32] };
         let site = Site {
             columns: WIDTH,
             parts: vec![part],
@@ -33,7 +33,7 @@ impl Tripling {
     }
 }
 
-impl EvaluateSites for Tripling {
+impl EvaluateSites for TriplingSites {
     fn sites(&self) -> &[Site] {
         &self.0
     }
@@ -65,8 +65,8 @@ fn wholes(words: &[f32]) -> Vec<u64> {
     bytes.as_chunks().0.iter().map(whole).collect()
 }
 
-fn draw() -> Draw {
-    Draw { key: Key::new(&[0xa7; 32]), first: u64::MAX - 2 }
+fn draw() -> SeededRows {
+    SeededRows { key: Key::new(&[0xa7; 32]), first: u64::MAX - 2 }
 }
 
 /// What comes of `rows` rows of the draw.
@@ -77,11 +77,11 @@ fn expected(rows: usize) -> Vec<u64> {
 }
 
 fn drawn(header: CallHeader) -> CallHeader {
-    CallHeader { op: Op::ForwardNoBias, path: Path::Ring, source: Source::Draw, ..header }
+    CallHeader { op: Op::ForwardNoBias, path: Path::Ring, source: RowSource::Draw, ..header }
 }
 
-fn rig() -> Rig {
-    Rig::over(Box::new(Tripling::new()), LayerSettings::default())
+fn rig() -> DispatcherFixture {
+    DispatcherFixture::over(Box::new(TriplingSites::new()), LayerSettings::default())
 }
 
 #[test]
@@ -95,14 +95,18 @@ fn rows_that_the_executor_makes_are_those_that_would_have_come_whole_or_cut() {
         assert_eq!(wholes(&numbers(&answers.try_recv().unwrap())), expected(rows));
         let mut words = vec![0.0; rows * WORDS];
         draw().fill(0, WORDS, &mut words);
-        let header = CallHeader { source: Source::Rows, sequence: sequence + 1, ..header };
+        let header = CallHeader { source: RowSource::Rows, sequence: sequence + 1, ..header };
         session.call(header, payload(&session, &header, &words)).unwrap();
         rig.run();
         assert_eq!(wholes(&numbers(&answers.try_recv().unwrap())), expected(rows));
     }
     let used = session.stats();
     let (rows, row_bytes) = (604, 6 * WIDTH as u64);
-    assert_eq!(used.rows[Class::Prefill as usize], 2 * rows, "rows that were made count as those that came");
+    assert_eq!(
+        used.rows[CallClass::Prefill as usize],
+        2 * rows,
+        "rows that were made count as those that came"
+    );
     assert_eq!(used.bytes_in, 3 * DRAW_BYTES as u64 + rows * row_bytes, "what travelled");
     assert_eq!(used.bytes_out, 2 * rows * row_bytes);
 }
@@ -111,7 +115,7 @@ fn rows_that_the_executor_makes_are_those_that_would_have_come_whole_or_cut() {
 fn a_draw_through_shared_memory_is_one_too() {
     let mut rig = rig();
     let mut local = rig.local("a");
-    let header = drawn(local.header(0, Class::Decode, 2));
+    let header = drawn(local.header(0, CallClass::Decode, 2));
     local.client.write_rows(header.input, Dtype::F32, &*draw().to_words()).unwrap();
     local.client.submit(&header).unwrap();
     rig.run();
@@ -123,22 +127,25 @@ fn what_does_not_go_together_is_refused_and_the_session_goes_on() {
     let mut rig = rig();
     let mut local = rig.local("a");
     let mut refused = |change: &dyn Fn(CallHeader) -> CallHeader| {
-        let header = change(drawn(local.header(0, Class::Decode, 1)));
+        let header = change(drawn(local.header(0, CallClass::Decode, 1)));
         local.client.submit(&header).unwrap();
         rig.run();
         local.refusal()
     };
-    assert_eq!(refused(&|header| CallHeader { op: Op::Forward, ..header }), Status::Unsuited);
-    assert_eq!(refused(&|header| CallHeader { dtype: Dtype::Bf16, ..header }), Status::Unsuited);
-    assert_eq!(refused(&|header| CallHeader { path: Path::Linear, ..header }), Status::Unsuited);
-    assert_eq!(refused(&|header| CallHeader { site: 1, ..header }), Status::Nonlinear);
-    assert_eq!(refused(&|header| CallHeader { part: Some(1), ..header }), Status::UnknownSite);
+    assert_eq!(refused(&|header| CallHeader { op: Op::Forward, ..header }), CallStatus::Unsuited);
+    assert_eq!(refused(&|header| CallHeader { dtype: Dtype::Bf16, ..header }), CallStatus::Unsuited);
+    assert_eq!(refused(&|header| CallHeader { path: Path::Linear, ..header }), CallStatus::Unsuited);
+    assert_eq!(refused(&|header| CallHeader { site: 1, ..header }), CallStatus::Nonlinear);
+    assert_eq!(refused(&|header| CallHeader { part: Some(1), ..header }), CallStatus::UnknownSite);
 }
 
 #[test]
 fn a_draw_of_another_length_and_one_of_more_rows_than_may_wait_are_refused() {
     let quotas = Quotas { tenant_rows: 10, ..Quotas::default() };
-    let mut rig = Rig::over(Box::new(Tripling::new()), LayerSettings { quotas, ..LayerSettings::default() });
+    let mut rig = DispatcherFixture::over(
+        Box::new(TriplingSites::new()),
+        LayerSettings { quotas, ..LayerSettings::default() },
+    );
     let (session, mut answers) = rig.remote(0, 8);
     let mut refused = |header: CallHeader, words: &[f32]| {
         session.call(header, payload(&session, &header, words)).unwrap();
@@ -146,9 +153,16 @@ fn a_draw_of_another_length_and_one_of_more_rows_than_may_wait_are_refused() {
         answers.try_recv().unwrap().header.status
     };
     let words = draw().to_words();
-    assert_eq!(refused(drawn(far(1, 1)), &words[1..]), Status::Shape);
-    assert_eq!(refused(drawn(far(2, 1)), &[0.0; WORDS]), Status::Shape, "rows where a draw was said to be");
-    assert_eq!(refused(CallHeader { source: Source::Rows, ..drawn(far(3, 1)) }, &*words), Status::Shape);
-    assert_eq!(refused(drawn(far(4, 11)), &*words), Status::Shape);
-    assert_eq!(refused(drawn(far(5, 10)), &*words), Status::Done);
+    assert_eq!(refused(drawn(far(1, 1)), &words[1..]), CallStatus::Shape);
+    assert_eq!(
+        refused(drawn(far(2, 1)), &[0.0; WORDS]),
+        CallStatus::Shape,
+        "rows where a draw was said to be"
+    );
+    assert_eq!(
+        refused(CallHeader { source: RowSource::Rows, ..drawn(far(3, 1)) }, &*words),
+        CallStatus::Shape
+    );
+    assert_eq!(refused(drawn(far(4, 11)), &*words), CallStatus::Shape);
+    assert_eq!(refused(drawn(far(5, 10)), &*words), CallStatus::Done);
 }

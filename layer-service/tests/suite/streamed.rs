@@ -8,7 +8,7 @@ use std::{
 };
 
 use ids::BlockId;
-use layer_service::settings::{LayerSettings, Policy};
+use layer_service::settings::{BatchingPolicy, LayerSettings};
 use model::{
     deltas::prepared::PreparedAdapter,
     forward::{ForwardPass as _, LogitRows, SequenceSlice},
@@ -20,9 +20,9 @@ use model::{
         streamed::{Readahead, StreamError, StreamOptions},
     },
 };
-use shmproto::layer::{CallHeader, Class, Dtype, Op, Status};
+use shmproto::layer::{CallClass, CallHeader, CallStatus, Dtype, Op};
 
-use crate::calls::{Local, Rig, bits, evaluate, rows};
+use crate::calls::{DispatcherFixture, LocalClient, bits, evaluate, rows};
 
 const LAYERS: u32 = 8;
 /// Four of each block, and the head.
@@ -62,16 +62,16 @@ fn streamed(directory: &Path) -> (ResidentModel<ServedLayers>, u64) {
 }
 
 /// Where a client of its own is: it goes up through all sites, and a trainer down again, so many times.
-struct Walker {
-    local: Local,
+struct SweepClient {
+    local: LocalClient,
     trains: bool,
     step: u32,
     rounds: u32,
     waits: bool,
 }
 
-impl Walker {
-    fn new(local: Local, trains: bool, rounds: u32) -> Self {
+impl SweepClient {
+    fn new(local: LocalClient, trains: bool, rounds: u32) -> Self {
         Self { local, trains, step: 0, rounds, waits: false }
     }
 
@@ -101,14 +101,14 @@ impl Walker {
         let x = rows(self.step, 2 * input);
         if self.waits {
             let Some(reply) = self.local.client.try_take().unwrap() else { return false };
-            assert_eq!(reply.status, Status::Done);
+            assert_eq!(reply.status, CallStatus::Done);
             let mut out = vec![0.0; 2 * output];
             self.local.client.read_rows(crate::calls::OUT, Dtype::F32, &mut out).unwrap();
             assert_eq!(bits(&out), bits(&evaluate(judge, call, &x)), "{call:?}");
             (self.step, self.waits) = (self.step + 1, false);
             return true;
         }
-        let class = if self.trains { Class::Training } else { Class::Decode };
+        let class = if self.trains { CallClass::Training } else { CallClass::Decode };
         let op = if call.op == SiteOp::Backward { Op::Backward } else { Op::Forward };
         let header = CallHeader { op, ..self.local.header(call.site.0, class, 2) };
         self.local.client.write_rows(0, Dtype::F32, &x).unwrap();
@@ -119,21 +119,21 @@ impl Walker {
 }
 
 /// Has the walkers go to their ends, each but the first a while behind the others; bytes that were read, as parts of a sweep.
-fn walk(policy: Policy, trainers: usize, clients: usize, rounds: u32) -> f64 {
+fn walk(policy: BatchingPolicy, trainers: usize, clients: usize, rounds: u32) -> f64 {
     let directory = tempfile::tempdir().unwrap();
     let mut judge = resident(directory.path());
     let (base, sweep) = streamed(directory.path());
     let figures = base.sweep_figures().unwrap();
     let mut settings = LayerSettings::default();
     settings.batching.policy = policy;
-    let mut rig = Rig::over(Box::new(base), settings);
-    let walker = |index: usize, rig: &mut Rig| {
-        Walker::new(rig.local(&format!("tenant {index}")), index < trainers, rounds)
+    let mut rig = DispatcherFixture::over(Box::new(base), settings);
+    let walker = |index: usize, rig: &mut DispatcherFixture| {
+        SweepClient::new(rig.local(&format!("tenant {index}")), index < trainers, rounds)
     };
     let mut walkers: Vec<_> = (0..clients).map(|index| walker(index, &mut rig)).collect();
     let begun = Instant::now();
     let mut turn = 0;
-    while !walkers.iter().all(Walker::is_done) {
+    while !walkers.iter().all(SweepClient::is_done) {
         turn += 1;
         let mut moved = false;
         for (index, walker) in walkers.iter_mut().enumerate() {
@@ -151,18 +151,18 @@ fn walk(policy: Policy, trainers: usize, clients: usize, rounds: u32) -> f64 {
 #[test]
 fn clients_of_a_streamed_base_share_its_sweeps() {
     let rounds = 16;
-    let alone = walk(Policy::Opportunistic, 0, 1, rounds) / f64::from(rounds);
+    let alone = walk(BatchingPolicy::Opportunistic, 0, 1, rounds) / f64::from(rounds);
     assert!(alone <= 1.1, "{alone} sweeps for a token of one client");
-    let together = walk(Policy::Opportunistic, 0, 4, rounds) / f64::from(4 * rounds);
+    let together = walk(BatchingPolicy::Opportunistic, 0, 4, rounds) / f64::from(4 * rounds);
     assert!(4.0 * together <= 1.1, "{together} sweeps for a token of one of four clients");
-    let apart = walk(Policy::None, 0, 4, rounds) / f64::from(4 * rounds);
+    let apart = walk(BatchingPolicy::None, 0, 4, rounds) / f64::from(4 * rounds);
     assert!(apart > 2.0 * together, "{apart} sweeps for a token without the elevator");
 }
 
 #[test]
 fn trainers_ride_up_with_the_others_and_down_together() {
     let rounds = 8;
-    let sweeps = walk(Policy::Opportunistic, 2, 4, rounds) / f64::from(rounds);
+    let sweeps = walk(BatchingPolicy::Opportunistic, 2, 4, rounds) / f64::from(rounds);
     // Up and down for all four of them: ideal are two sweeps.
     assert!(sweeps <= 2.0 / 0.7, "{sweeps} sweeps a round");
 }
@@ -171,7 +171,7 @@ fn trainers_ride_up_with_the_others_and_down_together() {
 fn clients_keep_step_with_a_resident_pass_or_fall_behind_and_all_get_their_bits() {
     let directory = tempfile::tempdir().unwrap();
     let tokens: Vec<u32> = (0..24).map(|token| token * 31 % 900).collect();
-    let passes = |model: &mut ResidentModel<ServedLayers>, rig: Option<&mut Rig>| {
+    let passes = |model: &mut ResidentModel<ServedLayers>, rig: Option<&mut DispatcherFixture>| {
         let blocks = [BlockId(0), BlockId(1)];
         let (mut given, mut logits) = (Vec::new(), Vec::new());
         let mut rig = rig;
@@ -195,10 +195,10 @@ fn clients_keep_step_with_a_resident_pass_or_fall_behind_and_all_get_their_bits(
     let (mut base, _) = streamed(directory.path());
     let wanted = passes(&mut base, None);
     let (lent, _) = streamed(directory.path());
-    let mut rig = Rig::over(Box::new(lent), LayerSettings::default());
+    let mut rig = DispatcherFixture::over(Box::new(lent), LayerSettings::default());
     let walkers: Vec<_> = (0..2)
         .map(|index| {
-            let mut walker = Walker::new(rig.local(&format!("tenant {index}")), index == 1, 2);
+            let mut walker = SweepClient::new(rig.local(&format!("tenant {index}")), index == 1, 2);
             let mut judge = resident(directory.path());
             thread::spawn(move || {
                 while !walker.is_done() {

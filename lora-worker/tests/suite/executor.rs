@@ -2,35 +2,37 @@
 
 use kernels::{
     Isa,
-    lora::{FactorLayout, LoraMatrix, LoraPrecision, MatrixLayout, NumberKind, SharedBytes, sum_ranks},
+    lora::{ElementKind, FactorLayout, LoraMatrix, LoraPrecision, MatrixLayout, SharedBytes, sum_ranks},
 };
 use shmproto::{
-    board::{Board, Geometry, Poster, SUMS_ALIGN, SeatOffer, Slice, SliceState, TakeBack, WorkerNumber},
+    board::{
+        Board, ConsumerHandle, Geometry, Producer, SUMS_ALIGN, Slice, SliceState, TakeBack, WorkerNumber,
+    },
     handover::{
-        Accepted, AdapterOffered, ExecutorEnd, FromWorker, Listener, ReceiveError, Seated, SendError,
-        ToWorker,
+        Accepted, AdapterOffered, BoardListener, ExecutorEnd, FromWorker, ReceiveError, SendError,
+        SlotGranted, ToWorker,
     },
     image::{Image, ImageEntry},
     region::{Access, Region},
 };
 
-use crate::worker::{Place, until, until_some};
+use crate::worker::{WorkerDirectory, until, until_some};
 
 /// Room enough for every test.
 pub(crate) const GEOMETRY: Geometry =
     Geometry { x_elements: 1 << 18, sums_elements: 1 << 20, slices: 64, seats: 4 };
 
 /// An executor without an engine.
-pub(crate) struct Executor {
-    listener: Listener,
+pub(crate) struct BoardExecutor {
+    listener: BoardListener,
     pub(crate) board: Board,
-    pub(crate) poster: Poster,
+    pub(crate) poster: Producer,
 }
 
-impl Executor {
-    pub(crate) fn new(place: &Place) -> Self {
+impl BoardExecutor {
+    pub(crate) fn new(place: &WorkerDirectory) -> Self {
         let (board, poster) = Board::new(GEOMETRY).unwrap();
-        Self { listener: Listener::bind(&place.socket()).unwrap(), board, poster }
+        Self { listener: BoardListener::bind(&place.socket()).unwrap(), board, poster }
     }
 
     /// Waits for a worker and hears its hello.
@@ -44,13 +46,13 @@ impl Executor {
     }
 
     /// Waits for a worker and gives it a seat.
-    pub(crate) fn seat(&self) -> Peer {
+    pub(crate) fn seat(&self) -> AttachedPeer {
         let (connection, pid) = self.hear();
         self.give_seat(connection, pid).unwrap()
     }
 
-    /// As [`Executor::seat`], and keeps a descriptor of the control region to scribble on.
-    pub(crate) fn seat_and_control(&self) -> (Peer, Region) {
+    /// As [`BoardExecutor::seat`], and keeps a descriptor of the control region to scribble on.
+    pub(crate) fn seat_and_control(&self) -> (AttachedPeer, Region) {
         let (connection, pid) = self.hear();
         let offer = self.board.seat().unwrap();
         let [control, ..] = offer.fds().unwrap();
@@ -59,11 +61,11 @@ impl Executor {
             Region::map(control.try_clone_to_owned().unwrap(), bytes..=bytes, Access::ReadWrite).unwrap();
         let worker = offer.worker;
         connection.send(&seated(&offer), &offer.fds().unwrap()).unwrap();
-        (Peer { connection, pid, worker }, control)
+        (AttachedPeer { connection, pid, worker }, control)
     }
 
     /// Gives a seat to whoever calls before `given_up`, and may be dying.
-    pub(crate) fn try_seat(&self, mut given_up: impl FnMut() -> bool) -> Option<Peer> {
+    pub(crate) fn try_seat(&self, mut given_up: impl FnMut() -> bool) -> Option<AttachedPeer> {
         let mut accepted = None;
         until("a worker calls or dies", || {
             accepted = self.listener.accept().unwrap();
@@ -80,10 +82,10 @@ impl Executor {
         self.give_seat(connection, pid).ok()
     }
 
-    fn give_seat(&self, connection: ExecutorEnd, pid: u32) -> Result<Peer, SendError> {
+    fn give_seat(&self, connection: ExecutorEnd, pid: u32) -> Result<AttachedPeer, SendError> {
         let offer = self.board.seat().unwrap();
         connection.send(&seated(&offer), &offer.fds().unwrap())?;
-        Ok(Peer { connection, pid, worker: offer.worker })
+        Ok(AttachedPeer { connection, pid, worker: offer.worker })
     }
 
     /// Posts slices over `x` and wants workers awake for them.
@@ -106,7 +108,7 @@ impl Executor {
     }
 
     /// Posts `work` alone and returns its sums.
-    pub(crate) fn compute(&mut self, image: u64, work: &Work) -> Vec<f32> {
+    pub(crate) fn compute(&mut self, image: u64, work: &SliceWork) -> Vec<f32> {
         let slice = work.slice(image, 0, 0);
         self.post(&work.x, &[slice]);
         let sums = self.read(0, slice.sums_elements as usize);
@@ -116,13 +118,13 @@ impl Executor {
 }
 
 /// A worker that has a seat.
-pub(crate) struct Peer {
+pub(crate) struct AttachedPeer {
     pub(crate) connection: ExecutorEnd,
     pub(crate) pid: u32,
     pub(crate) worker: WorkerNumber,
 }
 
-impl Peer {
+impl AttachedPeer {
     /// Offers an adapter and waits for the answer: why not, if it is not mapped.
     pub(crate) fn offer(&self, number: u64, image: &Image) -> Result<(), String> {
         let bytes = (*image.bytes()).as_ref().len() as u64;
@@ -169,10 +171,10 @@ impl Peer {
     }
 }
 
-fn seated(offer: &SeatOffer) -> ToWorker {
+fn seated(offer: &ConsumerHandle) -> ToWorker {
     let [control_bytes, x_bytes, sums_bytes] = offer.bytes().map(|bytes| bytes as u64);
     let (seat, worker) = (offer.seat.0, offer.worker.get());
-    ToWorker::Seated(Seated { seat, worker, control_bytes, x_bytes, sums_bytes })
+    ToWorker::Seated(SlotGranted { seat, worker, control_bytes, x_bytes, sums_bytes })
 }
 
 fn received(connection: &ExecutorEnd) -> FromWorker {
@@ -193,7 +195,7 @@ pub(crate) fn numbers(seed: u32, count: usize) -> Vec<f32> {
 
 /// One module of an adapter to be made.
 #[derive(Clone, Copy)]
-pub(crate) struct Shape {
+pub(crate) struct ModuleShape {
     pub(crate) module: u32,
     pub(crate) rank: usize,
     pub(crate) columns: usize,
@@ -201,17 +203,17 @@ pub(crate) struct Shape {
     pub(crate) precision: LoraPrecision,
 }
 
-impl Shape {
+impl ModuleShape {
     pub(crate) fn new(module: u32, rank: usize, columns: usize, rows: usize) -> Self {
         Self { module, rank, columns, rows, precision: LoraPrecision::Exact }
     }
 }
 
 /// An adapter of these modules; `seed` makes it another one.
-pub(crate) fn adapter(seed: u32, shapes: &[Shape]) -> Image {
+pub(crate) fn adapter(seed: u32, shapes: &[ModuleShape]) -> Image {
     let (mut data, mut entries) = (Vec::new(), Vec::new());
     for shape in shapes {
-        let &Shape { module, rank, columns, rows, precision } = shape;
+        let &ModuleShape { module, rank, columns, rows, precision } = shape;
         let a = numbers(seed ^ module, rank * columns);
         let b = numbers(seed ^ module ^ 0xB, rows * rank);
         let layout = MatrixLayout::append(&mut data, rank, columns, rows, 0.5, &a, &b, precision);
@@ -239,7 +241,7 @@ pub(crate) fn entry(module: u32, layout: &MatrixLayout) -> ImageEntry {
 fn matrix(image: &Image, module: u32) -> LoraMatrix {
     let entry = image.entry(module).unwrap();
     let factor = |kind, offset: u64| FactorLayout {
-        kind: NumberKind::from_code(kind).unwrap(),
+        kind: ElementKind::from_code(kind).unwrap(),
         offset: usize::try_from(offset).unwrap(),
     };
     let layout = MatrixLayout {
@@ -255,7 +257,7 @@ fn matrix(image: &Image, module: u32) -> LoraMatrix {
 }
 
 /// Rows of x for the first ranks of one module.
-pub(crate) struct Work {
+pub(crate) struct SliceWork {
     pub(crate) x: Vec<f32>,
     module: u32,
     rows: usize,
@@ -264,10 +266,10 @@ pub(crate) struct Work {
     ranks: usize,
 }
 
-impl Work {
+impl SliceWork {
     /// `rows` rows for all ranks of `shape`.
-    pub(crate) fn of(shape: &Shape, rows: usize) -> Self {
-        let &Shape { module, rank, columns, rows: outputs, .. } = shape;
+    pub(crate) fn of(shape: &ModuleShape, rows: usize) -> Self {
+        let &ModuleShape { module, rank, columns, rows: outputs, .. } = shape;
         Self { x: numbers(module + 77, rows * columns), module, rows, columns, outputs, ranks: rank }
     }
 
@@ -302,7 +304,7 @@ impl Work {
 }
 
 /// Many pieces of work as one job: all rows of x, and the slices.
-pub(crate) fn job(image: u64, works: &[Work]) -> (Vec<f32>, Vec<Slice>) {
+pub(crate) fn job(image: u64, works: &[SliceWork]) -> (Vec<f32>, Vec<Slice>) {
     let (mut x, mut slices, mut sums) = (Vec::new(), Vec::new(), 0usize);
     for work in works {
         let slice = work.slice(image, x.len(), sums);

@@ -3,24 +3,29 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use shmproto::{
-    handover::{Seated, ToWorker},
+    handover::{SlotGranted, ToWorker},
     region::{PeerAccess, Region},
 };
 
 use crate::{
-    executor::{Executor, GEOMETRY, Shape, Work, adapter, bits, numbers},
-    worker::{Place, until},
+    executor::{BoardExecutor, GEOMETRY, ModuleShape, SliceWork, adapter, bits, numbers},
+    worker::{WorkerDirectory, until},
 };
 
-const SHAPE: Shape =
-    Shape { module: 3, rank: 16, columns: 64, rows: 64, precision: kernels::lora::LoraPrecision::Exact };
+const SHAPE: ModuleShape = ModuleShape {
+    module: 3,
+    rank: 16,
+    columns: 64,
+    rows: 64,
+    precision: kernels::lora::LoraPrecision::Exact,
+};
 
 /// What the worker is good for after all that.
-fn serves_another(place: &Place, pid: u32) {
-    let mut executor = Executor::new(place);
+fn serves_another(place: &WorkerDirectory, pid: u32) {
+    let mut executor = BoardExecutor::new(place);
     let peer = executor.seat();
     assert_eq!(peer.pid, pid, "it is the same process");
-    let (image, work) = (adapter(1, &[SHAPE]), Work::of(&SHAPE, 2));
+    let (image, work) = (adapter(1, &[SHAPE]), SliceWork::of(&SHAPE, 2));
     peer.offer(1, &image).unwrap();
     assert_eq!(bits(&executor.compute(1, &work)), bits(&work.expected(&image)));
 }
@@ -49,11 +54,11 @@ fn invite(words: &[AtomicU32], step: u32) {
 #[test]
 fn garbage_on_the_board_does_not_end_a_worker() {
     for seed in 1..=4 {
-        let place = Place::new();
-        let mut executor = Executor::new(&place);
+        let place = WorkerDirectory::new();
+        let mut executor = BoardExecutor::new(&place);
         let worker = place.start_undisturbed(&["--spin-us", "1000"]);
         let (peer, control) = executor.seat_and_control();
-        let (image, work) = (adapter(1, &[SHAPE]), Work::of(&SHAPE, 2));
+        let (image, work) = (adapter(1, &[SHAPE]), SliceWork::of(&SHAPE, 2));
         peer.offer(1, &image).unwrap();
         executor.post(&work.x, &[work.slice(1, 0, 0), work.slice(1, 0, 128)]);
         let words = control.words();
@@ -82,15 +87,15 @@ fn garbage_on_the_board_does_not_end_a_worker() {
 
 #[test]
 fn a_board_that_is_none_is_left_and_the_next_executor_asked() {
-    let place = Place::new();
-    let executor = Executor::new(&place);
+    let place = WorkerDirectory::new();
+    let executor = BoardExecutor::new(&place);
     let worker = place.start_undisturbed(&[]);
     let region = |bytes| Region::create("none", bytes, PeerAccess::ReadWrite).unwrap();
     let seated = |seat, number, [control, x, sums]: &[Region; 3]| {
         let (connection, pid) = executor.hear();
         let bytes = |region: &Region| region.bytes() as u64;
         let [control_bytes, x_bytes, sums_bytes] = [bytes(control), bytes(x), bytes(sums)];
-        let seated = Seated { seat, worker: number, control_bytes, x_bytes, sums_bytes };
+        let seated = SlotGranted { seat, worker: number, control_bytes, x_bytes, sums_bytes };
         connection.send(&ToWorker::Seated(seated), &[control.fd(), x.fd(), sums.fd()]).unwrap();
         pid
     };

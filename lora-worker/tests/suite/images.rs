@@ -5,23 +5,23 @@ use std::os::fd::AsFd as _;
 use shmproto::{board::SliceState, region::SealedBytes};
 
 use crate::{
-    executor::{Executor, Shape, Work, adapter, bits},
-    worker::{Place, until},
+    executor::{BoardExecutor, ModuleShape, SliceWork, adapter, bits},
+    worker::{WorkerDirectory, until},
 };
 
-const SHAPE: Shape =
-    Shape { module: 4, rank: 8, columns: 64, rows: 32, precision: kernels::lora::LoraPrecision::Exact };
+const SHAPE: ModuleShape =
+    ModuleShape { module: 4, rank: 8, columns: 64, rows: 32, precision: kernels::lora::LoraPrecision::Exact };
 
 #[test]
 fn an_adapter_that_is_withdrawn_is_forgotten_and_one_that_replaces_it_is_used() {
-    let place = Place::new();
-    let mut executor = Executor::new(&place);
+    let place = WorkerDirectory::new();
+    let mut executor = BoardExecutor::new(&place);
     let _worker = place.start_undisturbed(&[]);
     let peer = executor.seat();
     let (first, second) = (adapter(1, &[SHAPE]), adapter(2, &[SHAPE]));
     peer.offer(1, &first).unwrap();
     peer.offer(2, &second).unwrap();
-    let work = Work::of(&SHAPE, 3);
+    let work = SliceWork::of(&SHAPE, 3);
     assert_eq!(bits(&executor.compute(1, &work)), bits(&work.expected(&first)));
     peer.withdraw(1);
     // A new number, as every image has; what is said is heard in order.
@@ -36,8 +36,8 @@ fn an_adapter_that_is_withdrawn_is_forgotten_and_one_that_replaces_it_is_used() 
 
 #[test]
 fn an_image_that_is_none_is_rejected_by_name_and_the_worker_goes_on() {
-    let place = Place::new();
-    let mut executor = Executor::new(&place);
+    let place = WorkerDirectory::new();
+    let mut executor = BoardExecutor::new(&place);
     let _worker = place.start_undisturbed(&[]);
     let peer = executor.seat();
     let garbage = SealedBytes::build("garbage", &[&[0xA5; 4096]]).unwrap();
@@ -55,17 +55,17 @@ fn an_image_that_is_none_is_rejected_by_name_and_the_worker_goes_on() {
     peer.offer(3, &image).unwrap();
     let reason = peer.offer(3, &image).unwrap_err();
     assert_eq!(reason, "image 3 is mapped already; offer each number once");
-    let work = Work::of(&SHAPE, 1);
+    let work = SliceWork::of(&SHAPE, 1);
     assert_eq!(bits(&executor.compute(3, &work)), bits(&work.expected(&image)));
 }
 
 #[test]
 fn two_hundred_adapters_leave_nothing_behind() {
-    let place = Place::new();
-    let mut executor = Executor::new(&place);
+    let place = WorkerDirectory::new();
+    let mut executor = BoardExecutor::new(&place);
     let worker = place.start_undisturbed(&[]);
     let peer = executor.seat();
-    let work = Work::of(&SHAPE, 1);
+    let work = SliceWork::of(&SHAPE, 1);
     let mut pass = |number: u32| {
         let image = adapter(number, &[SHAPE]);
         peer.offer(number.into(), &image).unwrap();
@@ -84,8 +84,8 @@ fn two_hundred_adapters_leave_nothing_behind() {
 
 #[test]
 fn adapters_that_were_never_used_are_given_back_too() {
-    let place = Place::new();
-    let executor = Executor::new(&place);
+    let place = WorkerDirectory::new();
+    let executor = BoardExecutor::new(&place);
     let worker = place.start_undisturbed(&[]);
     let peer = executor.seat();
     peer.offer(1, &adapter(1, &[SHAPE])).unwrap();

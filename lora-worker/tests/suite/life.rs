@@ -10,32 +10,37 @@ use rustix::{
 use shmproto::{board::SliceState, handover::ToWorker, image::Image};
 
 use crate::{
-    executor::{Executor, Shape, Work, adapter, bits},
-    worker::{Place, Worker, a_core, until},
+    executor::{BoardExecutor, ModuleShape, SliceWork, adapter, bits},
+    worker::{WorkerChild, WorkerDirectory, a_core, until},
 };
 
-const SHAPE: Shape =
-    Shape { module: 0, rank: 32, columns: 128, rows: 128, precision: kernels::lora::LoraPrecision::Exact };
+const SHAPE: ModuleShape = ModuleShape {
+    module: 0,
+    rank: 32,
+    columns: 128,
+    rows: 128,
+    precision: kernels::lora::LoraPrecision::Exact,
+};
 
 fn image() -> Image {
     adapter(1, &[SHAPE])
 }
 
 /// Offers the adapter and has a slice of it computed: all is well.
-fn works(executor: &mut Executor, peer: &crate::executor::Peer) {
-    let (image, work) = (image(), Work::of(&SHAPE, 4));
+fn works(executor: &mut BoardExecutor, peer: &crate::executor::AttachedPeer) {
+    let (image, work) = (image(), SliceWork::of(&SHAPE, 4));
     peer.offer(1, &image).unwrap();
     assert_eq!(bits(&executor.compute(1, &work)), bits(&work.expected(&image)));
 }
 
 #[test]
 fn a_worker_waits_for_an_executor_and_says_when_it_is_seated() {
-    let place = Place::new();
+    let place = WorkerDirectory::new();
     let mut worker = place.start_undisturbed(&[]);
     // Sleeping, after a first try.
     until("it has tried", || worker.threads().contains("control") && worker.is_in_state('S'));
     std::thread::sleep(Duration::from_millis(300));
-    let mut executor = Executor::new(&place);
+    let mut executor = BoardExecutor::new(&place);
     let peer = executor.seat();
     assert_eq!(peer.pid, worker.pid());
     worker.ready();
@@ -44,18 +49,18 @@ fn a_worker_waits_for_an_executor_and_says_when_it_is_seated() {
 
 #[test]
 fn a_worker_outlives_its_executor_and_forgets_all_of_it() {
-    let place = Place::new();
-    let mut first = Executor::new(&place);
+    let place = WorkerDirectory::new();
+    let mut first = BoardExecutor::new(&place);
     let worker = place.start_undisturbed(&[]);
     let peer = first.seat();
     works(&mut first, &peer);
     drop((first, peer));
     until("it has let go of the board", || worker.shared_maps() == 0);
-    let mut second = Executor::new(&place);
+    let mut second = BoardExecutor::new(&place);
     let peer = second.seat();
     assert_eq!(peer.pid, worker.pid());
     // The number was the former executor's: here it is unknown until it is offered.
-    let work = Work::of(&SHAPE, 4);
+    let work = SliceWork::of(&SHAPE, 4);
     second.post(&work.x, &[work.slice(1, 0, 0)]);
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(second.poster.state(0), SliceState::Open);
@@ -65,8 +70,8 @@ fn a_worker_outlives_its_executor_and_forgets_all_of_it() {
 
 #[test]
 fn a_worker_whose_executor_says_farewell_asks_anew() {
-    let place = Place::new();
-    let mut executor = Executor::new(&place);
+    let place = WorkerDirectory::new();
+    let mut executor = BoardExecutor::new(&place);
     let _worker = place.start_undisturbed(&[]);
     let peer = executor.seat();
     peer.connection.send(&ToWorker::Closing, &[]).unwrap();
@@ -78,11 +83,11 @@ fn a_worker_whose_executor_says_farewell_asks_anew() {
 
 #[test]
 fn a_healthy_start_and_end_are_no_warnings() {
-    let place = Place::new();
+    let place = WorkerDirectory::new();
     let mut worker = place.start_undisturbed(&[]);
     // Long enough to be said: it is looked for less and less often, and once a second at last.
     std::thread::sleep(Duration::from_secs(3));
-    let executor = Executor::new(&place);
+    let executor = BoardExecutor::new(&place);
     let peer = executor.seat();
     worker.ready();
     peer.connection.send(&ToWorker::Closing, &[]).unwrap();
@@ -99,8 +104,8 @@ fn a_healthy_start_and_end_are_no_warnings() {
 
 #[test]
 fn a_fenced_worker_asks_for_a_new_seat() {
-    let place = Place::new();
-    let mut executor = Executor::new(&place);
+    let place = WorkerDirectory::new();
+    let mut executor = BoardExecutor::new(&place);
     let worker = place.start_undisturbed(&[]);
     let first = executor.seat();
     works(&mut executor, &first);
@@ -115,13 +120,13 @@ fn a_fenced_worker_asks_for_a_new_seat() {
 #[test]
 fn a_slice_of_a_worker_that_is_killed_is_computed_by_another() {
     for moment in ["worker.after_claim", "worker.mid_slice", "worker.before_done"] {
-        let place = Place::new();
-        let mut executor = Executor::new(&place);
+        let place = WorkerDirectory::new();
+        let mut executor = BoardExecutor::new(&place);
         let mut doomed = place.start();
         let peer = executor.seat();
         works(&mut executor, &peer);
         place.arm(moment, "kill");
-        let (image, work) = (image(), Work::of(&SHAPE, 4));
+        let (image, work) = (image(), SliceWork::of(&SHAPE, 4));
         executor.post(&work.x, &[work.slice(1, 0, 0)]);
         assert_eq!(doomed.code(), None, "{moment}");
         assert!(place.has_fired(moment));
@@ -139,13 +144,13 @@ fn a_slice_of_a_worker_that_is_killed_is_computed_by_another() {
 
 #[test]
 fn what_a_worker_has_done_counts_though_it_is_killed_in_the_same_moment() {
-    let place = Place::new();
-    let mut executor = Executor::new(&place);
+    let place = WorkerDirectory::new();
+    let mut executor = BoardExecutor::new(&place);
     let mut doomed = place.start();
     let peer = executor.seat();
     works(&mut executor, &peer);
     place.arm("worker.after_done", "kill");
-    let (image, work) = (image(), Work::of(&SHAPE, 4));
+    let (image, work) = (image(), SliceWork::of(&SHAPE, 4));
     executor.post(&work.x, &[work.slice(1, 0, 0)]);
     assert_eq!(doomed.code(), None);
     assert_eq!(bits(&executor.read(0, 4 * 128)), bits(&work.expected(&image)));
@@ -156,8 +161,8 @@ fn a_worker_that_dies_anywhere_else_leaves_the_executor_in_peace() {
     let places =
         ["connected", "hello", "seated", "image_received", "image_mapped", "image_withdrawn", "parked"];
     for moment in places {
-        let (place, name) = (Place::new(), format!("worker.{moment}"));
-        let mut executor = Executor::new(&place);
+        let (place, name) = (WorkerDirectory::new(), format!("worker.{moment}"));
+        let mut executor = BoardExecutor::new(&place);
         place.arm(&name, "kill");
         let mut doomed = place.start();
         let watchdog = std::thread::scope(|scope| {
@@ -179,13 +184,13 @@ fn a_worker_that_dies_anywhere_else_leaves_the_executor_in_peace() {
 
 #[test]
 fn a_stopped_worker_that_was_fenced_changes_nothing_when_it_goes_on() {
-    let place = Place::new();
-    let mut executor = Executor::new(&place);
+    let place = WorkerDirectory::new();
+    let mut executor = BoardExecutor::new(&place);
     let worker = place.start();
     let peer = executor.seat();
     works(&mut executor, &peer);
     place.arm("worker.before_done", "stop");
-    let (image, work) = (image(), Work::of(&SHAPE, 4));
+    let (image, work) = (image(), SliceWork::of(&SHAPE, 4));
     executor.post(&work.x, &[work.slice(1, 0, 0)]);
     until("it stops in the middle", || place.has_fired("worker.before_done") && worker.is_in_state('T'));
     executor.take_back(0);
@@ -204,9 +209,9 @@ fn a_stopped_worker_that_was_fenced_changes_nothing_when_it_goes_on() {
 
 #[test]
 fn workers_that_are_killed_in_turn_while_there_is_work_lose_no_slice() {
-    let place = Place::new();
-    let mut executor = Executor::new(&place);
-    let (image, work) = (image(), Work::of(&SHAPE, 4));
+    let place = WorkerDirectory::new();
+    let mut executor = BoardExecutor::new(&place);
+    let (image, work) = (image(), SliceWork::of(&SHAPE, 4));
     let expected = bits(&work.expected(&image));
     let slices: Vec<_> = (0..16).map(|index| work.slice(1, 0, index * 512)).collect();
     for round in 0..12u64 {
@@ -233,8 +238,8 @@ fn workers_that_are_killed_in_turn_while_there_is_work_lose_no_slice() {
 
 #[test]
 fn a_worker_that_is_refused_says_why_and_tries_again() {
-    let place = Place::new();
-    let mut executor = Executor::new(&place);
+    let place = WorkerDirectory::new();
+    let mut executor = BoardExecutor::new(&place);
     let mut worker = place.start_undisturbed(&[]);
     for _ in 0..2 {
         let (connection, _) = executor.hear();
@@ -252,8 +257,8 @@ fn a_worker_that_is_refused_says_why_and_tries_again() {
 
 #[test]
 fn an_executor_that_speaks_out_of_turn_is_left_and_asked_again() {
-    let place = Place::new();
-    let mut executor = Executor::new(&place);
+    let place = WorkerDirectory::new();
+    let mut executor = BoardExecutor::new(&place);
     let mut worker = place.start_undisturbed(&[]);
     let (connection, _) = executor.hear();
     connection.send(&ToWorker::AdapterWithdrawn(7), &[]).unwrap();
@@ -265,7 +270,7 @@ fn an_executor_that_speaks_out_of_turn_is_left_and_asked_again() {
 }
 
 /// Has a worker end in each way it can be asked to, and expects exit code 0.
-fn ends_when_asked(make: impl Fn() -> Worker) {
+fn ends_when_asked(make: impl Fn() -> WorkerChild) {
     for signal in [Signal::TERM, Signal::INT] {
         let mut worker = make();
         worker.signal(signal);
@@ -278,7 +283,7 @@ fn ends_when_asked(make: impl Fn() -> Worker) {
 
 #[test]
 fn a_worker_ends_when_asked_while_it_waits_for_an_executor() {
-    let place = Place::new();
+    let place = WorkerDirectory::new();
     ends_when_asked(|| {
         let worker = place.start_undisturbed(&["--exit-with-stdin"]);
         until("it watches and tries", || worker.threads().len() == 3);
@@ -288,8 +293,8 @@ fn a_worker_ends_when_asked_while_it_waits_for_an_executor() {
 
 #[test]
 fn a_worker_ends_when_asked_while_it_is_parked() {
-    let place = Place::new();
-    let executor = Executor::new(&place);
+    let place = WorkerDirectory::new();
+    let executor = BoardExecutor::new(&place);
     ends_when_asked(|| {
         let mut worker = place.start_undisturbed(&["--exit-with-stdin"]);
         let peer = executor.seat();
@@ -303,14 +308,14 @@ fn a_worker_ends_when_asked_while_it_is_parked() {
 
 #[test]
 fn a_worker_ends_when_asked_in_the_middle_of_a_slice() {
-    let place = Place::new();
-    let mut executor = Executor::new(&place);
+    let place = WorkerDirectory::new();
+    let mut executor = BoardExecutor::new(&place);
     let mut worker = place.start();
     let peer = executor.seat();
     works(&mut executor, &peer);
     // Longer than any test: it must not be waited for.
     place.arm("worker.after_claim", "wait 600000");
-    let work = Work::of(&SHAPE, 4);
+    let work = SliceWork::of(&SHAPE, 4);
     executor.post(&work.x, &[work.slice(1, 0, 0)]);
     until("it is in the middle", || place.has_fired("worker.after_claim"));
     worker.signal(Signal::TERM);
@@ -320,7 +325,7 @@ fn a_worker_ends_when_asked_in_the_middle_of_a_slice() {
 
 #[test]
 fn a_worker_ends_when_either_end_of_the_terminal_on_its_standard_input_is_closed() {
-    let place = Place::new();
+    let place = WorkerDirectory::new();
     for is_given_the_master in [false, true] {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let master = openpt(flags).unwrap();
@@ -331,7 +336,7 @@ fn a_worker_ends_when_either_end_of_the_terminal_on_its_standard_input_is_closed
         let (given, kept) = if is_given_the_master { (master, slave) } else { (slave, master) };
         let mut command = Command::new(env!("CARGO_BIN_EXE_lora-worker"));
         command.args(place.arguments(a_core())).arg("--exit-with-stdin");
-        let mut worker = Worker::spawn_with_stdin(command, given.into());
+        let mut worker = WorkerChild::spawn_with_stdin(command, given.into());
         until("it watches and tries", || worker.threads().len() == 3);
         rustix::io::write(&kept, b"not the end\n").unwrap();
         drop(kept);
@@ -341,8 +346,8 @@ fn a_worker_ends_when_either_end_of_the_terminal_on_its_standard_input_is_closed
 
 #[test]
 fn standard_input_does_not_matter_unless_it_is_said_to() {
-    let place = Place::new();
-    let mut executor = Executor::new(&place);
+    let place = WorkerDirectory::new();
+    let mut executor = BoardExecutor::new(&place);
     let mut worker = place.start_undisturbed(&[]);
     drop(worker.let_go());
     let peer = executor.seat();
@@ -351,7 +356,7 @@ fn standard_input_does_not_matter_unless_it_is_said_to() {
 
 #[test]
 fn a_setting_that_cannot_be_meant_is_named_and_exits_with_usage() {
-    let place = Place::new();
+    let place = WorkerDirectory::new();
     let failed = |arguments: &[String]| {
         let output = Command::new(env!("CARGO_BIN_EXE_lora-worker")).args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(2));

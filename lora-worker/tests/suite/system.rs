@@ -12,12 +12,17 @@ use std::{
 use rustix::process::Signal;
 
 use crate::{
-    executor::{Executor, Shape, Work, adapter, bits, job},
-    worker::{Place, Worker, a_core, until},
+    executor::{BoardExecutor, ModuleShape, SliceWork, adapter, bits, job},
+    worker::{WorkerChild, WorkerDirectory, a_core, until},
 };
 
-const SHAPE: Shape =
-    Shape { module: 0, rank: 16, columns: 64, rows: 64, precision: kernels::lora::LoraPrecision::Exact };
+const SHAPE: ModuleShape = ModuleShape {
+    module: 0,
+    rank: 16,
+    columns: 64,
+    rows: 64,
+    precision: kernels::lora::LoraPrecision::Exact,
+};
 
 /// System calls of one thread that `strace` has written down: their names.
 fn calls(record: &Path, thread: u32) -> Vec<String> {
@@ -30,7 +35,7 @@ fn calls(record: &Path, thread: u32) -> Vec<String> {
 }
 
 /// A worker under `strace`, which writes down what it calls; none, with a word, where there is no `strace`.
-fn recorded(place: &Place, prepare: impl FnOnce(&mut Command)) -> Option<(Worker, PathBuf)> {
+fn recorded(place: &WorkerDirectory, prepare: impl FnOnce(&mut Command)) -> Option<(WorkerChild, PathBuf)> {
     if Command::new("strace").arg("-V").output().is_err() {
         println!("skipped: strace is not installed; apt install strace");
         return None;
@@ -40,13 +45,13 @@ fn recorded(place: &Place, prepare: impl FnOnce(&mut Command)) -> Option<(Worker
     // If strace is killed, the worker ends nevertheless.
     command.args(place.arguments(a_core())).arg("--exit-with-stdin");
     prepare(&mut command);
-    Some((Worker::spawn(command), record))
+    Some((WorkerChild::spawn(command), record))
 }
 
 #[test]
 fn ten_thousand_slices_take_no_system_call() {
-    let place = Place::new();
-    let mut executor = Executor::new(&place);
+    let place = WorkerDirectory::new();
+    let mut executor = BoardExecutor::new(&place);
     // So long that it does not go to sleep between two jobs.
     let Some((_strace, record)) = recorded(&place, |command| _ = command.args(["--spin-us", "1000000"]))
     else {
@@ -55,9 +60,9 @@ fn ten_thousand_slices_take_no_system_call() {
     let peer = executor.seat();
     let image = adapter(1, &[SHAPE]);
     peer.offer(1, &image).unwrap();
-    let work = Work::of(&SHAPE, 1);
+    let work = SliceWork::of(&SHAPE, 1);
     let expected = bits(&work.expected(&image));
-    let (x, slices) = job(1, &(0..50).map(|_| Work::of(&SHAPE, 1)).collect::<Vec<_>>());
+    let (x, slices) = job(1, &(0..50).map(|_| SliceWork::of(&SHAPE, 1)).collect::<Vec<_>>());
     // The first makes the worker look where adapters are left.
     executor.post(&x, &slices);
     executor.read(49, 64);
@@ -76,7 +81,7 @@ fn ten_thousand_slices_take_no_system_call() {
 
 #[test]
 fn a_worker_does_not_miss_the_system_calls_it_has_given_up() {
-    let place = Place::new();
+    let place = WorkerDirectory::new();
     let systemd = Systemd::new(&place);
     let Some((mut strace, record)) =
         recorded(&place, |command| _ = command.env("NOTIFY_SOCKET", &systemd.path))
@@ -84,8 +89,8 @@ fn a_worker_does_not_miss_the_system_calls_it_has_given_up() {
         return;
     };
     thread::sleep(Duration::from_millis(300));
-    let mut executor = Executor::new(&place);
-    let work = Work::of(&SHAPE, 1);
+    let mut executor = BoardExecutor::new(&place);
+    let work = SliceWork::of(&SHAPE, 1);
     for number in 1..=15 {
         let image = adapter(number, &[SHAPE]);
         let peer = executor.seat();
@@ -108,7 +113,7 @@ fn a_worker_does_not_miss_the_system_calls_it_has_given_up() {
 
 #[test]
 fn a_worker_without_work_uses_no_cpu() {
-    let place = Place::new();
+    let place = WorkerDirectory::new();
     let lonely = place.start_undisturbed(&[]);
     until("it waits", || lonely.threads().contains("control") && lonely.is_in_state('S'));
     // It may still be busy with its start, or spin for the moment it is allowed to. A fiftieth: the clock it is measured
@@ -119,18 +124,18 @@ fn a_worker_without_work_uses_no_cpu() {
         lonely.cpu_time() - before <= Duration::from_millis(40)
     };
     until("waiting takes no time", idles);
-    let mut executor = Executor::new(&place);
+    let mut executor = BoardExecutor::new(&place);
     let peer = executor.seat();
     let image = adapter(1, &[SHAPE]);
     peer.offer(1, &image).unwrap();
-    executor.compute(1, &Work::of(&SHAPE, 1));
+    executor.compute(1, &SliceWork::of(&SHAPE, 1));
     until("being parked takes no time", idles);
 }
 
 #[test]
 fn a_worker_stays_on_its_core_and_gives_up_system_calls() {
-    let place = Place::new();
-    let executor = Executor::new(&place);
+    let place = WorkerDirectory::new();
+    let executor = BoardExecutor::new(&place);
     let mut worker = place.start_undisturbed(&[]);
     let _peer = executor.seat();
     worker.ready();
@@ -155,7 +160,7 @@ struct Systemd {
 }
 
 impl Systemd {
-    fn new(place: &Place) -> Self {
+    fn new(place: &WorkerDirectory) -> Self {
         let path = place.path("notify");
         let socket = UnixDatagram::bind(&path).unwrap();
         socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
@@ -177,7 +182,7 @@ impl Systemd {
 
 #[test]
 fn systemd_is_told_what_a_worker_does() {
-    let place = Place::new();
+    let place = WorkerDirectory::new();
     let systemd = Systemd::new(&place);
     let mut worker = place.start_with(&[], |command| {
         // As systemd does, it is told whom the watchdog is for: a process id that nobody knows before it runs.
@@ -191,7 +196,7 @@ fn systemd_is_told_what_a_worker_does() {
     });
     systemd.hears("READY=1");
     systemd.hears("WATCHDOG=1");
-    let executor = Executor::new(&place);
+    let executor = BoardExecutor::new(&place);
     let peer = executor.seat();
     systemd.hears("STATUS=seated, with 0 adapters");
     peer.offer(1, &adapter(1, &[SHAPE])).unwrap();

@@ -25,9 +25,9 @@ pub(crate) fn a_core() -> usize {
 }
 
 /// A directory for a socket, failpoints and logs.
-pub(crate) struct Place(tempfile::TempDir);
+pub(crate) struct WorkerDirectory(tempfile::TempDir);
 
-impl Place {
+impl WorkerDirectory {
     pub(crate) fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         fs::DirBuilder::new().mode(0o700).create(directory.path().join("private")).unwrap();
@@ -65,32 +65,32 @@ impl Place {
     }
 
     /// A worker that tests interfere with. It does not give up system calls.
-    pub(crate) fn start(&self) -> Worker {
+    pub(crate) fn start(&self) -> WorkerChild {
         self.start_with(&[], |command| {
             command.env("HOLOBIONT_FAILPOINTS", self.path("failpoints"));
         })
     }
 
     /// A worker as users run it.
-    pub(crate) fn start_undisturbed(&self, options: &[&str]) -> Worker {
+    pub(crate) fn start_undisturbed(&self, options: &[&str]) -> WorkerChild {
         self.start_with(options, |_| {})
     }
 
-    pub(crate) fn start_with(&self, options: &[&str], prepare: impl FnOnce(&mut Command)) -> Worker {
+    pub(crate) fn start_with(&self, options: &[&str], prepare: impl FnOnce(&mut Command)) -> WorkerChild {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lora-worker"));
         command.args(self.arguments(a_core())).args(options);
         prepare(&mut command);
-        Worker::spawn(command)
+        WorkerChild::spawn(command)
     }
 }
 
 /// A process that is killed when its test ends.
-pub(crate) struct Worker {
+pub(crate) struct WorkerChild {
     child: Child,
     output: BufReader<std::process::ChildStdout>,
 }
 
-impl Worker {
+impl WorkerChild {
     pub(crate) fn spawn(command: Command) -> Self {
         Self::spawn_with_stdin(command, Stdio::piped())
     }
@@ -180,7 +180,7 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
+impl Drop for WorkerChild {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

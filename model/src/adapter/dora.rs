@@ -4,7 +4,7 @@
 //! `g * (W x) + bias + s (g B) A x`: the base's outputs are scaled, and the rest is a LoRA. So whoever serves it needs the base's
 //! weights once, when it is loaded, and no pass knows of it.
 
-use super::method::{Adapter, DoraAdapter, LoraModule, Method, ScaleVector, Scales, Side};
+use super::method::{Adapter, DoraAdapter, LoraModule, MethodWeights, ScaleVector, ScaledSide, Scales};
 use crate::{
     shape::{config::ModelConfig, layout::linear_shape, source::Target},
     sources::hf_names::module_name,
@@ -76,10 +76,13 @@ impl DoraAdapter {
             let rows = module.b.chunks_exact(module.rank).zip(&values);
             let b = rows.flat_map(|(row, gain)| row.iter().map(move |number| number * gain)).collect();
             modules.push(LoraModule { b, ..module.clone() });
-            vectors.push(ScaleVector { layer: place.0, target: place.1, side: Side::Output, values });
+            vectors.push(ScaleVector { layer: place.0, target: place.1, side: ScaledSide::Output, values });
         }
-        let adapter =
-            Adapter { method: Method::Lora(modules), stored_in_16_bits: false, ..self.adapter.clone() };
+        let adapter = Adapter {
+            method: MethodWeights::Lora(modules),
+            stored_in_16_bits: false,
+            ..self.adapter.clone()
+        };
         Ok((adapter, Scales::new(vectors).with_offsets(offsets)))
     }
 }

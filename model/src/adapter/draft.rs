@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::{error::AdapterError, method::DraftShape, options::Options, weight_file::WeightFile};
+use super::{error::AdapterError, method::DraftShape, options::ConfigOptions, weight_file::WeightFile};
 use crate::shape::config::ModelConfig;
 
 /// The option that makes a LoRA a draft, and what it holds.
@@ -15,7 +15,7 @@ const LAYERS: &str = "layers";
 
 /// The layers that `options` say, if they make a draft for a base of so many.
 pub(super) fn take_layers(
-    options: &mut Options<'_>,
+    options: &mut ConfigOptions<'_>,
     base_layers: usize,
 ) -> Result<Option<usize>, AdapterError> {
     let layers = options.count_in(OPTION, LAYERS)?;

@@ -32,7 +32,7 @@ pub(super) fn read(path: &Path, model: &ModelConfig) -> Result<AnyAdapter, Adapt
     let bytes = whole_file::read(path, MAX_WEIGHT_BYTES)
         .map_err(|source| AdapterError::Read { path: path.to_path_buf(), source })?;
     let file = GgufFile::from_bytes(path, bytes)?;
-    let reader = Reader { path, model, alpha: check_metadata(path, &file, model)?, file: &file };
+    let reader = GgufAdapterReader { path, model, alpha: check_metadata(path, &file, model)?, file: &file };
     let mut known = HashSet::new();
     let mut modules = Vec::new();
     for layer in 0..model.layers {
@@ -91,14 +91,14 @@ fn check_metadata(path: &Path, file: &GgufFile, model: &ModelConfig) -> Result<f
     })
 }
 
-struct Reader<'a> {
+struct GgufAdapterReader<'a> {
     path: &'a Path,
     model: &'a ModelConfig,
     alpha: f32,
     file: &'a GgufFile,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> GgufAdapterReader<'a> {
     /// The adapted linear layer, if the file has it; the names it looked for are added to `known`.
     fn module(
         &self,

@@ -3,7 +3,7 @@
 use ids::Generation;
 use kernels::TensorType;
 
-use super::method::Side;
+use super::method::ScaledSide;
 use crate::shape::source::Target;
 
 /// The domains of the hash; another encoding takes another name.
@@ -128,11 +128,11 @@ impl GenerationHasher {
     }
 
     /// Begins a vector; its values must follow.
-    pub(super) fn vector(&mut self, layer: usize, target: Target, side: Side) {
+    pub(super) fn vector(&mut self, layer: usize, target: Target, side: ScaledSide) {
         self.count(layer);
         let side_code = match side {
-            Side::Input => 0,
-            Side::Output => 1,
+            ScaledSide::Input => 0,
+            ScaledSide::Output => 1,
         };
         self.0.update(&[target_code(target), side_code]);
     }

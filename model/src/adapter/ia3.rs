@@ -4,9 +4,9 @@
 use super::{
     error::AdapterError,
     matrix::StoredVector,
-    method::Side,
-    options::{Options, option_error},
-    patterns::Names,
+    method::ScaledSide,
+    options::{ConfigOptions, option_error},
+    patterns::ModuleNames,
     selection::Selection,
     weight_file::WeightFile,
 };
@@ -25,12 +25,12 @@ const HISTORY: [&str; 1] = ["init_ia3_weights"];
 pub(super) struct Ia3Config {
     selection: Selection,
     /// Layers whose inputs are scaled.
-    feed_forward: Option<Names>,
+    feed_forward: Option<ModuleNames>,
 }
 
 impl Ia3Config {
     /// Takes and checks all of `options`.
-    pub(super) fn take(options: &mut Options<'_>) -> Result<Self, AdapterError> {
+    pub(super) fn take(options: &mut ConfigOptions<'_>) -> Result<Self, AdapterError> {
         let selection = Selection::take(options)?;
         if !options.has(FEED_FORWARD) {
             // PEFT would choose by the kind of model; it never saves an adapter that leaves this open.
@@ -56,22 +56,22 @@ impl Ia3Config {
         let side = self.side(&module, target)?;
         let [rows, cols] = linear_shape(model, target);
         let shape = match side {
-            Side::Input => [1, cols],
-            Side::Output => [rows, 1],
+            ScaledSide::Input => [1, cols],
+            ScaledSide::Output => [rows, 1],
         };
         Ok(Some(StoredVector { layer, target, side, values: weights.matrix(values, shape)? }))
     }
 
     /// What is scaled of the linear layer called `module`.
-    fn side(&self, module: &str, target: Target) -> Result<Side, AdapterError> {
+    fn side(&self, module: &str, target: Target) -> Result<ScaledSide, AdapterError> {
         let problem = |problem| option_error(self.selection.path(), FEED_FORWARD, problem);
         let scales_input = match &self.feed_forward {
             None => false,
             Some(names) => names.select_by_ending(module).map_err(problem)?,
         };
         match target {
-            _ if !scales_input => Ok(Side::Output),
-            Target::O | Target::Down | Target::LmHead => Ok(Side::Input),
+            _ if !scales_input => Ok(ScaledSide::Output),
+            Target::O | Target::Down | Target::LmHead => Ok(ScaledSide::Input),
             Target::Q | Target::K | Target::V | Target::Gate | Target::Up => Err(problem(format!(
                 "selects `{module}`, which shares its inputs with other layers; only those of o_proj, down_proj and \
                  lm_head can be scaled"

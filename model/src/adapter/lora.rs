@@ -8,8 +8,8 @@ use super::{
     invocation::Invocation,
     limits::MAX_RANK,
     matrix::{StoredFactors, StoredMatrix, StoredModule},
-    note::AdapterNote,
-    options::{Options, as_count, option_error},
+    note::AdapterWarning,
+    options::{ConfigOptions, as_count, option_error},
     patterns::ByPattern,
     saved::{SAVED, SavedModules, Tying},
     selection::{Selected, Selection},
@@ -48,13 +48,13 @@ enum Scaling {
 
 /// What of a base the options of a LoRA are checked against.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Base {
+pub(super) struct BaseShape {
     pub(super) layers: usize,
     pub(super) vocab_size: usize,
     pub(super) tying: Tying,
 }
 
-impl Base {
+impl BaseShape {
     /// Whatever base: nothing is too much for it.
     pub(super) const ANY: Self = Self { layers: usize::MAX, vocab_size: usize::MAX, tying: Tying::Apart };
 
@@ -86,7 +86,7 @@ pub(super) struct LoraConfig {
 
 impl LoraConfig {
     /// Takes and checks all of `options`.
-    pub(super) fn take(options: &mut Options<'_>, base: Base) -> Result<Self, AdapterError> {
+    pub(super) fn take(options: &mut ConfigOptions<'_>, base: BaseShape) -> Result<Self, AdapterError> {
         check_kind(options)?;
         options.refuse_parameters()?;
         let scaling = if options.flag("use_rslora")? { Scaling::ByRoot } else { Scaling::ByRank };
@@ -247,11 +247,12 @@ impl LoraConfig {
         model: &ModelConfig,
         places: impl Iterator<Item = (usize, Target)>,
         embedding: Option<&StoredEmbedding<'_>>,
-    ) -> Result<Vec<AdapterNote>, AdapterError> {
+    ) -> Result<Vec<AdapterWarning>, AdapterError> {
         let names = places.map(|place| self.selection.named(model, place).map(|(name, _)| name));
         let mut names = names.collect::<Result<Vec<_>, _>>()?;
         names.extend(embedding.map(|_| self.selection.written(EMBEDDING)));
-        let of = |option, pattern: &str| AdapterNote::UnusedPattern { option, pattern: pattern.to_owned() };
+        let of =
+            |option, pattern: &str| AdapterWarning::UnusedPattern { option, pattern: pattern.to_owned() };
         let ranks = self.ranks.unused(&names).map(|pattern| of("rank_pattern", pattern));
         let alphas = self.alphas.unused(&names).map(|pattern| of("alpha_pattern", pattern));
         Ok(ranks.chain(alphas).collect())
@@ -282,13 +283,16 @@ impl LoraConfig {
     }
 }
 
-fn take_invocation(options: &mut Options<'_>, vocab_size: usize) -> Result<Option<Invocation>, AdapterError> {
+fn take_invocation(
+    options: &mut ConfigOptions<'_>,
+    vocab_size: usize,
+) -> Result<Option<Invocation>, AdapterError> {
     let Some(value) = options.take(ACTIVATED) else { return Ok(None) };
     let ids = value.as_array().and_then(|ids| ids.iter().map(Value::as_i64).collect());
     Invocation::new(ids, vocab_size).map(Some).map_err(|problem| options.problem(ACTIVATED, problem))
 }
 
-fn check_kind(options: &mut Options<'_>) -> Result<(), AdapterError> {
+fn check_kind(options: &mut ConfigOptions<'_>) -> Result<(), AdapterError> {
     options.one_of("bias", &["none"])?;
     match options.take("init_lora_weights") {
         None | Some(Value::Bool(_)) => Ok(()),

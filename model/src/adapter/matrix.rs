@@ -11,8 +11,8 @@ use super::{
     hasher::GenerationHasher,
     invocation::Invocation,
     method::{
-        Adapter, AnyAdapter, DoraAdapter, DraftAdapter, DraftShape, LoraModule, Method, Prefix, ScaleVector,
-        Scales, Side,
+        Adapter, AnyAdapter, DoraAdapter, DraftAdapter, DraftShape, LoraModule, MethodWeights, Prefix,
+        ScaleVector, ScaledSide, Scales,
     },
 };
 use crate::shape::source::Target;
@@ -57,7 +57,7 @@ pub(super) struct StoredFactors<'a> {
 pub(super) struct StoredVector<'a> {
     pub(super) layer: usize,
     pub(super) target: Target,
-    pub(super) side: Side,
+    pub(super) side: ScaledSide,
     pub(super) values: StoredMatrix<'a>,
 }
 
@@ -121,8 +121,8 @@ fn assemble_activated(
 ) -> Result<Assembled, AdapterError> {
     let hasher = GenerationHasher::activated(stored.len(), invocation.tokens());
     match assemble_lora(path, hasher, stored)? {
-        (Method::Lora(modules), generation, in_16_bits) => {
-            Ok((Method::Activated(modules, invocation), generation, in_16_bits))
+        (MethodWeights::Lora(modules), generation, in_16_bits) => {
+            Ok((MethodWeights::Activated(modules, invocation), generation, in_16_bits))
         }
         assembled => Ok(assembled),
     }
@@ -158,7 +158,7 @@ pub(super) fn assemble_draft(
 }
 
 /// What it does, its hash, and whether 16 bits hold all of its numbers.
-pub(super) type Assembled = (Method, Generation, bool);
+pub(super) type Assembled = (MethodWeights, Generation, bool);
 
 fn assemble_lora(
     path: &Path,
@@ -187,7 +187,7 @@ pub(super) fn assemble_modules(
         in_16_bits &= a.kind != TensorType::F32 && b.kind != TensorType::F32;
         modules.push(LoraModule { layer, target, rank, scale, a: decode(path, &a)?, b: decode(path, &b)? });
     }
-    Ok((Method::Lora(modules), hasher.finish(), in_16_bits))
+    Ok((MethodWeights::Lora(modules), hasher.finish(), in_16_bits))
 }
 
 fn assemble_ia3(path: &Path, mut stored: Vec<StoredVector<'_>>) -> Result<Assembled, AdapterError> {
@@ -204,7 +204,7 @@ fn assemble_ia3(path: &Path, mut stored: Vec<StoredVector<'_>>) -> Result<Assemb
         in_16_bits &= values.kind != TensorType::F32;
         vectors.push(ScaleVector { layer, target, side, values: decode(path, &values)? });
     }
-    Ok((Method::Ia3(Arc::new(Scales::new(vectors))), hasher.finish(), in_16_bits))
+    Ok((MethodWeights::Ia3(Arc::new(Scales::new(vectors))), hasher.finish(), in_16_bits))
 }
 
 fn assemble_prefix(path: &Path, stored: &StoredPrefix<'_>) -> Result<Assembled, AdapterError> {
@@ -212,7 +212,7 @@ fn assemble_prefix(path: &Path, stored: &StoredPrefix<'_>) -> Result<Assembled, 
     let mut hasher = GenerationHasher::prefix(tokens);
     hasher.matrix(values.kind, &values.bytes);
     let prefix = Prefix { tokens, layers, width, values: decode(path, values)? };
-    Ok((Method::Prefix(Arc::new(prefix)), hasher.finish(), values.kind != TensorType::F32))
+    Ok((MethodWeights::Prefix(Arc::new(prefix)), hasher.finish(), values.kind != TensorType::F32))
 }
 
 /// The numbers of a matrix, all of them finite.

@@ -13,7 +13,7 @@ pub struct Adapter {
     /// Content hash of weights and configuration.
     pub generation: Generation,
     /// What it does.
-    pub method: Method,
+    pub method: MethodWeights,
     /// `base_model_name_or_path` of its configuration, for messages.
     pub base_model: Option<String>,
     /// True if every number was stored in 16 bits, so that 16 bits hold it exactly.
@@ -25,8 +25,8 @@ impl Adapter {
     #[must_use]
     pub fn modules(&self) -> &[LoraModule] {
         match &self.method {
-            Method::Lora(modules) | Method::Activated(modules, _) => modules,
-            Method::Ia3(_) | Method::Prefix(_) => &[],
+            MethodWeights::Lora(modules) | MethodWeights::Activated(modules, _) => modules,
+            MethodWeights::Ia3(_) | MethodWeights::Prefix(_) => &[],
         }
     }
 }
@@ -145,7 +145,7 @@ impl DraftAdapter {
     #[must_use]
     pub fn shortlisted(&self) -> Adapter {
         let mut adapter = self.adapter.clone();
-        if let (Some(ids), Method::Lora(modules)) = (&self.shape.shortlist, &mut adapter.method) {
+        if let (Some(ids), MethodWeights::Lora(modules)) = (&self.shape.shortlist, &mut adapter.method) {
             modules
                 .iter_mut()
                 .filter(|module| module.target == Target::LmHead)
@@ -163,7 +163,7 @@ fn cut(head: &mut LoraModule, ids: &[u32]) {
 
 /// What an adapter does.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Method {
+pub enum MethodWeights {
     /// Sorted by layer, then target; at most one for each pair.
     Lora(Vec<LoraModule>),
     /// The same, from where it is invoked.
@@ -174,7 +174,7 @@ pub enum Method {
     Prefix(Arc<Prefix>),
 }
 
-impl Method {
+impl MethodWeights {
     /// Which method it is.
     #[must_use]
     pub fn kind(&self) -> AdapterKind {
@@ -255,7 +255,7 @@ pub struct LoraModule {
 
 /// What of a linear layer a vector scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
+pub enum ScaledSide {
     /// `y = W (l * x) + bias`.
     Input,
     /// `y = l * (W x + bias)`.
@@ -270,7 +270,7 @@ pub struct ScaleVector {
     /// Which linear layer.
     pub target: Target,
     /// Whether its inputs or its outputs are scaled.
-    pub side: Side,
+    pub side: ScaledSide,
     /// `[in]` or `[out]`.
     pub values: Vec<f32>,
 }
@@ -318,7 +318,7 @@ impl Scales {
 
     /// What scales this side of a linear layer.
     #[must_use]
-    pub fn get(&self, layer: usize, target: Target, side: Side) -> Option<&[f32]> {
+    pub fn get(&self, layer: usize, target: Target, side: ScaledSide) -> Option<&[f32]> {
         let at = self.vectors.binary_search_by_key(&(layer, target), |vector| (vector.layer, vector.target));
         let vector = self.vectors.get(at.ok()?)?;
         (vector.side == side).then_some(&vector.values)

@@ -8,13 +8,13 @@ use serde_json::{Map, Value, json};
 use super::{
     error::AdapterError,
     kind::AdapterKind,
-    lora::{Base, LoraConfig},
+    lora::{BaseShape, LoraConfig},
     matrix::{StoredFactors, decode},
-    options::Options,
+    options::ConfigOptions,
     peft::{METHOD, read_files},
-    sum::{Factors, Joined, SumError, join},
+    sum::{AdapterMergeError, ConcatenatedFactors, Factors, join},
     weight_file::WeightFile,
-    writing::{self, CONFIG_FILE, Named, WEIGHT_FILE, WriteError},
+    writing::{self, CONFIG_FILE, NamedTensor, WEIGHT_FILE, WriteError},
 };
 use crate::sources::hf_names::EMBEDDING;
 
@@ -57,7 +57,7 @@ pub struct NamedModule {
 pub enum MergeError {
     /// They do not add up.
     #[error(transparent)]
-    Sum(#[from] SumError),
+    Sum(#[from] AdapterMergeError),
     /// One has a layer that another has in another shape.
     #[error("`{module}` is {one:?} in one of them and {other:?} in another: they are not for the same base")]
     Shape {
@@ -83,7 +83,7 @@ impl NamedLora {
         let config_path = directory.join(CONFIG_FILE);
         let parsed = WeightFile::parse(&directory.join(WEIGHT_FILE), &weights);
         let spelling = parsed.as_ref().map(|weights| weights.spelling().clone()).unwrap_or_default();
-        let mut options = Options::parse(&config_path, &config, spelling)?;
+        let mut options = ConfigOptions::parse(&config_path, &config, spelling)?;
         let written = options.written();
         let base_model = options.text("base_model_name_or_path")?;
         if !options.has(METHOD) {
@@ -91,7 +91,7 @@ impl NamedLora {
         }
         options.one_of(METHOD, &["LORA"])?;
         options.check_task()?;
-        let config = LoraConfig::take(&mut options, Base::ANY)?;
+        let config = LoraConfig::take(&mut options, BaseShape::ANY)?;
         if config.draft_layers().is_some() {
             return Err(AdapterError::Draft { path: directory.to_path_buf() });
         }
@@ -121,7 +121,7 @@ impl NamedLora {
     /// See [`MergeError`].
     pub fn merge(parts: &[(Self, f32)]) -> Result<Self, MergeError> {
         if parts.iter().any(|(part, _)| part.is_activated) {
-            return Err(SumError::Kind(AdapterKind::Activated).into());
+            return Err(AdapterMergeError::Kind(AdapterKind::Activated).into());
         }
         let mut by_name: BTreeMap<&str, Vec<(&NamedModule, f32)>> = BTreeMap::new();
         for (part, weight) in parts {
@@ -144,7 +144,7 @@ impl NamedLora {
     /// It cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), WriteError> {
         let options = serde_json::to_vec_pretty(&self.options).expect("JSON can be written to memory");
-        let tensors: Vec<Named<'_>> =
+        let tensors: Vec<NamedTensor<'_>> =
             self.modules.iter().flat_map(|(name, module)| module.tensors(name)).collect();
         let kind = same(self.modules.values().map(|module| module.kind));
         writing::write(path, &options, &writing::serialize(&tensors, kind, &[], None)?)
@@ -205,8 +205,8 @@ impl NamedModule {
         (0..self.rank).map(column).collect()
     }
 
-    fn tensors(&self, name: &str) -> Vec<Named<'_>> {
-        let of = |part: &str, shape: &[usize], values| Named {
+    fn tensors(&self, name: &str) -> Vec<NamedTensor<'_>> {
+        let of = |part: &str, shape: &[usize], values| NamedTensor {
             name: format!("base_model.model.{name}.{part}"),
             shape: shape.to_vec(),
             values,
@@ -228,10 +228,10 @@ fn merged(name: &str, parts: &[(&NamedModule, f32)]) -> Result<NamedModule, Merg
         }
     }
     if parts.iter().any(|(module, _)| module.magnitude.is_some()) {
-        return Err(SumError::Kind(AdapterKind::Dora).into());
+        return Err(AdapterMergeError::Kind(AdapterKind::Dora).into());
     }
     let factors = parts.iter().map(|(module, weight)| (module.factors(), *weight)).collect();
-    let Joined { rank, scale, a, b, is_verbatim } = join(name, factors)?;
+    let ConcatenatedFactors { rank, scale, a, b, is_verbatim } = join(name, factors)?;
     let stored = same(parts.iter().map(|(module, _)| module.kind));
     let kind = if is_verbatim { stored } else { TensorType::F32 };
     Ok(NamedModule { rank, scale, a, b, magnitude: None, kind, inputs: first.inputs, outputs: first.outputs })

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Something in an adapter's files that changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AdapterNote {
+pub enum AdapterWarning {
     /// A copy of the base's token embedding or head that `modules_to_save` does not name. PEFT writes one beside factors of the
     /// embedding or the head.
     BaseCopy {
@@ -20,7 +20,7 @@ pub enum AdapterNote {
     },
 }
 
-impl fmt::Display for AdapterNote {
+impl fmt::Display for AdapterWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::BaseCopy { tensor } => write!(

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::{
     error::AdapterError,
     limits::{MAX_EXPRESSION_BYTES, MAX_PATTERNS},
-    patterns::{ByPattern, Layers, Names, Pattern, is_plain},
+    patterns::{ByPattern, LayerFilter, ModuleNames, Pattern, is_plain},
     tensor_names::Spelling,
 };
 
@@ -63,7 +63,7 @@ fn shortened(value: &Value) -> String {
 
 /// The options not looked at yet.
 #[derive(Debug)]
-pub(super) struct Options<'a> {
+pub(super) struct ConfigOptions<'a> {
     path: &'a Path,
     options: Map<String, Value>,
     /// Of the patterns compiled so far.
@@ -72,7 +72,7 @@ pub(super) struct Options<'a> {
     spelling: Spelling,
 }
 
-impl<'a> Options<'a> {
+impl<'a> ConfigOptions<'a> {
     /// The options in `json`, the contents of the file at `path`.
     /// Layers are named in it as in the weights beside it.
     pub(super) fn parse(path: &'a Path, json: &[u8], spelling: Spelling) -> Result<Self, AdapterError> {
@@ -204,24 +204,24 @@ impl<'a> Options<'a> {
         }
     }
 
-    pub(super) fn targets(&mut self) -> Result<Names, AdapterError> {
+    pub(super) fn targets(&mut self) -> Result<ModuleNames, AdapterError> {
         let all = |value: &Value| value.as_str().is_some_and(|text| text.eq_ignore_ascii_case("all-linear"));
         if self.options.get("target_modules").is_some_and(all) {
             self.take("target_modules");
-            return Ok(Names::AllLinear);
+            return Ok(ModuleNames::AllLinear);
         }
         self.names("target_modules")?.ok_or_else(|| self.problem("target_modules", "is missing"))
     }
 
     /// Names in a list, or an expression for them.
-    pub(super) fn names(&mut self, option: &str) -> Result<Option<Names>, AdapterError> {
+    pub(super) fn names(&mut self, option: &str) -> Result<Option<ModuleNames>, AdapterError> {
         match self.take(option) {
             None => Ok(None),
             Some(value) if is_off(&value) => Ok(None),
-            Some(Value::String(pattern)) => {
-                self.pattern(option, &pattern, Pattern::whole).map(|pattern| Some(Names::Pattern(pattern)))
-            }
-            Some(value) => self.texts(option, value).map(|list| Some(Names::List(list))),
+            Some(Value::String(pattern)) => self
+                .pattern(option, &pattern, Pattern::whole)
+                .map(|pattern| Some(ModuleNames::Pattern(pattern))),
+            Some(value) => self.texts(option, value).map(|list| Some(ModuleNames::List(list))),
         }
     }
 
@@ -267,14 +267,14 @@ impl<'a> Options<'a> {
     }
 
     /// `layers_to_transform` and `layers_pattern`, which PEFT allows beside a list of targets only.
-    pub(super) fn layers(&mut self, targets: &Names) -> Result<Option<Layers>, AdapterError> {
+    pub(super) fn layers(&mut self, targets: &ModuleNames) -> Result<Option<LayerFilter>, AdapterError> {
         let indices = self.take("layers_to_transform").filter(|value| !is_off(value));
         let pattern = self.take("layers_pattern").filter(|value| !is_off(value));
         let Some(indices) = indices else {
             let Some(_) = pattern else { return Ok(None) };
             return Err(self.problem("layers_pattern", "is given without layers_to_transform"));
         };
-        if !matches!(targets, Names::List(_)) {
+        if !matches!(targets, ModuleNames::List(_)) {
             return Err(
                 self.problem("layers_to_transform", "is given beside target_modules that are no list")
             );
@@ -292,7 +292,7 @@ impl<'a> Options<'a> {
         }
         let patterns: Result<_, _> =
             texts.iter().map(|text| self.pattern("layers_pattern", text, Pattern::numbered)).collect();
-        Ok(Some(Layers { indices, patterns: patterns? }))
+        Ok(Some(LayerFilter { indices, patterns: patterns? }))
     }
 
     pub(super) fn by_pattern<T>(

@@ -105,7 +105,7 @@ fn name_matches(pattern: &str, anchor: Anchor, name: &str) -> bool {
 
 /// Names given one by one, or as a pattern for whole names.
 #[derive(Debug)]
-pub(super) enum Names {
+pub(super) enum ModuleNames {
     /// A name, or the last parts of one.
     List(Vec<String>),
     /// One expression.
@@ -115,7 +115,7 @@ pub(super) enum Names {
     AllLinear,
 }
 
-impl Names {
+impl ModuleNames {
     pub(super) fn select(&self, name: &str) -> Result<bool, String> {
         match self {
             Self::List(list) => Ok(list.iter().any(|entry| is_tail(name, entry))),
@@ -140,13 +140,13 @@ pub(super) fn is_tail(name: &str, tail: &str) -> bool {
 
 /// The layers that are transformed, where a configuration names them.
 #[derive(Debug)]
-pub(super) struct Layers {
+pub(super) struct LayerFilter {
     pub(super) indices: Vec<usize>,
     /// What stands before the number of a layer; if empty, anything may.
     pub(super) patterns: Vec<Pattern>,
 }
 
-impl Layers {
+impl LayerFilter {
     pub(super) fn select(&self, name: &str) -> Result<bool, String> {
         Ok(self.number(name)?.is_some_and(|layer| self.indices.contains(&layer)))
     }
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_listed_name_matches_whole_parts_only() {
-        let names = Names::List(vec!["q_proj".into(), "layers.1.mlp.up_proj".into()]);
+        let names = ModuleNames::List(vec!["q_proj".into(), "layers.1.mlp.up_proj".into()]);
         assert!(names.select(Q0).unwrap());
         assert!(names.select("model.layers.1.mlp.up_proj").unwrap());
         assert!(!names.select("model.layers.11.mlp.up_proj").unwrap());
@@ -249,12 +249,12 @@ mod tests {
 
     #[test]
     fn layers_are_found_by_the_first_number_or_by_their_pattern() {
-        let any = Layers { indices: vec![3], patterns: vec![] };
+        let any = LayerFilter { indices: vec![3], patterns: vec![] };
         assert!(any.select("model.layers.3.self_attn.q_proj").unwrap());
         assert!(!any.select(Q0).unwrap());
         assert!(!any.select("lm_head").unwrap());
         let named =
-            |pattern| Layers { indices: vec![3], patterns: vec![Pattern::numbered(pattern).unwrap()] };
+            |pattern| LayerFilter { indices: vec![3], patterns: vec![Pattern::numbered(pattern).unwrap()] };
         assert!(named("layers").select("model.layers.3.mlp.up_proj").unwrap());
         assert!(!named("blocks").select("model.layers.3.mlp.up_proj").unwrap());
         assert!(!named("ayers").select("model.layers.3.mlp.up_proj").unwrap());

@@ -12,11 +12,11 @@ use super::{
     error::AdapterError,
     ia3::Ia3Config,
     limits::{MAX_CONFIG_BYTES, MAX_WEIGHT_BYTES},
-    lora::{Base, LoraConfig},
+    lora::{BaseShape, LoraConfig},
     matrix::{StoredMatrix, StoredMethod, assemble, assemble_draft},
     method::{AnyAdapter, DraftShape},
-    note::AdapterNote,
-    options::Options,
+    note::AdapterWarning,
+    options::ConfigOptions,
     prefix::PrefixConfig,
     selection::linear_layers,
     stored_vocabulary::{StoredVocabulary, assemble_vocabulary},
@@ -48,9 +48,9 @@ const ATTEMPTS: usize = 3;
 pub(super) fn read(
     directory: &Path,
     model: &ModelConfig,
-) -> Result<(AnyAdapter, Vec<AdapterNote>), AdapterError> {
+) -> Result<(AnyAdapter, Vec<AdapterWarning>), AdapterError> {
     let (config, weights) = read_files(directory)?;
-    let mut files = Files::parse(directory, model, &config, &weights)?;
+    let mut files = PeftFiles::parse(directory, model, &config, &weights)?;
     let (method, vocabulary, draft) = (files.method()?, files.vocabulary()?, files.draft()?);
     let notes = files.notes(&method, vocabulary.as_ref())?;
     if let Some(error) = files.weights.unknown().next() {
@@ -72,7 +72,7 @@ pub(super) fn read(
 /// What is wrong with the tensors of the adapter in `directory`: all of it, not only the first thing.
 pub(super) fn problems(directory: &Path, model: &ModelConfig) -> Result<Vec<AdapterError>, AdapterError> {
     let (config, weights) = read_files(directory)?;
-    let mut files = Files::parse(directory, model, &config, &weights)?;
+    let mut files = PeftFiles::parse(directory, model, &config, &weights)?;
     let mut problems = files.problems();
     problems.extend(files.draft().err());
     problems.extend(files.copies().err());
@@ -90,7 +90,7 @@ enum MethodConfig {
 
 impl MethodConfig {
     /// Takes and checks all of `options`.
-    fn take(options: &mut Options<'_>, model: &ModelConfig) -> Result<Self, AdapterError> {
+    fn take(options: &mut ConfigOptions<'_>, model: &ModelConfig) -> Result<Self, AdapterError> {
         let Some(method) = options.take(METHOD) else { return Err(options.problem(METHOD, "is missing")) };
         if !method.as_str().is_some_and(|method| METHODS.contains(&method)) {
             return Err(options.unsupported(METHOD, &method));
@@ -100,20 +100,20 @@ impl MethodConfig {
             Some(IA3) => Ia3Config::take(options).map(Self::Ia3),
             Some(PREFIX) => PrefixConfig::take(options, model).map(Self::Prefix),
             Some(VERA) => VeraConfig::take(options).map(Self::Vera),
-            _ => LoraConfig::take(options, Base::of(model)).map(Self::Lora),
+            _ => LoraConfig::take(options, BaseShape::of(model)).map(Self::Lora),
         }
     }
 }
 
 /// Configuration and weights of one adapter.
-struct Files<'a> {
+struct PeftFiles<'a> {
     model: &'a ModelConfig,
     config: MethodConfig,
     base_model: Option<String>,
     weights: WeightFile<'a>,
 }
 
-impl<'a> Files<'a> {
+impl<'a> PeftFiles<'a> {
     fn parse(
         directory: &Path,
         model: &'a ModelConfig,
@@ -125,7 +125,7 @@ impl<'a> Files<'a> {
         let weights = WeightFile::parse(&directory.join(WEIGHT_FILE), weights);
         let weights = weights.and_then(|weights| weights.of_base(model));
         let spelling = weights.as_ref().map(|weights| weights.spelling().clone()).unwrap_or_default();
-        let mut options = Options::parse(&config_path, config, spelling)?;
+        let mut options = ConfigOptions::parse(&config_path, config, spelling)?;
         let base_model = options.text("base_model_name_or_path")?;
         let config = MethodConfig::take(&mut options, model)?;
         let weights = weights?;
@@ -176,7 +176,7 @@ impl<'a> Files<'a> {
 
     /// Takes copies of the base's embedding and head that are not used. Beside an embedding or head of the adapter's own, a copy of the
     /// other may have been trained too, as the weights that both share: there it is left, and refused.
-    fn copies(&mut self) -> Result<Vec<AdapterNote>, AdapterError> {
+    fn copies(&mut self) -> Result<Vec<AdapterWarning>, AdapterError> {
         match &self.config {
             MethodConfig::Lora(config) if config.saves_modules() => Ok(Vec::new()),
             _ => self.weights.take_copies(self.model),
@@ -188,7 +188,7 @@ impl<'a> Files<'a> {
         &mut self,
         method: &StoredMethod<'_>,
         vocabulary: Option<&StoredVocabulary<'_>>,
-    ) -> Result<Vec<AdapterNote>, AdapterError> {
+    ) -> Result<Vec<AdapterWarning>, AdapterError> {
         let mut notes = self.copies()?;
         if let MethodConfig::Lora(config) = &self.config {
             let embedding = vocabulary.and_then(|vocabulary| vocabulary.embedding.as_ref());

@@ -4,7 +4,7 @@
 //! Keys go into the cache as they are: neither rotated nor normed.
 
 use super::{
-    error::AdapterError, limits::MAX_VIRTUAL_TOKENS, matrix::StoredPrefix, options::Options,
+    error::AdapterError, limits::MAX_VIRTUAL_TOKENS, matrix::StoredPrefix, options::ConfigOptions,
     weight_file::WeightFile,
 };
 use crate::shape::config::ModelConfig;
@@ -24,7 +24,7 @@ pub(super) struct PrefixConfig {
 
 impl PrefixConfig {
     /// Takes and checks all of `options`.
-    pub(super) fn take(options: &mut Options<'_>, model: &ModelConfig) -> Result<Self, AdapterError> {
+    pub(super) fn take(options: &mut ConfigOptions<'_>, model: &ModelConfig) -> Result<Self, AdapterError> {
         let tokens = options.count(VIRTUAL_TOKENS)?.unwrap_or(0);
         if tokens == 0 || tokens > MAX_VIRTUAL_TOKENS {
             let problem =

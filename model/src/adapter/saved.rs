@@ -3,7 +3,7 @@
 use super::{
     error::AdapterError,
     matrix::StoredMatrix,
-    options::Options,
+    options::ConfigOptions,
     patterns::is_tail,
     vocabulary::{EMBEDDING_MODULE, HEAD_MODULE},
     weight_file::WeightFile,
@@ -38,7 +38,7 @@ pub(super) enum Tying {
 
 impl SavedModules {
     /// Takes the options, for a base of which embedding and head are tied or not.
-    pub(super) fn take(options: &mut Options<'_>, tying: Tying) -> Result<Self, AdapterError> {
+    pub(super) fn take(options: &mut ConfigOptions<'_>, tying: Tying) -> Result<Self, AdapterError> {
         let mut saved = Self::default();
         for name in options.list(SAVED)? {
             if is_tail(EMBEDDING, &name) {

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use super::{
     error::AdapterError,
-    options::{Options, option_error},
-    patterns::{Layers, Names},
+    options::{ConfigOptions, option_error},
+    patterns::{LayerFilter, ModuleNames},
     tensor_names::Spelling,
 };
 use crate::{
@@ -30,21 +30,21 @@ pub(super) struct Selection {
     path: PathBuf,
     /// How the model that was trained calls its layers.
     spelling: Spelling,
-    targets: Names,
-    excluded: Option<Names>,
-    layers: Option<Layers>,
+    targets: ModuleNames,
+    excluded: Option<ModuleNames>,
+    layers: Option<LayerFilter>,
 }
 
 impl Selection {
     /// Takes `target_modules` and `exclude_modules`.
-    pub(super) fn take(options: &mut Options<'_>) -> Result<Self, AdapterError> {
+    pub(super) fn take(options: &mut ConfigOptions<'_>) -> Result<Self, AdapterError> {
         let (path, spelling) = (options.path().to_path_buf(), options.spelling().clone());
         let (targets, excluded) = (options.targets()?, options.names("exclude_modules")?);
         Ok(Self { path, spelling, targets, excluded, layers: None })
     }
 
     /// Takes `layers_to_transform` and `layers_pattern` too, which not all methods have.
-    pub(super) fn with_layers(mut self, options: &mut Options<'_>) -> Result<Self, AdapterError> {
+    pub(super) fn with_layers(mut self, options: &mut ConfigOptions<'_>) -> Result<Self, AdapterError> {
         self.layers = options.layers(&self.targets)?;
         Ok(self)
     }
@@ -84,7 +84,7 @@ impl Selection {
 
     fn selects(&self, module: &str) -> Result<bool, AdapterError> {
         let problem = |option| move |problem| option_error(&self.path, option, problem);
-        let is_absent = matches!(self.targets, Names::AllLinear) && !self.spelling.has_kind_of(module);
+        let is_absent = matches!(self.targets, ModuleNames::AllLinear) && !self.spelling.has_kind_of(module);
         if is_absent || (module == EMBEDDING && self.spelling.is_head_at_embedding()) {
             return Ok(false);
         }

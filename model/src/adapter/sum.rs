@@ -11,13 +11,13 @@ use ids::Generation;
 use super::{
     kind::AdapterKind,
     limits::MAX_RANK,
-    method::{Adapter, AnyAdapter, LoraModule, Method},
+    method::{Adapter, AnyAdapter, LoraModule, MethodWeights},
 };
 use crate::sources::hf_names::module_name;
 
 /// Why adapters do not add up.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum SumError {
+pub enum AdapterMergeError {
     /// There are none.
     #[error("none is named")]
     Nothing,
@@ -58,7 +58,7 @@ pub struct Factors<'a> {
 
 /// Several of them added up: [`Factors`] again, with numbers of their own.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Joined {
+pub struct ConcatenatedFactors {
     /// Rows of A.
     pub rank: usize,
     /// What both are multiplied with.
@@ -75,12 +75,15 @@ pub struct Joined {
 /// to the last bit.
 ///
 /// # Errors
-/// See [`SumError`].
-pub fn join(module: &str, mut parts: Vec<(Factors<'_>, f32)>) -> Result<Joined, SumError> {
+/// See [`AdapterMergeError`].
+pub fn join(
+    module: &str,
+    mut parts: Vec<(Factors<'_>, f32)>,
+) -> Result<ConcatenatedFactors, AdapterMergeError> {
     parts.sort_by(in_order);
     let rank = parts.iter().map(|(factors, _)| factors.rank).sum();
     if rank > MAX_RANK {
-        return Err(SumError::Rank { module: module.to_owned(), rank });
+        return Err(AdapterMergeError::Rank { module: module.to_owned(), rank });
     }
     let shares: Vec<f32> = parts.iter().map(|(factors, weight)| factors.scale * weight).collect();
     let is_verbatim = shares.iter().all(|share| share == &shares[0]);
@@ -97,9 +100,9 @@ pub fn join(module: &str, mut parts: Vec<(Factors<'_>, f32)>) -> Result<Joined, 
         }
     }
     if scale.is_finite() && a.iter().all(|number| number.is_finite()) {
-        return Ok(Joined { rank, scale, a, b, is_verbatim });
+        return Ok(ConcatenatedFactors { rank, scale, a, b, is_verbatim });
     }
-    Err(SumError::Overflow { module: module.to_owned() })
+    Err(AdapterMergeError::Overflow { module: module.to_owned() })
 }
 
 /// One order for any of the same, from what they are alone.
@@ -119,20 +122,22 @@ fn bits(numbers: &[f32]) -> impl Iterator<Item = u32> {
 /// Adds up adapters of one base, each times its weight. Which is named first makes no difference, to the last bit.
 ///
 /// # Errors
-/// See [`SumError`].
-pub fn sum(parts: Vec<(AnyAdapter, f32)>) -> Result<Adapter, SumError> {
+/// See [`AdapterMergeError`].
+pub fn sum(parts: Vec<(AnyAdapter, f32)>) -> Result<Adapter, AdapterMergeError> {
     if parts.is_empty() {
-        return Err(SumError::Nothing);
+        return Err(AdapterMergeError::Nothing);
     }
     let (mut named, mut adapters) = (Vec::new(), Vec::new());
     let mut stored_in_16_bits = true;
     for (part, weight) in parts {
         let adapter = match part {
-            AnyAdapter::Drafts(_) => return Err(SumError::Draft),
+            AnyAdapter::Drafts(_) => return Err(AdapterMergeError::Draft),
             AnyAdapter::Answers(adapter) => adapter,
-            other => return Err(SumError::Kind(other.kind())),
+            other => return Err(AdapterMergeError::Kind(other.kind())),
         };
-        let Method::Lora(modules) = adapter.method else { return Err(SumError::Kind(adapter.method.kind())) };
+        let MethodWeights::Lora(modules) = adapter.method else {
+            return Err(AdapterMergeError::Kind(adapter.method.kind()));
+        };
         named.push((adapter.generation, weight.to_bits()));
         stored_in_16_bits &= adapter.stored_in_16_bits;
         adapters.push((modules, weight));
@@ -145,12 +150,13 @@ pub fn sum(parts: Vec<(AnyAdapter, f32)>) -> Result<Adapter, SumError> {
     }
     let mut modules = Vec::with_capacity(places.len());
     for ((layer, target), parts) in places {
-        let Joined { rank, scale, a, b, is_verbatim } = join(&module_name(layer, target), parts)?;
+        let ConcatenatedFactors { rank, scale, a, b, is_verbatim } =
+            join(&module_name(layer, target), parts)?;
         stored_in_16_bits &= is_verbatim;
         modules.push(LoraModule { layer, target, rank, scale, a, b });
     }
     let generation = Generation::of_sum(named);
-    Ok(Adapter { generation, method: Method::Lora(modules), base_model: None, stored_in_16_bits })
+    Ok(Adapter { generation, method: MethodWeights::Lora(modules), base_model: None, stored_in_16_bits })
 }
 
 fn factors(module: &LoraModule) -> Factors<'_> {
@@ -185,7 +191,7 @@ mod tests {
             let joined = join("m", vec![(one, weights[0]), (two, weights[1])]).unwrap();
             assert_eq!(join("m", vec![(two, weights[1]), (one, weights[0])]).as_ref(), Ok(&joined));
             assert_eq!((joined.rank, joined.is_verbatim), (6, is_verbatim));
-            let Joined { rank, scale, a, b, .. } = &joined;
+            let ConcatenatedFactors { rank, scale, a, b, .. } = &joined;
             let sum = product(Factors { rank: *rank, scale: *scale, a, b });
             let expected = product(one).into_iter().zip(product(two));
             let expected = expected.map(|(x, y)| x * f64::from(weights[0]) + y * f64::from(weights[1]));
@@ -200,9 +206,12 @@ mod tests {
         let half = Factors { rank: 600, scale: 1.0, a: &a, b: &b };
         assert_eq!(
             join("m", vec![(half, 1.0), (half, 1.0)]),
-            Err(SumError::Rank { module: "m".to_owned(), rank: 1200 })
+            Err(AdapterMergeError::Rank { module: "m".to_owned(), rank: 1200 })
         );
         let large = Factors { scale: f32::MAX, ..half };
-        assert_eq!(join("m", vec![(large, 2.0)]), Err(SumError::Overflow { module: "m".to_owned() }));
+        assert_eq!(
+            join("m", vec![(large, 2.0)]),
+            Err(AdapterMergeError::Overflow { module: "m".to_owned() })
+        );
     }
 }

@@ -42,12 +42,12 @@ pub(super) struct TensorName {
     /// As transformers' text models have it.
     pub(super) key: String,
     /// What stood in the place of [`BODY`] or [`HEAD`]; `None` if neither was found.
-    place: Option<NamePlace>,
+    place: Option<NameLocation>,
 }
 
 /// Where a tensor belongs, and how its file says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum NamePlace {
+enum NameLocation {
     Body(&'static str),
     Head(&'static str),
 }
@@ -66,12 +66,12 @@ impl TensorName {
         }
         for body in BODIES {
             if let Some(rest) = name.strip_prefix(body).filter(|rest| is_of_body(rest)) {
-                return Self { key: format!("{BODY}{rest}"), place: Some(NamePlace::Body(body)) };
+                return Self { key: format!("{BODY}{rest}"), place: Some(NameLocation::Body(body)) };
             }
         }
         for head in HEADS {
             if let Some(rest) = name.strip_prefix(head).filter(|rest| rest.starts_with('.')) {
-                return Self { key: format!("{HEAD}{rest}"), place: Some(NamePlace::Head(head)) };
+                return Self { key: format!("{HEAD}{rest}"), place: Some(NameLocation::Head(head)) };
             }
         }
         Self { key: name, place: None }
@@ -103,8 +103,8 @@ impl Spelling {
     pub(super) fn add(&mut self, name: &TensorName) -> bool {
         self.kinds.extend(kind(&name.key).map(str::to_owned));
         match name.place {
-            Some(NamePlace::Body(body)) => *self.body.get_or_insert(body) == body,
-            Some(NamePlace::Head(head)) => *self.head.get_or_insert(head.to_owned()) == head,
+            Some(NameLocation::Body(body)) => *self.body.get_or_insert(body) == body,
+            Some(NameLocation::Head(head)) => *self.head.get_or_insert(head.to_owned()) == head,
             None => true,
         }
     }

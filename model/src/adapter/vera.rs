@@ -12,7 +12,7 @@ use super::{
     error::AdapterError,
     limits::{MAX_RANK, MAX_VERA_BYTES},
     matrix::{StoredMatrix, StoredModule, decode},
-    options::Options,
+    options::ConfigOptions,
     selection::{Selected, Selection, linear_layers},
     torch_random::TorchGenerator,
     weight_file::WeightFile,
@@ -36,12 +36,12 @@ const HISTORY: [&str; 3] = ["d_initial", "init_weights", "vera_dropout"];
 pub(super) struct VeraConfig {
     selection: Selection,
     rank: usize,
-    origin: Origin,
+    origin: SharedMatrices,
 }
 
 /// Where the shared matrices come from.
 #[derive(Debug, Clone, Copy)]
-enum Origin {
+enum SharedMatrices {
     /// The file with the weights.
     Saved,
     /// PyTorch's generator, with this seed.
@@ -49,7 +49,7 @@ enum Origin {
 }
 
 /// A linear layer as it is in the base's files: there it may be a part of another.
-struct Placed {
+struct PlacedLayer {
     /// Whether that one is adapted.
     selected: Selected,
     /// Its rows of that one's.
@@ -72,11 +72,11 @@ pub(super) struct Projections {
 
 impl VeraConfig {
     /// Takes and checks all of `options`.
-    pub(super) fn take(options: &mut Options<'_>) -> Result<Self, AdapterError> {
+    pub(super) fn take(options: &mut ConfigOptions<'_>) -> Result<Self, AdapterError> {
         options.one_of("bias", &["none"])?;
         let key = options.seed(KEY)?.unwrap_or(0);
         let is_saved = !options.has(SAVED) || options.flag(SAVED)?;
-        let origin = if is_saved { Origin::Saved } else { Origin::Drawn(key) };
+        let origin = if is_saved { SharedMatrices::Saved } else { SharedMatrices::Drawn(key) };
         let selection = Selection::take(options)?.with_layers(options)?;
         let rank = options.count("r")?.unwrap_or(256);
         if rank == 0 || rank > MAX_RANK {
@@ -93,8 +93,8 @@ impl VeraConfig {
         model: &ModelConfig,
     ) -> Result<Projections, AdapterError> {
         match self.origin {
-            Origin::Saved => self.saved(weights),
-            Origin::Drawn(seed) => self.drawn(weights.path(), model, seed),
+            SharedMatrices::Saved => self.saved(weights),
+            SharedMatrices::Drawn(seed) => self.drawn(weights.path(), model, seed),
         }
     }
 
@@ -111,7 +111,9 @@ impl VeraConfig {
     fn drawn(&self, path: &Path, model: &ModelConfig, seed: u64) -> Result<Projections, AdapterError> {
         let [mut outputs, mut inputs] = [0, 0];
         for place in linear_layers(model) {
-            let Placed { selected: Selected::Yes, whole, .. } = self.placed(model, place)? else { continue };
+            let PlacedLayer { selected: Selected::Yes, whole, .. } = self.placed(model, place)? else {
+                continue;
+            };
             [outputs, inputs] = [outputs.max(whole[0]), inputs.max(whole[1])];
         }
         check_bytes(path, factor_bytes(self.rank, [outputs, inputs]))?;
@@ -130,7 +132,7 @@ impl VeraConfig {
         (layer, target): (usize, Target),
     ) -> Result<Option<StoredModule<'static>>, AdapterError> {
         let name = module_name(layer, target);
-        let Placed { selected, rows, whole } = self.placed(model, (layer, target))?;
+        let PlacedLayer { selected, rows, whole } = self.placed(model, (layer, target))?;
         let names = ["d", "b"].map(|part| format!("{name}.vera_lambda_{part}"));
         let Some([d, b]) = weights.take_all(&name, names, selected)? else { return Ok(None) };
         let cols = whole[1];
@@ -145,14 +147,18 @@ impl VeraConfig {
     }
 
     /// Where a linear layer is in the base's files, and whether it is adapted.
-    fn placed(&self, model: &ModelConfig, (layer, target): (usize, Target)) -> Result<Placed, AdapterError> {
+    fn placed(
+        &self,
+        model: &ModelConfig,
+        (layer, target): (usize, Target),
+    ) -> Result<PlacedLayer, AdapterError> {
         let (module, selected) = self.selection.named(model, (layer, target))?;
         let [outputs, inputs] = linear_shape(model, target);
         // A part of a layer that is one in the base's files has its rows of that one's B.
         let fused = Fused::of(model, target)
             .filter(|_| module != self.selection.written(&module_name(layer, target)));
         let (rows, outputs) = fused.map_or((0..outputs, outputs), |fused| (fused.rows, fused.all_rows));
-        Ok(Placed { selected, rows, whole: [outputs, inputs] })
+        Ok(PlacedLayer { selected, rows, whole: [outputs, inputs] })
     }
 }
 

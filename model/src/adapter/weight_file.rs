@@ -11,7 +11,7 @@ use super::{
     error::AdapterError,
     limits::MAX_HEADER_BYTES,
     matrix::StoredMatrix,
-    note::AdapterNote,
+    note::AdapterWarning,
     selection::Selected,
     tensor_names::{Spelling, TensorName},
 };
@@ -20,7 +20,7 @@ use crate::{
     sources::{
         fused::Fused,
         hf_names::{EMBEDDING, fused_module_name, module_name},
-        safetensors::file::{Contents, OtherTensor, StoredTensor, read_all_contents},
+        safetensors::file::{OtherTensor, StoredTensor, TensorTable, read_all_contents},
     },
 };
 
@@ -38,13 +38,13 @@ const WHOLE: [&str; 2] = ["lora_A.weight", "vera_lambda_d"];
 const COPIES: [&str; 3] = ["weight", "base_layer.weight", "original_module.weight"];
 
 /// A tensor and what its file calls it.
-pub(super) type Named = (String, StoredTensor);
+pub(super) type TensorEntry = (String, StoredTensor);
 
 /// The tensors of a weight file that nothing has taken yet, by their name as [`TensorName`] reads it.
 pub(super) struct WeightFile<'a> {
     path: PathBuf,
     bytes: &'a [u8],
-    rest: BTreeMap<String, Named>,
+    rest: BTreeMap<String, TensorEntry>,
     spelling: Spelling,
     /// A tensor whose name is not that of a language model's layer, if there is one.
     foreign: Option<String>,
@@ -56,7 +56,7 @@ impl<'a> WeightFile<'a> {
     /// Reads the table of contents.
     pub(super) fn parse(path: &Path, bytes: &'a [u8]) -> Result<Self, AdapterError> {
         let failed = |source| AdapterError::Weights { path: path.to_path_buf(), source };
-        let Contents { tensors, mut others, .. } =
+        let TensorTable { tensors, mut others, .. } =
             read_all_contents(bytes, MAX_HEADER_BYTES).map_err(failed)?;
         let is_shortlist = |other: &mut OtherTensor| other.name == SHORTLIST && other.kind == Dtype::I64;
         let shortlist = others.extract_if(.., is_shortlist).next();
@@ -83,7 +83,7 @@ impl<'a> WeightFile<'a> {
         self.insert(read.key, (name, stored))
     }
 
-    fn insert(&mut self, key: String, named: Named) -> Result<(), AdapterError> {
+    fn insert(&mut self, key: String, named: TensorEntry) -> Result<(), AdapterError> {
         let tensor = named.0.clone();
         match self.rest.insert(key, named) {
             None => Ok(()),
@@ -176,12 +176,12 @@ impl<'a> WeightFile<'a> {
     }
 
     /// Takes the tensor of this name, if there is one.
-    pub(super) fn take(&mut self, name: &str) -> Option<Named> {
+    pub(super) fn take(&mut self, name: &str) -> Option<TensorEntry> {
         self.rest.remove(name)
     }
 
     /// Takes the tensor of this name, which there has to be.
-    pub(super) fn required(&mut self, name: &str) -> Result<Named, AdapterError> {
+    pub(super) fn required(&mut self, name: &str) -> Result<TensorEntry, AdapterError> {
         self.rest.remove(name).ok_or_else(|| self.missing(name.to_owned()))
     }
 
@@ -194,7 +194,7 @@ impl<'a> WeightFile<'a> {
     ///
     /// # Errors
     /// One has the rows of another vocabulary: the adapter means tokens that the base does not have.
-    pub(super) fn take_copies(&mut self, model: &ModelConfig) -> Result<Vec<AdapterNote>, AdapterError> {
+    pub(super) fn take_copies(&mut self, model: &ModelConfig) -> Result<Vec<AdapterWarning>, AdapterError> {
         let (rows, hidden) = (model.vocab_size, model.hidden_size);
         let mut notes = Vec::new();
         for module in [EMBEDDING, &module_name(0, Target::LmHead)] {
@@ -203,7 +203,7 @@ impl<'a> WeightFile<'a> {
                 let path = self.path.clone();
                 match *stored.shape {
                     [found, width] if [found, width] == [rows, hidden] => {
-                        notes.push(AdapterNote::BaseCopy { tensor });
+                        notes.push(AdapterWarning::BaseCopy { tensor });
                     }
                     [found, width] if width == hidden => {
                         return Err(AdapterError::ResizedVocabulary { path, tensor, rows, found });
@@ -224,7 +224,7 @@ impl<'a> WeightFile<'a> {
         module: &str,
         names: [String; N],
         selected: Selected,
-    ) -> Result<Option<[Named; N]>, AdapterError> {
+    ) -> Result<Option<[TensorEntry; N]>, AdapterError> {
         let mut missing = None;
         let mut taken = Vec::with_capacity(N);
         for tensor in names {
@@ -246,7 +246,7 @@ impl<'a> WeightFile<'a> {
     /// The numbers of a tensor that must be `expected`.
     pub(super) fn matrix(
         &self,
-        (name, stored): Named,
+        (name, stored): TensorEntry,
         expected: [usize; 2],
     ) -> Result<StoredMatrix<'a>, AdapterError> {
         let StoredTensor { kind, shape, range } = stored;
@@ -259,7 +259,7 @@ impl<'a> WeightFile<'a> {
     /// The numbers of a tensor that must have one dimension, of `expected`.
     pub(super) fn vector(
         &self,
-        (name, stored): Named,
+        (name, stored): TensorEntry,
         expected: usize,
     ) -> Result<StoredMatrix<'a>, AdapterError> {
         if stored.shape.as_slice() == [expected] {

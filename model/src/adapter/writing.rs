@@ -39,7 +39,7 @@ pub enum WriteError {
 
 /// A tensor by its name.
 #[derive(Debug)]
-pub struct Named<'a> {
+pub struct NamedTensor<'a> {
     /// What the file calls it.
     pub name: String,
     /// Its dimensions.
@@ -93,14 +93,14 @@ pub fn sync(directory: &Path) -> io::Result<()> {
 /// # Errors
 /// They cannot be encoded.
 pub fn serialize(
-    tensors: &[Named<'_>],
+    tensors: &[NamedTensor<'_>],
     kind: TensorType,
     shortlist: &[u32],
     words: Option<String>,
 ) -> Result<Vec<u8>, SafeTensorError> {
     let bytes: Vec<Vec<u8>> = tensors.iter().map(|tensor| encode(kind, tensor.values)).collect();
     let mut views = Vec::with_capacity(tensors.len());
-    for (Named { name, shape, .. }, bytes) in tensors.iter().zip(&bytes) {
+    for (NamedTensor { name, shape, .. }, bytes) in tensors.iter().zip(&bytes) {
         views.push((&name[..], TensorView::new(dtype(kind), shape.clone(), bytes)?));
     }
     let tokens: Vec<u8> = shortlist.iter().flat_map(|&token| i64::from(token).to_le_bytes()).collect();

@@ -3,18 +3,18 @@
 use kernels::backward::{
     SUM_ROWS,
     attention::SequenceRows,
-    lora::{FactorGradients, Factors, Reached, lora_gradients},
+    lora::{DeltaGradient, FactorGradients, Factors, lora_gradients},
 };
 
 use super::{
     dropout::has_low_rank,
     error::TrainError,
-    pass::{GroupNotes, Reverse},
-    place::Place,
-    turns::Halted,
+    pass::{GroupActivations, Reverse},
+    place::TrainableSite,
+    turns::UpstreamFailed,
 };
 use crate::{
-    adapter::{ScaleVector, Side},
+    adapter::{ScaleVector, ScaledSide},
     cpu::Compute,
     forward::{LinearGroup, ReverseLayers},
     shape::layout::{group_targets, linear_shape},
@@ -23,10 +23,10 @@ use crate::{
 impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
     /// Turns the gradient at a group's outputs, `room.outputs`, into that at its inputs, `room.inputs`, and adds up what the
     /// adapter's numbers get of it. Returns false, with the inputs' gradient left out, if nothing below learns.
-    pub(super) fn group(&mut self, notes: GroupNotes<'_>) -> Result<bool, TrainError<B::Error>> {
-        let GroupNotes { layer, group, x, .. } = notes;
+    pub(super) fn group(&mut self, notes: GroupActivations<'_>) -> Result<bool, TrainError<B::Error>> {
+        let GroupActivations { layer, group, x, .. } = notes;
         self.scaled_outputs(notes)?;
-        let goes_on = self.goes_below(Place::of(layer, group)) || self.scales_inputs(layer, group);
+        let goes_on = self.goes_below(TrainableSite::of(layer, group)) || self.scales_inputs(layer, group);
         if goes_on {
             self.room.inputs.resize(x.len(), 0.0);
             let (g, out) = (&mut self.room.outputs, &mut self.room.inputs);
@@ -37,8 +37,8 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         Ok(goes_on)
     }
 
-    fn low_rank(&mut self, notes: GroupNotes<'_>, goes_on: bool) -> Result<(), Halted> {
-        let GroupNotes { layer, group, x, .. } = notes;
+    fn low_rank(&mut self, notes: GroupActivations<'_>, goes_on: bool) -> Result<(), UpstreamFailed> {
+        let GroupActivations { layer, group, x, .. } = notes;
         if self.dropouts.is_none() || !has_low_rank(self.adapter, &self.model.config, layer, group) {
             let mut inputs = std::mem::take(&mut self.room.inputs);
             let added = self.modules(notes, goes_on.then_some(&mut inputs[..]));
@@ -52,7 +52,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         self.dropouts.apply(self.device, layer, group, &mut dropped);
         g.clear();
         g.resize(x.len(), 0.0);
-        self.modules(GroupNotes { x: &dropped, ..notes }, goes_on.then_some(&mut g[..]))?;
+        self.modules(GroupActivations { x: &dropped, ..notes }, goes_on.then_some(&mut g[..]))?;
         if goes_on {
             self.dropouts.apply(self.device, layer, group, &mut g);
             self.room.inputs.iter_mut().zip(&g).for_each(|(sum, g)| *sum += g);
@@ -62,8 +62,12 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
     }
 
     /// Adds up what the group's matrices get, and to `inputs` what their inputs do.
-    fn modules(&mut self, notes: GroupNotes<'_>, mut inputs: Option<&mut [f32]>) -> Result<(), Halted> {
-        let GroupNotes { layer, group, x, sequences, .. } = notes;
+    fn modules(
+        &mut self,
+        notes: GroupActivations<'_>,
+        mut inputs: Option<&mut [f32]>,
+    ) -> Result<(), UpstreamFailed> {
+        let GroupActivations { layer, group, x, sequences, .. } = notes;
         let stride = self.room.outputs.width();
         for (target, column) in group_targets(&self.model.config, group) {
             let modules = self.adapter.as_lora();
@@ -72,12 +76,13 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
             else {
                 continue;
             };
-            let (module, sums) = (&modules[at], self.turn.at(Place::of(layer, group))?.module(target));
+            let (module, sums) =
+                (&modules[at], self.turn.at(TrainableSite::of(layer, group))?.module(target));
             lora_gradients(
                 &mut self.device.pool,
                 self.device.isa,
                 Factors { rank: module.rank, scale: module.scale, a: &module.a, b: &module.b },
-                Reached { x, g: self.room.outputs.values(), stride, column },
+                DeltaGradient { x, g: self.room.outputs.values(), stride, column },
                 sequences,
                 &mut self.room.lora,
                 &mut FactorGradients { a: &mut sums.a, b: &mut sums.b },
@@ -88,7 +93,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
     }
 
     fn scales_inputs(&self, layer: usize, group: LinearGroup) -> bool {
-        self.vectors(layer, group, Side::Input).next().is_some()
+        self.vectors(layer, group, ScaledSide::Input).next().is_some()
     }
 
     /// The vectors that scale this side of a group, and the columns at which they begin.
@@ -96,38 +101,38 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         &self,
         layer: usize,
         group: LinearGroup,
-        side: Side,
+        side: ScaledSide,
     ) -> impl Iterator<Item = (&ScaleVector, usize)> {
         let targets = self.adapter.as_scales().map(|_| group_targets(&self.model.config, group));
         targets.into_iter().flatten().filter_map(move |(target, column)| {
             let vectors = self.adapter.as_scales()?.vectors();
             let at = vectors.binary_search_by_key(&(layer, target), |vector| (vector.layer, vector.target));
             let vector = vectors.get(at.ok()?).filter(|vector| vector.side == side)?;
-            Some((vector, if side == Side::Input { 0 } else { column }))
+            Some((vector, if side == ScaledSide::Input { 0 } else { column }))
         })
     }
 
     /// `y = l * out`: `l` gets `g * out`, and `out` gets `g * l`.
-    fn scaled_outputs(&mut self, notes: GroupNotes<'_>) -> Result<(), Halted> {
-        let of = self.vectors(notes.layer, notes.group, Side::Output);
+    fn scaled_outputs(&mut self, notes: GroupActivations<'_>) -> Result<(), UpstreamFailed> {
+        let of = self.vectors(notes.layer, notes.group, ScaledSide::Output);
         let of: Vec<_> = of.map(|(vector, column)| (vector.clone(), column)).collect();
         let stride = self.room.outputs.width();
         for (vector, column) in of {
-            let rows = Rows { x: notes.out, g: self.room.outputs.values_mut(), stride, column };
-            let sums = self.turn.at(Place::of(notes.layer, notes.group))?.vector(vector.target);
+            let rows = ScaledRows { x: notes.out, g: self.room.outputs.values_mut(), stride, column };
+            let sums = self.turn.at(TrainableSite::of(notes.layer, notes.group))?.vector(vector.target);
             rows.scaled(&vector.values, notes.sequences, sums);
         }
         Ok(())
     }
 
     /// The same for `y = W (l * x)`.
-    fn scaled_inputs(&mut self, notes: GroupNotes<'_>) -> Result<(), Halted> {
-        let of = self.vectors(notes.layer, notes.group, Side::Input);
+    fn scaled_inputs(&mut self, notes: GroupActivations<'_>) -> Result<(), UpstreamFailed> {
+        let of = self.vectors(notes.layer, notes.group, ScaledSide::Input);
         let of: Vec<_> = of.map(|(vector, column)| (vector.clone(), column)).collect();
         for (vector, column) in of {
             let stride = linear_shape(&self.model.config, vector.target)[1];
-            let rows = Rows { x: notes.x, g: &mut self.room.inputs, stride, column };
-            let sums = self.turn.at(Place::of(notes.layer, notes.group))?.vector(vector.target);
+            let rows = ScaledRows { x: notes.x, g: &mut self.room.inputs, stride, column };
+            let sums = self.turn.at(TrainableSite::of(notes.layer, notes.group))?.vector(vector.target);
             rows.scaled(&vector.values, notes.sequences, sums);
         }
         Ok(())
@@ -135,14 +140,14 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
 }
 
 /// Columns, from one on, of rows before they were scaled, and the gradient behind.
-struct Rows<'a> {
+struct ScaledRows<'a> {
     x: &'a [f32],
     g: &'a mut [f32],
     stride: usize,
     column: usize,
 }
 
-impl Rows<'_> {
+impl ScaledRows<'_> {
     /// Adds `g * x` to `sums`, as many rows of a sequence at a time as make one sum, and scales `g`.
     fn scaled(self, factors: &[f32], sequences: &[SequenceRows], sums: &mut [f32]) {
         let Self { x, g, stride, column } = self;

@@ -8,7 +8,7 @@ use kernels::{Activations, backward::attention::SequenceRows};
 use policy::random::Rng;
 
 use crate::{
-    adapter::Method,
+    adapter::MethodWeights,
     cpu::Compute,
     forward::LinearGroup,
     shape::{config::ModelConfig, layout::group_targets},
@@ -103,7 +103,7 @@ fn place(layer: usize, group: LinearGroup) -> usize {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Dropping<'a> {
     pub(super) dropouts: &'a RowDropouts,
-    pub(super) method: &'a Method,
+    pub(super) method: &'a MethodWeights,
     pub(super) config: &'a ModelConfig,
 }
 
@@ -128,7 +128,12 @@ impl Dropping<'_> {
 }
 
 /// Whether an adapter has low-rank matrices in a group.
-pub(super) fn has_low_rank(method: &Method, config: &ModelConfig, layer: usize, group: LinearGroup) -> bool {
+pub(super) fn has_low_rank(
+    method: &MethodWeights,
+    config: &ModelConfig,
+    layer: usize,
+    group: LinearGroup,
+) -> bool {
     let modules = method.as_lora();
     let has = |target| modules.binary_search_by_key(&(layer, target), |of| (of.layer, of.target)).is_ok();
     group_targets(config, group).into_iter().any(|(target, _)| has(target))

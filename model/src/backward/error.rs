@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::turns::Halted;
+use super::turns::UpstreamFailed;
 
 /// Why a batch was not learned from.
 #[derive(Debug, thiserror::Error)]
@@ -18,8 +18,8 @@ pub enum TrainError<E> {
     Halted,
 }
 
-impl<E> From<Halted> for TrainError<E> {
-    fn from(Halted: Halted) -> Self {
+impl<E> From<UpstreamFailed> for TrainError<E> {
+    fn from(UpstreamFailed: UpstreamFailed) -> Self {
         Self::Halted
     }
 }

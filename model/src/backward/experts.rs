@@ -15,13 +15,13 @@ use kernels::{
     linear_transposed,
 };
 
-use super::{error::TrainError, pass::Reverse, place::Place, tape::LayerNotes};
+use super::{error::TrainError, pass::Reverse, place::TrainableSite, tape::LayerActivations};
 use crate::{
     cpu::{
         Compute,
         experts::{add_rows, take_some},
     },
-    forward::{LinearGroup, NormSite, ReverseLayers, Routing, Taken},
+    forward::{ExpertRows, LinearGroup, NormSite, ReverseLayers, Routing},
     shape::experts::Experts,
 };
 
@@ -34,7 +34,7 @@ fn rows(values: &[f32], width: usize) -> Activations {
 }
 
 /// Some rows of a matrix.
-fn some(from: &[f32], taken: Taken<'_>, width: usize) -> Activations {
+fn some(from: &[f32], taken: ExpertRows<'_>, width: usize) -> Activations {
     let mut some = Activations::default();
     some.reshape(taken.rows.len(), width);
     take_some(from, taken.rows, width, some.values_mut());
@@ -47,9 +47,9 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         &mut self,
         layer: usize,
         experts: &Experts,
-        notes: &LayerNotes,
+        notes: &LayerActivations,
     ) -> Result<bool, TrainError<B::Error>> {
-        if !self.goes_below(Place::of(layer, LinearGroup::GateUp)) {
+        if !self.goes_below(TrainableSite::of(layer, LinearGroup::GateUp)) {
             return Ok(false);
         }
         let hidden = self.model.config.hidden_size;
@@ -81,7 +81,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         &mut self,
         layer: usize,
         width: usize,
-        taken: Taken<'_>,
+        taken: ExpertRows<'_>,
         normed: &Activations,
         of_weights: &mut [f32],
     ) -> Result<Vec<f32>, TrainError<B::Error>> {
@@ -136,7 +136,7 @@ fn logit_gradients(
 ) -> Vec<f32> {
     let mut weights = vec![0.0; probabilities.len()];
     for nth in 0..routing.experts() {
-        let Taken { expert, rows, weights: of_rows } = routing.taken(nth);
+        let ExpertRows { expert, rows, weights: of_rows } = routing.taken(nth);
         for (&row, &weight) in rows.iter().zip(of_rows) {
             weights[row as usize * experts.count + usize::from(expert.0)] = weight;
         }

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use crate::adapter::{LoraModule, Method, Scales};
+use crate::adapter::{LoraModule, MethodWeights, Scales};
 
 /// Sums for each number of an adapter.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Gradients(pub(super) Method);
+pub struct Gradients(pub(super) MethodWeights);
 
 impl Gradients {
     /// Zero for each number of `method`.
     #[must_use]
-    pub fn zero(method: &Method) -> Self {
+    pub fn zero(method: &MethodWeights) -> Self {
         let mut gradients = Self(method.clone());
         gradients.clear();
         gradients
@@ -34,7 +34,7 @@ impl Gradients {
     }
 }
 
-impl Method {
+impl MethodWeights {
     /// All numbers, tensor by tensor: A and B of each low-rank layer, each vector that scales, or the keys and values of a prefix.
     #[must_use]
     pub fn tensors(&self) -> Vec<&[f32]> {

@@ -20,19 +20,19 @@ use kernels::backward::{
 use super::{
     dropout::{Dropping, RowDropouts},
     error::TrainError,
-    pass::{GroupNotes, Reverse},
-    place::Place,
-    tape::{NotingDeltas, TargetRow, stand},
+    pass::{GroupActivations, Reverse},
+    place::TrainableSite,
+    tape::{RecordingDeltas, TargetRow, stand},
 };
 use crate::{
-    adapter::Method,
+    adapter::MethodWeights,
     cpu::Compute,
     deltas::{
         adapter_rows::AdapterRows,
         batch::{BatchDeltas, DeltaScratch},
         prepared::PreparedAdapter,
     },
-    forward::{Frame, LinearGroup, NormSite, ReverseLayers, Scratch, run_head},
+    forward::{LinearGroup, ModelContext, NormSite, ReverseLayers, Scratch, run_head},
     sampling::log_probability,
     shape::config::ModelConfig,
 };
@@ -95,7 +95,7 @@ pub(super) fn tiles(targets: &[TargetRow], sequences: &[SequenceRows]) -> Vec<He
     tiles
 }
 
-impl HeadRoom {
+impl HeadScratch {
     /// What each row of the tile says, if it may say only the tokens `allowed`, or all of none.
     pub(super) fn predictions(
         &self,
@@ -125,21 +125,21 @@ fn likeliest(logits: &[f32], allowed: &[u32]) -> u32 {
 }
 
 /// What logits are computed with.
-pub(super) struct Head<'a, B> {
-    pub(super) model: &'a Frame,
+pub(super) struct LmHeadPass<'a, B> {
+    pub(super) model: &'a ModelContext,
     pub(super) base: &'a mut B,
     pub(super) device: &'a mut Compute,
     pub(super) scratch: &'a mut Scratch<Compute>,
     pub(super) deltas: &'a mut DeltaScratch,
     pub(super) adapter: &'a Arc<PreparedAdapter>,
-    pub(super) method: &'a Method,
+    pub(super) method: &'a MethodWeights,
     /// Of the rows whose logits are computed.
     pub(super) dropouts: &'a RowDropouts,
 }
 
 /// A tile's numbers.
 #[derive(Debug, Default)]
-pub(super) struct HeadRoom {
+pub(super) struct HeadScratch {
     /// The residual stream of the tile's rows.
     residual: Vec<f32>,
     logits: Vec<f32>,
@@ -148,13 +148,13 @@ pub(super) struct HeadRoom {
     of: Vec<LogProbability>,
 }
 
-impl<B: ReverseLayers<Compute>> Head<'_, B> {
+impl<B: ReverseLayers<Compute>> LmHeadPass<'_, B> {
     /// Logits and log-probabilities of some targets, whose rows are in `residual`, `[rows, hidden]`.
     pub(super) fn forward(
         &mut self,
         residual: &[f32],
         targets: &[TargetRow],
-        room: &mut HeadRoom,
+        room: &mut HeadScratch,
     ) -> Result<(), B::Error> {
         let hidden = self.model.config.hidden_size;
         room.residual.clear();
@@ -166,7 +166,7 @@ impl<B: ReverseLayers<Compute>> Head<'_, B> {
         let deltas = BatchDeltas::new(&self.model.config, None, self.deltas, &found);
         let dropping = Dropping { dropouts: self.dropouts, method: self.method, config: &self.model.config };
         // Of the head nothing needs to be noted.
-        let mut deltas = NotingDeltas { model: self.model, deltas, dropping, notes: &RefCell::default() };
+        let mut deltas = RecordingDeltas { model: self.model, deltas, dropping, notes: &RefCell::default() };
         let parts = (&mut *self.base, &mut deltas);
         run_head(self.model, parts, self.device, self.scratch, targets.len(), &mut room.logits)?;
         let (logits, vocabulary) = (&room.logits, self.model.config.vocab_size);
@@ -196,13 +196,13 @@ fn share(row: &mut [f32], target: u32, others: &[(u32, f32)]) {
 }
 
 impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
-    /// Back from the log-probabilities of a tile, which [`Head::forward`] has just computed, to the residual stream of its rows.
+    /// Back from the log-probabilities of a tile, which [`LmHeadPass::forward`] has just computed, to the residual stream of its rows.
     pub(super) fn head(
         &mut self,
         targets: &[TargetRow],
         tile: &HeadTile,
         loss: &mut dyn Loss,
-        room: &mut HeadRoom,
+        room: &mut HeadScratch,
     ) -> Result<(), TrainError<B::Error>> {
         let (hidden, vocabulary) = (self.model.config.hidden_size, self.model.config.vocab_size);
         room.coefficients.clear();
@@ -232,8 +232,9 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         self.room.outputs.values_mut().copy_from_slice(&room.logits);
         let mut x = std::mem::take(&mut self.room.x);
         self.normed(NormSite::Output, &room.residual, &mut x);
-        let notes = GroupNotes { layer: 0, group: LinearGroup::Head, x: &x, out: &[], sequences: &tile.sums };
-        if self.group(notes)? && self.goes_below(Place::of(0, LinearGroup::Head)) {
+        let notes =
+            GroupActivations { layer: 0, group: LinearGroup::Head, x: &x, out: &[], sequences: &tile.sums };
+        if self.group(notes)? && self.goes_below(TrainableSite::of(0, LinearGroup::Head)) {
             let mut g = std::mem::take(&mut self.room.residual);
             self.room.residual.resize(room.residual.len(), 0.0);
             self.room.residual.fill(0.0);

@@ -3,19 +3,19 @@
 use kernels::{
     Activations,
     attention::KvPrecision,
-    backward::{attention::SequenceRows, lora::LoraRoom},
+    backward::{attention::SequenceRows, lora::LoraScratch},
 };
 
-use super::{dropout::RowDropouts, place::Place, turns::Turn};
+use super::{dropout::RowDropouts, place::TrainableSite, turns::ReductionTurn};
 use crate::{
-    adapter::Method,
+    adapter::MethodWeights,
     cpu::{Compute, RowTable},
-    forward::{Frame, LinearGroup},
+    forward::{LinearGroup, ModelContext},
 };
 
 /// A linear group of a block, on the way back.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct GroupNotes<'a> {
+pub(super) struct GroupActivations<'a> {
     pub(super) layer: usize,
     pub(super) group: LinearGroup,
     /// What went in, before a vector scaled it.
@@ -28,7 +28,7 @@ pub(super) struct GroupNotes<'a> {
 
 /// What the way back computes with, kept from one batch to the next.
 #[derive(Debug, Default)]
-pub(super) struct Room {
+pub(super) struct BackwardScratch {
     /// The gradient at the residual stream, `[rows, hidden]`.
     pub(super) residual: Vec<f32>,
     /// The gradient at a group's outputs.
@@ -40,10 +40,10 @@ pub(super) struct Room {
     /// The same without what is dropped of it, and the gradient at that.
     pub(super) dropped: Vec<f32>,
     pub(super) of_dropped: Vec<f32>,
-    pub(super) lora: LoraRoom,
+    pub(super) lora: LoraScratch,
 }
 
-impl Room {
+impl BackwardScratch {
     /// Makes the gradient at a group's outputs that at the residual stream.
     pub(super) fn outputs_of_residual(&mut self, width: usize) {
         self.outputs.reshape(self.residual.len() / width, width);
@@ -53,24 +53,24 @@ impl Room {
 
 /// A reverse pass on its way.
 pub(super) struct Reverse<'a, 'g, B> {
-    pub(super) model: &'a Frame,
+    pub(super) model: &'a ModelContext,
     pub(super) base: &'a mut B,
     pub(super) device: &'a mut Compute,
     pub(super) precision: KvPrecision,
-    pub(super) adapter: &'a Method,
-    pub(super) turn: &'a mut Turn<'g>,
-    pub(super) room: &'a mut Room,
+    pub(super) adapter: &'a MethodWeights,
+    pub(super) turn: &'a mut ReductionTurn<'g>,
+    pub(super) room: &'a mut BackwardScratch,
     pub(super) rows: &'a RowTable,
     pub(super) sequences: &'a [SequenceRows],
     /// What the way forward dropped of each row.
     pub(super) dropouts: &'a RowDropouts,
     /// Below it, nothing learns.
-    pub(super) first: Place,
+    pub(super) first: TrainableSite,
 }
 
 impl<B> Reverse<'_, '_, B> {
     /// Whether something learns before `place`.
-    pub(super) fn goes_below(&self, place: Place) -> bool {
+    pub(super) fn goes_below(&self, place: TrainableSite) -> bool {
         self.first < place
     }
 }

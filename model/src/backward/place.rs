@@ -1,12 +1,12 @@
 //! Where in a pass something learns.
 
-use crate::{adapter::Method, forward::LinearGroup, shape::source::Target};
+use crate::{adapter::MethodWeights, forward::LinearGroup, shape::source::Target};
 
 /// Where in a pass something learns, in the order of the way forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place(usize);
+pub(super) struct TrainableSite(usize);
 
-impl Place {
+impl TrainableSite {
     const STEPS: usize = 5;
 
     /// Keys and values, between their linear layers and attention.
@@ -42,16 +42,16 @@ impl Place {
     }
 
     /// The first place at which `adapter` learns; below it, there is nothing to be done.
-    pub(super) fn first(adapter: &Method) -> Self {
+    pub(super) fn first(adapter: &MethodWeights) -> Self {
         let of = |(layer, target)| Self::of_target(layer, target);
         let first = match adapter {
-            Method::Lora(modules) | Method::Activated(modules, _) => {
+            MethodWeights::Lora(modules) | MethodWeights::Activated(modules, _) => {
                 modules.iter().map(|module| of((module.layer, module.target))).min()
             }
-            Method::Ia3(scales) => {
+            MethodWeights::Ia3(scales) => {
                 scales.vectors().iter().map(|vector| of((vector.layer, vector.target))).min()
             }
-            Method::Prefix(_) => Some(Self::keys_and_values(0)),
+            MethodWeights::Prefix(_) => Some(Self::keys_and_values(0)),
         };
         first.unwrap_or(Self(usize::MAX))
     }

@@ -2,7 +2,7 @@
 
 use kernels::{
     backward::{
-        attention::{Attended, attention_gradient},
+        attention::{AttentionInputs, attention_gradient},
         elementwise::{gate_mul_gradient, norm_gradient, rotate_gradient},
     },
     elementwise::{add_norm, gate_mul},
@@ -10,13 +10,13 @@ use kernels::{
 
 use super::{
     error::TrainError,
-    pass::{GroupNotes, Reverse},
-    place::Place,
-    tape::LayerNotes,
-    turns::Halted,
+    pass::{GroupActivations, Reverse},
+    place::TrainableSite,
+    tape::LayerActivations,
+    turns::UpstreamFailed,
 };
 use crate::{
-    adapter::{Method, Side},
+    adapter::{MethodWeights, ScaledSide},
     cpu::Compute,
     forward::{LinearGroup, NormSite, ReverseLayers},
     shape::layout::group_targets,
@@ -25,11 +25,15 @@ use crate::{
 impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
     /// Back through a block: `room.residual` is the gradient behind it, and then the one before it. Returns false if nothing
     /// below learns, and the gradient before it is not known.
-    pub(super) fn block(&mut self, layer: usize, notes: &LayerNotes) -> Result<bool, TrainError<B::Error>> {
+    pub(super) fn block(
+        &mut self,
+        layer: usize,
+        notes: &LayerActivations,
+    ) -> Result<bool, TrainError<B::Error>> {
         Ok(self.feed_forward(layer, notes)? && self.attention(layer, notes)?)
     }
 
-    fn feed_forward(&mut self, layer: usize, notes: &LayerNotes) -> Result<bool, TrainError<B::Error>> {
+    fn feed_forward(&mut self, layer: usize, notes: &LayerActivations) -> Result<bool, TrainError<B::Error>> {
         if let Some(experts) = self.model.config.experts_of(layer) {
             return self.mixture(layer, experts, notes);
         }
@@ -60,7 +64,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         Ok(goes_on)
     }
 
-    fn attention(&mut self, layer: usize, notes: &LayerNotes) -> Result<bool, TrainError<B::Error>> {
+    fn attention(&mut self, layer: usize, notes: &LayerActivations) -> Result<bool, TrainError<B::Error>> {
         self.outputs_of_residual(NormSite::AttentionUpdate(layer), &notes.updates[0]);
         let o = self.notes(layer, LinearGroup::O, &notes.attended, &[]);
         if !self.whole_group(o)? {
@@ -68,7 +72,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         }
         self.attended(layer, notes);
         self.prefix(layer)?;
-        if !self.goes_below(Place::keys_and_values(layer)) {
+        if !self.goes_below(TrainableSite::keys_and_values(layer)) {
             return Ok(false);
         }
         self.rotated(layer, notes);
@@ -102,17 +106,23 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
     }
 
     /// Back through a group with all rows of the batch: those behind it have their turn at the group's sums then.
-    fn whole_group(&mut self, notes: GroupNotes<'_>) -> Result<bool, TrainError<B::Error>> {
+    fn whole_group(&mut self, notes: GroupActivations<'_>) -> Result<bool, TrainError<B::Error>> {
         let goes_on = self.group(notes)?;
         self.turn.go_on();
         Ok(goes_on)
     }
 
-    fn notes<'n>(&self, layer: usize, group: LinearGroup, x: &'n [f32], out: &'n [f32]) -> GroupNotes<'n>
+    fn notes<'n>(
+        &self,
+        layer: usize,
+        group: LinearGroup,
+        x: &'n [f32],
+        out: &'n [f32],
+    ) -> GroupActivations<'n>
     where
         Self: 'n,
     {
-        GroupNotes { layer, group, x, out, sequences: self.sequences }
+        GroupActivations { layer, group, x, out, sequences: self.sequences }
     }
 
     /// Outputs of a group as vectors scaled them; `None` if none did.
@@ -123,7 +133,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         let stride = scaled.len() / self.rows();
         for row in scaled.chunks_exact_mut(stride) {
             for &(target, column) in &targets {
-                let Some(factors) = scales.get(layer, target, Side::Output) else { continue };
+                let Some(factors) = scales.get(layer, target, ScaledSide::Output) else { continue };
                 row[column..].iter_mut().zip(factors).for_each(|(value, factor)| *value *= factor);
             }
         }
@@ -152,9 +162,9 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
     }
 
     /// From the gradient at what attention found, `room.inputs`, to that at `[q | k | v]`, `room.outputs`.
-    fn attended(&mut self, layer: usize, notes: &LayerNotes) {
+    fn attended(&mut self, layer: usize, notes: &LayerActivations) {
         let layout = self.model.qkv_layout();
-        let from = Attended {
+        let from = AttentionInputs {
             qkv: &notes.qkv,
             layout,
             precision: self.precision,
@@ -168,9 +178,9 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
     }
 
     /// Takes the gradients at the keys and values of virtual tokens, which do not come from the layers below.
-    fn prefix(&mut self, layer: usize) -> Result<(), Halted> {
-        let Method::Prefix(_) = self.adapter else { return Ok(()) };
-        let sums = self.turn.at(Place::keys_and_values(layer))?.tokens();
+    fn prefix(&mut self, layer: usize) -> Result<(), UpstreamFailed> {
+        let MethodWeights::Prefix(_) = self.adapter else { return Ok(()) };
+        let sums = self.turn.at(TrainableSite::keys_and_values(layer))?.tokens();
         let layout = self.model.qkv_layout();
         let (stride, keys) = (layout.stride(), layout.heads * layout.head_dim);
         let g = self.room.outputs.values_mut();
@@ -186,7 +196,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
     }
 
     /// From the gradient at queries and keys as attention met them to that at what the linear layers gave.
-    fn rotated(&mut self, layer: usize, notes: &LayerNotes) {
+    fn rotated(&mut self, layer: usize, notes: &LayerActivations) {
         let scaled = self.scaled(layer, LinearGroup::Qkv, &notes.projected);
         let before = scaled.as_deref().unwrap_or(&notes.projected);
         let (layout, heads) = (self.model.qkv_layout(), Compute::heads(self.model, layer));

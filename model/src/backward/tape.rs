@@ -10,12 +10,12 @@ use kernels::{Activations, attention::QkvLayout, backward::attention::SequenceRo
 use super::dropout::{Dropout, Dropping, RowDropouts};
 use crate::{
     cpu::{Compute, RowTable},
-    forward::{Deltas, Frame, KvStore, LinearGroup, NormSite, Scratch, finish_update},
+    forward::{Deltas, KvStore, LinearGroup, ModelContext, NormSite, Scratch, finish_update},
 };
 
 /// What is kept of each block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Keep {
+pub enum SavedScope {
     /// Everything that the way back reads.
     #[default]
     All,
@@ -25,12 +25,12 @@ pub enum Keep {
 
 /// What went through a transformer block.
 #[derive(Debug, Default)]
-pub(super) struct LayerNotes {
+pub(super) struct LayerActivations {
     /// What goes in: the residual stream before the block, `[rows, hidden]`.
     pub(super) residual: Vec<f32>,
     /// `[q | k | v]` as attention met them: scaled, rotated, a prefix in its place. Empty if only inputs are kept.
     pub(super) qkv: Vec<f32>,
-    /// The same before the rotation, and before vectors scaled them; only where somebody asks for it ([`Notes::projected`]).
+    /// The same before the rotation, and before vectors scaled them; only where somebody asks for it ([`SavedActivations::projected`]).
     pub(super) projected: Vec<f32>,
     /// What attention found, before a vector scaled it.
     pub(super) attended: Vec<f32>,
@@ -42,7 +42,7 @@ pub(super) struct LayerNotes {
     pub(super) updates: [Vec<f32>; 2],
 }
 
-impl LayerNotes {
+impl LayerActivations {
     /// True if the way back need not run the block once more.
     pub(super) fn is_whole(&self) -> bool {
         !self.qkv.is_empty()
@@ -51,8 +51,8 @@ impl LayerNotes {
 
 /// What is noted, and what was.
 #[derive(Debug, Default)]
-pub(super) struct Notes {
-    pub(super) layers: Vec<LayerNotes>,
+pub(super) struct SavedActivations {
+    pub(super) layers: Vec<LayerActivations>,
     /// The residual stream where the pass is now: behind the last block, in the end.
     pub(super) residual: Vec<f32>,
     /// Whether more than inputs is kept.
@@ -63,7 +63,7 @@ pub(super) struct Notes {
     pub(super) before_scales: bool,
 }
 
-impl Notes {
+impl SavedActivations {
     fn note_outputs(&mut self, layer: usize, group: LinearGroup, out: &[f32]) {
         let Some(notes) = self.layers.get_mut(layer).filter(|_| self.is_whole) else { return };
         match group {
@@ -77,7 +77,7 @@ impl Notes {
     fn go_on(
         &mut self,
         device: &mut Compute,
-        model: &Frame,
+        model: &ModelContext,
         layer: usize,
         group: LinearGroup,
         update: &[f32],
@@ -105,14 +105,14 @@ impl Notes {
 }
 
 /// Deltas of inputs of which something may be dropped, noting what they are given.
-pub(super) struct NotingDeltas<'a, T> {
-    pub(super) model: &'a Frame,
+pub(super) struct RecordingDeltas<'a, T> {
+    pub(super) model: &'a ModelContext,
     pub(super) deltas: T,
     pub(super) dropping: Dropping<'a>,
-    pub(super) notes: &'a RefCell<Notes>,
+    pub(super) notes: &'a RefCell<SavedActivations>,
 }
 
-impl<T: Deltas<Compute>> Deltas<Compute> for NotingDeltas<'_, T> {
+impl<T: Deltas<Compute>> Deltas<Compute> for RecordingDeltas<'_, T> {
     fn change_embeddings(
         &mut self,
         device: &mut Compute,
@@ -190,12 +190,12 @@ impl<T: Deltas<Compute>> Deltas<Compute> for NotingDeltas<'_, T> {
 }
 
 /// Keys and values, noting what they are.
-pub(super) struct NotingKv<'a, K> {
+pub(super) struct RecordingKv<'a, K> {
     pub(super) kv: &'a mut K,
-    pub(super) notes: &'a RefCell<Notes>,
+    pub(super) notes: &'a RefCell<SavedActivations>,
 }
 
-impl<K: KvStore<Compute>> KvStore<Compute> for NotingKv<'_, K> {
+impl<K: KvStore<Compute>> KvStore<Compute> for RecordingKv<'_, K> {
     fn append(
         &mut self,
         device: &mut Compute,
@@ -237,7 +237,7 @@ pub(super) struct TargetRow {
 /// What a batch left behind on its way forward.
 #[derive(Debug, Default)]
 pub struct Tape {
-    pub(super) layers: Vec<LayerNotes>,
+    pub(super) layers: Vec<LayerActivations>,
     /// Behind the last block.
     pub(super) residual: Vec<f32>,
     /// Tokens of each sequence, virtual ones first.

@@ -6,7 +6,7 @@ use std::{cell::RefCell, io, sync::Arc};
 
 use ids::Generation;
 use kernels::{
-    Isa, Pool,
+    Isa, ThreadPool,
     attention::KvShape,
     backward::attention::SequenceRows,
     lora::{LayoutError, LoraPrecision},
@@ -16,21 +16,23 @@ use self::rows::{batch, blocks, tape};
 use super::{
     dropout::{Dropout, Dropping, RowDropouts},
     error::TrainError,
-    head::{Head, HeadRoom, Loss, Prediction, tiles},
-    pass::{Reverse, Room},
-    place::Place,
-    tape::{Keep, LayerNotes, Notes, NotingDeltas, NotingKv, Tape, stand},
-    turns::Turn,
+    head::{HeadScratch, LmHeadPass, Loss, Prediction, tiles},
+    pass::{BackwardScratch, Reverse},
+    place::TrainableSite,
+    tape::{LayerActivations, RecordingDeltas, RecordingKv, SavedActivations, SavedScope, Tape, stand},
+    turns::ReductionTurn,
 };
 use crate::{
-    adapter::{Adapter, Method, Side},
+    adapter::{Adapter, MethodWeights, ScaledSide},
     cpu::{Compute, kv::PagedKv},
     deltas::{
         adapter_rows::AdapterRows,
         batch::{BatchDeltas, DeltaScratch},
         prepared::PreparedAdapter,
     },
-    forward::{BLOCK_TOKENS, Frame, ReverseLayers, Scratch, SequenceSlice, embed, lay_out, run, run_block},
+    forward::{
+        BLOCK_TOKENS, ModelContext, ReverseLayers, Scratch, SequenceSlice, embed, lay_out, run, run_block,
+    },
     shape::config::ModelConfig,
 };
 
@@ -47,19 +49,23 @@ pub struct Example<'a> {
 
 /// An adapter as it is while it learns.
 #[derive(Debug)]
-pub struct Learner {
+pub struct TrainableAdapter {
     /// Its numbers, as the pass computes with them.
-    pub method: Method,
+    pub method: MethodWeights,
     /// The same, in the form that the kernels take.
     pub prepared: Arc<PreparedAdapter>,
 }
 
-impl Learner {
+impl TrainableAdapter {
     /// The adapter of these numbers, kept as an engine keeps it that is to serve it.
     ///
     /// # Errors
     /// A matrix is of a shape that the kernels do not take.
-    pub fn new(method: &Method, config: &ModelConfig, precision: LoraPrecision) -> Result<Self, LayoutError> {
+    pub fn new(
+        method: &MethodWeights,
+        config: &ModelConfig,
+        precision: LoraPrecision,
+    ) -> Result<Self, LayoutError> {
         let method = method.clone();
         let adapter =
             Adapter { generation: Generation([0; 32]), method, base_model: None, stored_in_16_bits: false };
@@ -71,16 +77,16 @@ impl Learner {
 /// A model of which an adapter learns. Linear layers are somebody else's; keys and values are kept for one batch.
 #[derive(Debug)]
 pub struct Trainer<B> {
-    model: Arc<Frame>,
+    model: Arc<ModelContext>,
     base: B,
     shape: KvShape,
     kv: PagedKv,
     compute: Compute,
-    keep: Keep,
+    keep: SavedScope,
     scratch: Scratch<Compute>,
     deltas: DeltaScratch,
-    room: Room,
-    head: HeadRoom,
+    room: BackwardScratch,
+    head: HeadScratch,
 }
 
 impl<B: ReverseLayers<Compute>> Trainer<B> {
@@ -89,7 +95,13 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
     ///
     /// # Errors
     /// There is no memory.
-    pub fn new(model: Arc<Frame>, base: B, shape: KvShape, pool: Pool, keep: Keep) -> io::Result<Self> {
+    pub fn new(
+        model: Arc<ModelContext>,
+        base: B,
+        shape: KvShape,
+        pool: ThreadPool,
+        keep: SavedScope,
+    ) -> io::Result<Self> {
         let kv = PagedKv::new(shape, 0, model.config.limits())?;
         let compute = Compute { pool, isa: Isa::best() };
         Ok(Self {
@@ -101,19 +113,19 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
             keep,
             scratch: Scratch::empty(),
             deltas: DeltaScratch::default(),
-            room: Room::default(),
-            head: HeadRoom::default(),
+            room: BackwardScratch::default(),
+            head: HeadScratch::default(),
         })
     }
 
     /// The model without its linear layers.
     #[must_use]
-    pub fn model(&self) -> &Frame {
+    pub fn model(&self) -> &ModelContext {
         &self.model
     }
 
     /// What is kept of batches from now on.
-    pub fn set_keep(&mut self, keep: Keep) {
+    pub fn set_keep(&mut self, keep: SavedScope) {
         self.keep = keep;
     }
 
@@ -134,12 +146,12 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
     /// The base layers' own, or there is no memory for keys and values.
     pub fn forward(
         &mut self,
-        learner: &Learner,
+        learner: &TrainableAdapter,
         examples: &[Example<'_>],
     ) -> Result<Tape, TrainError<B::Error>> {
         let mut tape = tape(learner, examples);
         self.make_room(&tape)?;
-        let notes = self.notes(learner, self.keep == Keep::All);
+        let notes = self.notes(learner, self.keep == SavedScope::All);
         let noted = self.noting(&tape, learner, notes, |pass, base, parts, batch| {
             let (deltas, kv) = parts;
             let mut tokens = tape.tokens.iter().flatten().copied();
@@ -158,7 +170,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
     /// The base layers' own.
     pub fn log_probabilities(
         &mut self,
-        learner: &Learner,
+        learner: &TrainableAdapter,
         tape: &Tape,
     ) -> Result<Vec<f32>, TrainError<B::Error>> {
         let mut all = Vec::with_capacity(tape.targets.len());
@@ -176,7 +188,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
     /// If a token is allowed that there is not.
     pub fn predictions(
         &mut self,
-        learner: &Learner,
+        learner: &TrainableAdapter,
         tape: &Tape,
         allowed: &[u32],
     ) -> Result<Vec<Prediction>, TrainError<B::Error>> {
@@ -188,9 +200,9 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
     /// Computes the logits of all targets, a tile at a time, and shows each tile to `seen`.
     fn each_tile(
         &mut self,
-        learner: &Learner,
+        learner: &TrainableAdapter,
         tape: &Tape,
-        mut seen: impl FnMut(&ModelConfig, &HeadRoom),
+        mut seen: impl FnMut(&ModelConfig, &HeadScratch),
     ) -> Result<(), TrainError<B::Error>> {
         let mut room = std::mem::take(&mut self.head);
         let dropouts = tape.row_dropouts();
@@ -211,10 +223,10 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
     /// The base layers' own, or a batch before this one failed. The gradients are undefined then.
     pub fn reverse(
         &mut self,
-        learner: &Learner,
+        learner: &TrainableAdapter,
         tape: Tape,
         loss: &mut dyn Loss,
-        mut turn: Turn<'_>,
+        mut turn: ReductionTurn<'_>,
     ) -> Result<(), TrainError<B::Error>> {
         self.make_room(&tape)?;
         self.room.residual.clear();
@@ -228,11 +240,11 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
     /// Back from there to the last place at which something learns.
     fn reverse_blocks(
         &mut self,
-        learner: &Learner,
+        learner: &TrainableAdapter,
         tape: Tape,
-        turn: &mut Turn<'_>,
+        turn: &mut ReductionTurn<'_>,
     ) -> Result<(), TrainError<B::Error>> {
-        let Some(last_block) = Place::first(&learner.method).layer() else { return Ok(()) };
+        let Some(last_block) = TrainableSite::first(&learner.method).layer() else { return Ok(()) };
         let Tape { layers, tokens, sequences, dropouts, .. } = tape;
         let frame = Tape { tokens, sequences, dropouts, ..Tape::default() };
         let dropouts = frame.row_dropouts();
@@ -250,10 +262,10 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
     /// Back from the targets to the residual stream behind the last block.
     fn reverse_head(
         &mut self,
-        learner: &Learner,
+        learner: &TrainableAdapter,
         tape: &Tape,
         loss: &mut dyn Loss,
-        turn: &mut Turn<'_>,
+        turn: &mut ReductionTurn<'_>,
     ) -> Result<(), TrainError<B::Error>> {
         let mut room = std::mem::take(&mut self.head);
         let dropouts = tape.row_dropouts();
@@ -277,12 +289,12 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
     /// Runs a block once more, for what was not kept of it.
     fn again(
         &mut self,
-        learner: &Learner,
+        learner: &TrainableAdapter,
         tape: &Tape,
         layer: usize,
-        kept: LayerNotes,
-    ) -> Result<LayerNotes, TrainError<B::Error>> {
-        let notes = Notes { residual: kept.residual, ..self.notes(learner, true) };
+        kept: LayerActivations,
+    ) -> Result<LayerActivations, TrainError<B::Error>> {
+        let notes = SavedActivations { residual: kept.residual, ..self.notes(learner, true) };
         let mut noted = self.noting(tape, learner, notes, |pass, base, (deltas, kv), batch| {
             lay_out(pass.model, pass.compute, pass.scratch, batch).unwrap_or_else(|never| match never {});
             stand(pass.scratch, &deltas.notes.borrow().residual);
@@ -295,15 +307,15 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
     fn noting(
         &mut self,
         tape: &Tape,
-        learner: &Learner,
-        notes: Notes,
+        learner: &TrainableAdapter,
+        notes: SavedActivations,
         run: impl FnOnce(
             PassParts<'_>,
             &mut B,
-            (&mut NotingDeltas<'_, BatchDeltas<'_>>, &mut NotingKv<'_, PagedKv>),
+            (&mut RecordingDeltas<'_, BatchDeltas<'_>>, &mut RecordingKv<'_, PagedKv>),
             &[SequenceSlice<'_, PreparedAdapter>],
         ) -> Result<(), B::Error>,
-    ) -> Result<Notes, TrainError<B::Error>> {
+    ) -> Result<SavedActivations, TrainError<B::Error>> {
         let blocks = blocks(&tape.sequences);
         let batch = batch(tape, &blocks, learner);
         let (notes, found) = (RefCell::new(notes), AdapterRows::of(&batch));
@@ -311,8 +323,8 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         let (deltas, dropouts) =
             (BatchDeltas::new(config, None, &mut self.deltas, &found), &tape.row_dropouts());
         let dropping = Dropping { dropouts, method: &learner.method, config };
-        let mut deltas = NotingDeltas { model: &self.model, deltas, dropping, notes: &notes };
-        let mut kv = NotingKv { kv: &mut self.kv, notes: &notes };
+        let mut deltas = RecordingDeltas { model: &self.model, deltas, dropping, notes: &notes };
+        let mut kv = RecordingKv { kv: &mut self.kv, notes: &notes };
         let pass = PassParts { model: &self.model, compute: &mut self.compute, scratch: &mut self.scratch };
         run(pass, &mut self.base, (&mut deltas, &mut kv), &batch).map_err(TrainError::Base)?;
         drop(deltas);
@@ -320,13 +332,15 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
     }
 
     /// Notes of nothing yet.
-    fn notes(&self, learner: &Learner, is_whole: bool) -> Notes {
+    fn notes(&self, learner: &TrainableAdapter, is_whole: bool) -> SavedActivations {
         let scales_outputs = match &learner.method {
-            Method::Ia3(scales) => scales.vectors().iter().any(|vector| vector.side == Side::Output),
-            Method::Lora(_) | Method::Activated(..) | Method::Prefix(_) => false,
+            MethodWeights::Ia3(scales) => {
+                scales.vectors().iter().any(|vector| vector.side == ScaledSide::Output)
+            }
+            MethodWeights::Lora(_) | MethodWeights::Activated(..) | MethodWeights::Prefix(_) => false,
         };
-        Notes {
-            layers: (0..self.model.config.layers).map(|_| LayerNotes::default()).collect(),
+        SavedActivations {
+            layers: (0..self.model.config.layers).map(|_| LayerActivations::default()).collect(),
             residual: Vec::new(),
             is_whole,
             projected: scales_outputs || self.model.config.qk_norm,
@@ -344,8 +358,8 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         Ok(())
     }
 
-    fn head<'a>(&'a mut self, learner: &'a Learner, dropouts: &'a RowDropouts) -> Head<'a, B> {
-        Head {
+    fn head<'a>(&'a mut self, learner: &'a TrainableAdapter, dropouts: &'a RowDropouts) -> LmHeadPass<'a, B> {
+        LmHeadPass {
             model: &self.model,
             base: &mut self.base,
             device: &mut self.compute,
@@ -359,10 +373,10 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
 
     fn back<'a, 'g>(
         &'a mut self,
-        learner: &'a Learner,
+        learner: &'a TrainableAdapter,
         sequences: &'a [SequenceRows],
         dropouts: &'a RowDropouts,
-        turn: &'a mut Turn<'g>,
+        turn: &'a mut ReductionTurn<'g>,
     ) -> Reverse<'a, 'g, B> {
         Reverse {
             model: &self.model,
@@ -375,14 +389,14 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
             rows: &self.scratch.batch,
             sequences,
             dropouts,
-            first: Place::first(&learner.method),
+            first: TrainableSite::first(&learner.method),
         }
     }
 }
 
 /// What a pass runs with, besides base, deltas, keys and values.
 struct PassParts<'a> {
-    model: &'a Frame,
+    model: &'a ModelContext,
     compute: &'a mut Compute,
     scratch: &'a mut Scratch<Compute>,
 }

@@ -13,19 +13,19 @@ use std::{
     },
 };
 
-use super::{gradients::Gradients, place::Place};
+use super::{gradients::Gradients, place::TrainableSite};
 use crate::{
-    adapter::{LoraModule, Method, ScaleVector},
+    adapter::{LoraModule, MethodWeights, ScaleVector},
     shape::source::Target,
 };
 
 /// A batch before this one failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Halted;
+pub struct UpstreamFailed;
 
 /// The sums of what learns at a place.
 #[derive(Debug)]
-pub(super) enum Sums<'g> {
+pub(super) enum GradientSlice<'g> {
     /// For low-rank layers.
     LowRank(&'g mut [LoraModule]),
     /// For vectors that scale.
@@ -34,7 +34,7 @@ pub(super) enum Sums<'g> {
     Prefix(Vec<&'g mut [f32]>),
 }
 
-impl<'g> Sums<'g> {
+impl<'g> GradientSlice<'g> {
     /// Those for the factors of a low-rank layer.
     pub(super) fn module(&mut self, target: Target) -> &mut LoraModule {
         let Self::LowRank(modules) = self else { unreachable!("gradients are of the adapter's kind") };
@@ -57,39 +57,43 @@ impl<'g> Sums<'g> {
 
 impl Gradients {
     /// The turns of batches that add to these sums, in their order, as many as are asked for.
-    pub fn turns(&mut self) -> Turns<'_> {
+    pub fn turns(&mut self) -> ReductionQueue<'_> {
         let (to_first, next) = channel();
         for sums in self.by_place() {
             // The receiver is at hand.
             let _ = to_first.send(sums);
         }
-        Turns { next }
+        ReductionQueue { next }
     }
 
     /// The turn of a batch that is alone.
     ///
     /// # Panics
     /// Never: there are always more turns.
-    pub fn turn(&mut self) -> Turn<'_> {
+    pub fn turn(&mut self) -> ReductionTurn<'_> {
         self.turns().next().expect("there are always more")
     }
 
     /// All sums, in the order of the way back.
-    fn by_place(&mut self) -> Vec<(Place, Sums<'_>)> {
+    fn by_place(&mut self) -> Vec<(TrainableSite, GradientSlice<'_>)> {
         let mut sums: Vec<_> = match &mut self.0 {
-            Method::Lora(modules) | Method::Activated(modules, _) => {
-                let place = |module: &LoraModule| Place::of_target(module.layer, module.target);
+            MethodWeights::Lora(modules) | MethodWeights::Activated(modules, _) => {
+                let place = |module: &LoraModule| TrainableSite::of_target(module.layer, module.target);
                 let places = modules.chunk_by_mut(|a, b| place(a) == place(b));
-                places.map(|modules| (place(&modules[0]), Sums::LowRank(modules))).collect()
+                places.map(|modules| (place(&modules[0]), GradientSlice::LowRank(modules))).collect()
             }
-            Method::Ia3(scales) => {
-                let place = |vector: &ScaleVector| Place::of_target(vector.layer, vector.target);
+            MethodWeights::Ia3(scales) => {
+                let place = |vector: &ScaleVector| TrainableSite::of_target(vector.layer, vector.target);
                 let places = Arc::make_mut(scales).vectors_mut().chunk_by_mut(|a, b| place(a) == place(b));
-                places.map(|vectors| (place(&vectors[0]), Sums::Scales(vectors))).collect()
+                places.map(|vectors| (place(&vectors[0]), GradientSlice::Scales(vectors))).collect()
             }
-            Method::Prefix(prefix) => {
+            MethodWeights::Prefix(prefix) => {
                 let layers = Arc::make_mut(prefix).by_layer_mut().into_iter().enumerate();
-                layers.map(|(layer, tokens)| (Place::keys_and_values(layer), Sums::Prefix(tokens))).collect()
+                layers
+                    .map(|(layer, tokens)| {
+                        (TrainableSite::keys_and_values(layer), GradientSlice::Prefix(tokens))
+                    })
+                    .collect()
             }
         };
         sums.sort_by_key(|(place, _)| Reverse(*place));
@@ -99,38 +103,38 @@ impl Gradients {
 
 /// The turns of batches, in their order; see [`Gradients::turns`].
 #[derive(Debug)]
-pub struct Turns<'g> {
+pub struct ReductionQueue<'g> {
     /// Where the next batch gets its sums.
-    next: Receiver<(Place, Sums<'g>)>,
+    next: Receiver<(TrainableSite, GradientSlice<'g>)>,
 }
 
-impl<'g> Iterator for Turns<'g> {
-    type Item = Turn<'g>;
+impl<'g> Iterator for ReductionQueue<'g> {
+    type Item = ReductionTurn<'g>;
 
-    fn next(&mut self) -> Option<Turn<'g>> {
+    fn next(&mut self) -> Option<ReductionTurn<'g>> {
         let (to, next) = channel();
         let from = std::mem::replace(&mut self.next, next);
-        Some(Turn { from, to, held: None })
+        Some(ReductionTurn { from, to, held: None })
     }
 }
 
 /// A batch's turn at all sums, one place after the other.
 #[derive(Debug)]
-pub struct Turn<'g> {
+pub struct ReductionTurn<'g> {
     /// The batch before.
-    from: Receiver<(Place, Sums<'g>)>,
+    from: Receiver<(TrainableSite, GradientSlice<'g>)>,
     /// The batch behind, which there need not be.
-    to: Sender<(Place, Sums<'g>)>,
-    held: Option<(Place, Sums<'g>)>,
+    to: Sender<(TrainableSite, GradientSlice<'g>)>,
+    held: Option<(TrainableSite, GradientSlice<'g>)>,
 }
 
-impl<'g> Turn<'g> {
+impl<'g> ReductionTurn<'g> {
     /// The sums at `place`, where something learns, as soon as the batch before has added to them. Places are asked for in the
     /// order of the way back; of those that are left out the sums go on as they are.
-    pub(super) fn at(&mut self, place: Place) -> Result<&mut Sums<'g>, Halted> {
+    pub(super) fn at(&mut self, place: TrainableSite) -> Result<&mut GradientSlice<'g>, UpstreamFailed> {
         while self.held.as_ref().is_none_or(|(held, _)| *held > place) {
             self.go_on();
-            self.held = Some(self.from.recv().map_err(|_| Halted)?);
+            self.held = Some(self.from.recv().map_err(|_| UpstreamFailed)?);
         }
         let (held, sums) = self.held.as_mut().expect("it was just taken");
         assert!(*held == place, "the way back goes one way, and sums are where something learns");

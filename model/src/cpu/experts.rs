@@ -3,7 +3,7 @@
 use kernels::{Activations, LinearPart, elementwise::softmax_in_place, linear_unrounded};
 
 use super::Compute;
-use crate::forward::{Frame, Taken};
+use crate::forward::{ExpertRows, ModelContext};
 
 impl Compute {
     /// How probable each expert of `layer` is for each row of `normed`, `[rows, experts]`: the softmax of what the router says, in 32
@@ -11,7 +11,12 @@ impl Compute {
     ///
     /// # Panics
     /// If the layer has no experts.
-    pub(crate) fn probabilities(&mut self, model: &Frame, layer: usize, normed: &Activations) -> Vec<f32> {
+    pub(crate) fn probabilities(
+        &mut self,
+        model: &ModelContext,
+        layer: usize,
+        normed: &Activations,
+    ) -> Vec<f32> {
         let (router, experts) = model.router(layer).expect("a block with experts has a router");
         let mut probabilities = vec![0.0; normed.rows() * experts.count];
         let part = LinearPart { matrix: router, bias: None, column: 0 };
@@ -38,7 +43,7 @@ pub(crate) fn add_rows(from: &[f32], rows: &[u32], width: usize, sums: &mut [f32
 }
 
 /// Adds what an expert gave to the sums of its rows, each times its weight.
-pub(super) fn add_weighted(from: &[f32], taken: Taken<'_>, width: usize, sums: &mut [f32]) {
+pub(super) fn add_weighted(from: &[f32], taken: ExpertRows<'_>, width: usize, sums: &mut [f32]) {
     for ((&row, &weight), from) in taken.rows.iter().zip(taken.weights).zip(from.chunks_exact(width)) {
         let sums = &mut sums[row as usize * width..][..width];
         sums.iter_mut().zip(from).for_each(|(sum, value)| *sum += weight * value);

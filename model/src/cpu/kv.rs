@@ -5,7 +5,7 @@ use std::{convert::Infallible, io, sync::Arc};
 use ids::BlockId;
 use kernels::{
     Activations,
-    attention::{KvPool, KvShape, Limits, QkvLayout},
+    attention::{AttentionLimits, KvPool, KvShape, QkvLayout},
     blocks::BlockMemory,
 };
 
@@ -19,7 +19,7 @@ use crate::{
 pub struct PagedKv {
     pool: KvPool,
     /// Of each layer.
-    limits: Vec<Limits>,
+    limits: Vec<AttentionLimits>,
 }
 
 impl PagedKv {
@@ -27,7 +27,7 @@ impl PagedKv {
     ///
     /// # Errors
     /// There is no memory for them.
-    pub fn new(shape: KvShape, blocks: usize, limits: Vec<Limits>) -> io::Result<Self> {
+    pub fn new(shape: KvShape, blocks: usize, limits: Vec<AttentionLimits>) -> io::Result<Self> {
         Ok(Self { pool: KvPool::new(shape, blocks)?, limits })
     }
 

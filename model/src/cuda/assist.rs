@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use kernels::cuda::{CudaError, HostMapping, Pinned, board::Signal};
 
-use crate::deltas::assist::Job;
+use crate::deltas::assist::AssistJob;
 
 /// How whoever sums heads learns that a job's rows are there (CaraServe §4.2; CHECKLIST C-07).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub trait DeviceAssist: Debug + Send {
     ///
     /// # Errors
     ///
-    /// [`CudaError::Unanswered`] if any job of the pass was not computed, or the stream gave a wait for one up: what it
+    /// [`CudaError::UnansweredRequest`] if any job of the pass was not computed, or the stream gave a wait for one up: what it
     /// computed is worth nothing.
     fn end_pass(&mut self) -> Result<(), CudaError>;
 
@@ -44,7 +44,7 @@ pub trait DeviceAssist: Debug + Send {
     ///
     /// If its rows do not fit the slab or its sums not [`sums`](Self::sums): whoever posts cuts it by rows first. A
     /// group of any block's layers fits for all rows of a pass, and at least one row of the model's head.
-    fn post(&mut self, job: Job) -> u32;
+    fn post(&mut self, job: AssistJob) -> u32;
 
     /// Where the rows go, f32.
     fn slab(&self) -> &HostMapping;

@@ -7,7 +7,7 @@ use ids::BlockId;
 use kernels::{
     cuda::{
         BlockMemory,
-        lora::{CopyLane, RegisteredBytes, StagedAdapter, StagedMatrix},
+        lora::{RegisteredBytes, StagedAdapter, StagedMatrix, UploadQueue},
     },
     lora::LoraMatrix,
 };
@@ -26,7 +26,7 @@ pub struct CudaMemory {
     /// Keys and values lie in those that are not lent.
     pub pool: Arc<BlockMemory>,
     /// Who computes has it settle.
-    pub lane: Arc<CopyLane>,
+    pub lane: Arc<UploadQueue>,
 }
 
 impl DeviceMemory for CudaMemory {

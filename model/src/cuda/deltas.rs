@@ -4,25 +4,27 @@
 use std::sync::Arc;
 
 use kernels::{
-    Isa, Pool,
+    Isa, ThreadPool,
     attention::QkvLayout,
     cuda::{
-        CudaError, DeviceVec, Matrix, Stream,
-        board::{Await, NativeCopy, Spans, SumsPlace, add_sums, await_value, copy_and_signal, copy_native},
-        lora::{CopyLane, LoraPlan, LoraSegment, PlanShape, add_deltas},
+        CudaError, CudaStream, DeviceVec, Matrix,
+        board::{
+            NativeCopy, RowSpans, SumsTarget, WaitMethod, add_sums, await_value, copy_and_signal, copy_native,
+        },
+        lora::{LoraPlan, LoraSegment, PlanShape, UploadQueue, add_deltas},
         rows::{add_weighted, place, scale_columns},
     },
-    lora::NumberKind,
+    lora::ElementKind,
 };
 
 use super::{
     CudaDevice,
     assist::{DeviceAssist, Invocation},
     direct::DirectCopies,
-    plan::{Help, Planned, parts},
+    plan::{AssistedGroup, PlanRows, parts},
 };
 use crate::{
-    adapter::Side,
+    adapter::ScaledSide,
     cpu::Compute,
     deltas::{
         adapter_rows::{AdapterRows, EmbeddingRows, RowValues},
@@ -39,16 +41,16 @@ use crate::{
 pub(super) struct DeltaState {
     plan: LoraPlan,
     /// What the plan on the device is of; `None`: of nothing that could be met again.
-    planned: Option<Planned>,
+    planned: Option<PlanRows>,
     direct: DirectCopies,
     /// On which adapters come.
-    pub(super) lane: Arc<CopyLane>,
+    pub(super) lane: Arc<UploadQueue>,
     pub(super) assist: Option<Box<dyn DeviceAssist>>,
     /// Which rows travel to those who help: the tables of a pass, and what they hold.
-    spans: Vec<(Vec<(usize, usize)>, Spans)>,
+    spans: Vec<(Vec<(usize, usize)>, RowSpans)>,
     native: NativeCopy,
     /// How the stream waits for those who help.
-    waiting: Await,
+    waiting: WaitMethod,
     /// What computes heads of adapters' own.
     pub(super) host: Compute,
 }
@@ -58,30 +60,30 @@ pub(super) struct DeltaState {
 const WAIT_LIMIT_US: u32 = 30_000_000;
 
 impl DeltaState {
-    pub(super) fn new(stream: &Stream) -> Result<Self, CudaError> {
+    pub(super) fn new(stream: &CudaStream) -> Result<Self, CudaError> {
         let cuda = stream.cuda();
         Ok(Self {
             plan: LoraPlan::new(cuda)?,
             planned: None,
             direct: DirectCopies::default(),
-            lane: CopyLane::new(cuda)?,
+            lane: UploadQueue::new(cuda)?,
             assist: None,
             spans: Vec::new(),
             native: NativeCopy::new(cuda, 0)?,
-            waiting: Await::StreamMemory,
+            waiting: WaitMethod::StreamMemory,
             host: Compute {
-                pool: Pool::new(&[]).expect("a pool of the calling thread starts none"),
+                pool: ThreadPool::new(&[]).expect("a pool of the calling thread starts none"),
                 isa: Isa::best(),
             },
         })
     }
 
     /// Has the stream wait for the answer `number`. Where the device has no such wait of its own, a kernel waits.
-    fn wait(&mut self, stream: &Stream, number: u32) -> Result<(), CudaError> {
+    fn wait(&mut self, stream: &CudaStream, number: u32) -> Result<(), CudaError> {
         let Some(assist) = &self.assist else { return Err(CudaError::Unanswered) };
         match await_value(stream, assist.answered(), number, self.waiting) {
-            Err(CudaError::Refused { .. }) if self.waiting == Await::StreamMemory => {
-                self.waiting = Await::Kernel { limit_us: WAIT_LIMIT_US };
+            Err(CudaError::Refused { .. }) if self.waiting == WaitMethod::StreamMemory => {
+                self.waiting = WaitMethod::Kernel { limit_us: WAIT_LIMIT_US };
                 await_value(stream, assist.answered(), number, self.waiting)
             }
             waited => waited,
@@ -96,16 +98,16 @@ pub(super) struct CudaDeltas<'a> {
     state: &'a mut DeltaState,
     found: AdapterRows,
     /// By group, in the order of a pass; empty if nobody is asked anything.
-    help: Vec<Option<Help>>,
+    help: Vec<Option<AssistedGroup>>,
     has_scales: bool,
     /// The number of the job whose sums the group under way needs, and where they go.
-    posted: Option<(u32, Vec<SumsPlace>)>,
+    posted: Option<(u32, Vec<SumsTarget>)>,
 }
 
 impl<'a> CudaDeltas<'a> {
     /// Finds out what the device has of the batch's adapters now, and writes the plan of the whole pass.
     pub(super) fn new(
-        stream: &Stream,
+        stream: &CudaStream,
         config: &'a ModelConfig,
         state: &'a mut DeltaState,
         batch: &[SequenceSlice<'_, PreparedAdapter>],
@@ -139,7 +141,7 @@ impl<'a> CudaDeltas<'a> {
         (!self.found.rows.is_empty()).then(|| self.state.plan.shape().clone())
     }
 
-    fn plan(&mut self, stream: &Stream) -> Result<(), CudaError> {
+    fn plan(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
         if self.found.rows.is_empty() {
             return Ok(());
         }
@@ -149,7 +151,7 @@ impl<'a> CudaDeltas<'a> {
             self.tally();
             return Ok(());
         }
-        let mut help: Vec<Option<Help>> = Vec::new();
+        let mut help: Vec<Option<AssistedGroup>> = Vec::new();
         let mut segments: Vec<Vec<LoraSegment<'_>>> = Vec::new();
         for (layer, group) in model_groups(self.config) {
             let (of_device, of_others) = parts(self.config, &self.found, layer, group);
@@ -163,22 +165,26 @@ impl<'a> CudaDeltas<'a> {
             self.help = help;
         } else {
             // A plan that has others help is not met again, even if the rest has arrived while it was written.
-            self.state.planned = Planned::of(&self.found);
+            self.state.planned = PlanRows::of(&self.found);
         }
         self.tally();
         Ok(())
     }
 
     /// Writes which rows travel, once for all groups of which the same do.
-    fn write_spans(&mut self, stream: &Stream, help: &mut [Option<Help>]) -> Result<(), CudaError> {
+    fn write_spans(
+        &mut self,
+        stream: &CudaStream,
+        help: &mut [Option<AssistedGroup>],
+    ) -> Result<(), CudaError> {
         let tables = &mut self.state.spans;
         let mut written = 0;
-        for Help { spans, table, .. } in help.iter_mut().flatten() {
+        for AssistedGroup { spans, table, .. } in help.iter_mut().flatten() {
             let known = tables[..written].iter().position(|(known, _)| known == spans);
             *table = known.unwrap_or(written);
             if known.is_none() {
                 if tables.len() == written {
-                    tables.push((Vec::new(), Spans::new(stream.cuda())?));
+                    tables.push((Vec::new(), RowSpans::new(stream.cuda())?));
                 }
                 let (rows, table) = &mut tables[written];
                 rows.clone_from(spans);
@@ -212,7 +218,7 @@ impl<'a> CudaDeltas<'a> {
         device: &CudaDevice,
         layer: usize,
         group: LinearGroup,
-        side: Side,
+        side: ScaledSide,
         values: &mut Matrix,
     ) -> Result<(), CudaError> {
         if !self.has_scales {
@@ -224,7 +230,7 @@ impl<'a> CudaDeltas<'a> {
             for &(target, column) in &targets {
                 let Some(factors) = copy.factors(layer, target, side) else { continue };
                 // Inputs that are scaled are one layer's alone.
-                let column = if side == Side::Input { 0 } else { column };
+                let column = if side == ScaledSide::Input { 0 } else { column };
                 let rows = run.first_row..run.first_row + run.rows;
                 scale_columns(device.stream(), values, rows, column, factors)?;
             }
@@ -247,8 +253,8 @@ impl<'a> CudaDeltas<'a> {
 }
 
 /// Adds values to rows.
-fn add_rows(stream: &Stream, added: &RowValues, to: &mut Matrix) -> Result<(), CudaError> {
-    let mut values = Matrix::new(stream.cuda(), NumberKind::F32)?;
+fn add_rows(stream: &CudaStream, added: &RowValues, to: &mut Matrix) -> Result<(), CudaError> {
+    let mut values = Matrix::new(stream.cuda(), ElementKind::F32)?;
     values.reshape(added.rows.len(), to.width())?;
     values.upload(stream, 0, &added.values)?;
     let ones = DeviceVec::from_slice(stream, &vec![1.0; added.rows.len()])?;
@@ -284,7 +290,7 @@ impl Deltas<CudaDevice> for CudaDeltas<'_> {
         group: LinearGroup,
         x: &mut Matrix,
     ) -> Result<(), CudaError> {
-        self.scale(device, layer, group, Side::Input, x)
+        self.scale(device, layer, group, ScaledSide::Input, x)
     }
 
     fn place_prefix(
@@ -314,7 +320,8 @@ impl Deltas<CudaDevice> for CudaDeltas<'_> {
         x: &Matrix,
     ) -> Result<(), CudaError> {
         let index = self.index(layer, group);
-        let Some(Help { job, table, answers, .. }) = self.help.get_mut(index).and_then(Option::take) else {
+        let Some(AssistedGroup { job, table, answers, .. }) = self.help.get_mut(index).and_then(Option::take)
+        else {
             return Ok(());
         };
         // Without anybody who helps, nobody would answer.
@@ -341,7 +348,7 @@ impl Deltas<CudaDevice> for CudaDeltas<'_> {
         x: &Matrix,
         out: &mut Matrix,
     ) -> Result<(), CudaError> {
-        self.scale(device, layer, group, Side::Output, out)?;
+        self.scale(device, layer, group, ScaledSide::Output, out)?;
         let stream = device.stream();
         if group == LinearGroup::Head && self.found.have_own_heads() {
             let inputs = x.to_vec(stream)?;

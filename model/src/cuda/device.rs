@@ -5,20 +5,22 @@ use std::{mem, sync::Arc};
 use kernels::{
     attention::{KvRows, QkvLayout},
     cuda::{
-        BlockMemory, CudaError, DeviceVec, Matrix, Stream,
+        BlockMemory, CudaError, CudaStream, DeviceVec, Matrix,
         attention::RowTable,
         gate::gate_mul,
         norm::{Norm, add_copy, add_norm, norm_in_place},
         rope::{Rotation, rotate},
         rows::{cap, gather, scale_columns},
     },
-    lora::NumberKind,
+    lora::ElementKind,
 };
 
 use super::experts::DeviceExperts;
 use crate::{
-    forward::{Device, ExpertScratch, Frame, NormSite, Norms, Room, Routing, Scratch, Taken},
-    shape::config::Reach,
+    forward::{
+        Device, ExpertRows, ExpertScratch, ModelContext, NormSite, Norms, Routing, Scratch, ScratchBuffer,
+    },
+    shape::config::AttentionReach,
 };
 
 /// Whether a pass writes the tables of its batch, or finds them written.
@@ -33,9 +35,9 @@ pub(super) enum Tables {
 /// A GPU as the device of a pass.
 #[derive(Debug)]
 pub struct CudaDevice {
-    stream: Stream,
+    stream: CudaStream,
     /// How activations are kept between linear layers.
-    kind: NumberKind,
+    kind: ElementKind,
     layout: QkvLayout,
     /// Blocks that the batches' tables point into.
     pool: Arc<BlockMemory>,
@@ -69,7 +71,7 @@ struct DeviceNorms {
 }
 
 impl DeviceNorms {
-    fn upload(stream: &Stream, norms: &Norms) -> Result<Self, CudaError> {
+    fn upload(stream: &CudaStream, norms: &Norms) -> Result<Self, CudaError> {
         let all = |vectors: &[Vec<f32>]| -> Result<Vec<_>, CudaError> {
             vectors.iter().map(|vector| DeviceVec::from_slice(stream, vector)).collect()
         };
@@ -97,9 +99,13 @@ impl DeviceNorms {
 
 impl CudaDevice {
     /// Brings what a pass needs of the frame to the device.
-    pub(super) fn new(pool: &Arc<BlockMemory>, model: &Frame, kind: NumberKind) -> Result<Self, CudaError> {
+    pub(super) fn new(
+        pool: &Arc<BlockMemory>,
+        model: &ModelContext,
+        kind: ElementKind,
+    ) -> Result<Self, CudaError> {
         let cuda = pool.cuda();
-        let stream = Stream::new(cuda)?;
+        let stream = CudaStream::new(cuda)?;
         let frequencies = |reach| DeviceVec::from_slice(&stream, model.rope.frequencies(reach));
         let scales = |factor: Option<f32>| {
             let factors = factor.map(|factor| vec![factor; model.config.hidden_size]);
@@ -111,13 +117,13 @@ impl CudaDevice {
             layout: model.qkv_layout(),
             pool: Arc::clone(pool),
             norms: DeviceNorms::upload(&stream, &model.norms)?,
-            frequencies: [frequencies(Reach::Global)?, frequencies(Reach::Local)?],
+            frequencies: [frequencies(AttentionReach::Global)?, frequencies(AttentionReach::Local)?],
             embedding_scale: scales(traits.embedding_scale)?,
             update_scale: scales(traits.update_scale)?,
             tables: Tables::Write,
             tokens: DeviceVec::new(cuda, 0)?,
             kept: DeviceVec::new(cuda, 0)?,
-            spare_residual: Matrix::new(cuda, NumberKind::F32)?,
+            spare_residual: Matrix::new(cuda, ElementKind::F32)?,
             spare_update: Matrix::new(cuda, kind)?,
             experts: DeviceExperts::new(&stream, model, kind)?,
             stream,
@@ -125,12 +131,12 @@ impl CudaDevice {
     }
 
     /// Where the pass is enqueued.
-    pub(super) fn stream(&self) -> &Stream {
+    pub(super) fn stream(&self) -> &CudaStream {
         &self.stream
     }
 
     /// How activations are kept between linear layers.
-    pub(super) fn kind(&self) -> NumberKind {
+    pub(super) fn kind(&self) -> ElementKind {
         self.kind
     }
 
@@ -147,14 +153,14 @@ impl CudaDevice {
         self.stream.write(&tokens.collect::<Vec<_>>(), &mut self.tokens)
     }
 
-    fn new_matrix(&self, kind: NumberKind) -> Result<Matrix, CudaError> {
+    fn new_matrix(&self, kind: ElementKind) -> Result<Matrix, CudaError> {
         Matrix::new(self.stream.cuda(), kind)
     }
 }
 
 /// Multiplies all rows with a model's factors.
 fn scale_rows(
-    stream: &Stream,
+    stream: &CudaStream,
     values: &mut Matrix,
     factors: Option<&DeviceVec<f32>>,
 ) -> Result<(), CudaError> {
@@ -172,7 +178,7 @@ impl Device for CudaDevice {
 
     fn scratch(&self) -> Result<Scratch<Self>, CudaError> {
         Ok(Scratch {
-            residual: self.new_matrix(NumberKind::F32)?,
+            residual: self.new_matrix(ElementKind::F32)?,
             update: self.new_matrix(self.kind)?,
             normed: self.new_matrix(self.kind)?,
             qkv: self.new_matrix(self.kind)?,
@@ -184,7 +190,7 @@ impl Device for CudaDevice {
                 gate_up: self.new_matrix(self.kind)?,
                 gated: self.new_matrix(self.kind)?,
                 outputs: self.new_matrix(self.kind)?,
-                sums: self.new_matrix(NumberKind::F32)?,
+                sums: self.new_matrix(ElementKind::F32)?,
                 routing: Routing::default(),
             },
             batch: RowTable::new(&self.pool, self.layout)?,
@@ -194,7 +200,7 @@ impl Device for CudaDevice {
 
     fn lay_out(
         &mut self,
-        _model: &Frame,
+        _model: &ModelContext,
         sequences: &[KvRows<'_>],
         trunks: &[KvRows<'_>],
         batch: &mut RowTable,
@@ -206,17 +212,17 @@ impl Device for CudaDevice {
         }
     }
 
-    fn reshape(&mut self, room: Room<'_, Self>, rows: usize, width: usize) -> Result<(), CudaError> {
+    fn reshape(&mut self, room: ScratchBuffer<'_, Self>, rows: usize, width: usize) -> Result<(), CudaError> {
         match room {
-            Room::Residual(matrix) | Room::Inputs(matrix) | Room::Outputs(matrix) => {
-                matrix.reshape(rows, width)
-            }
+            ScratchBuffer::Residual(matrix)
+            | ScratchBuffer::Inputs(matrix)
+            | ScratchBuffer::Outputs(matrix) => matrix.reshape(rows, width),
         }
     }
 
     fn add_norm(
         &mut self,
-        model: &Frame,
+        model: &ModelContext,
         site: NormSite,
         residual: &mut Matrix,
         update: Option<&Matrix>,
@@ -239,7 +245,12 @@ impl Device for CudaDevice {
         scale_rows(&self.stream, update, self.update_scale.as_ref())
     }
 
-    fn norm_update(&mut self, model: &Frame, site: NormSite, update: &mut Matrix) -> Result<(), CudaError> {
+    fn norm_update(
+        &mut self,
+        model: &ModelContext,
+        site: NormSite,
+        update: &mut Matrix,
+    ) -> Result<(), CudaError> {
         match self.norms.get(site) {
             Some(weight) => {
                 norm_in_place(&self.stream, update, 0, Norm { weight, eps: model.config.norm_eps })
@@ -250,7 +261,7 @@ impl Device for CudaDevice {
 
     fn rotate(
         &mut self,
-        model: &Frame,
+        model: &ModelContext,
         layer: usize,
         qkv: &mut Matrix,
         batch: &RowTable,
@@ -266,18 +277,18 @@ impl Device for CudaDevice {
             }
         }
         let [global, local] = &self.frequencies;
-        let frequencies = if model.config.reach(layer) == Reach::Global { global } else { local };
+        let frequencies = if model.config.reach(layer) == AttentionReach::Global { global } else { local };
         let by = Rotation { positions: batch.positions(), frequencies, magnitude: model.rope.magnitude() };
         rotate(&self.stream, qkv, layout, by, query, key, scale)
     }
 
-    fn gate(&mut self, model: &Frame, gate_up: &Matrix, out: &mut Matrix) -> Result<(), CudaError> {
+    fn gate(&mut self, model: &ModelContext, gate_up: &Matrix, out: &mut Matrix) -> Result<(), CudaError> {
         gate_mul(&self.stream, model.config.traits.gate, gate_up, out)
     }
 
     fn route(
         &mut self,
-        model: &Frame,
+        model: &ModelContext,
         layer: usize,
         normed: &Matrix,
         routing: &mut Routing,
@@ -294,7 +305,12 @@ impl Device for CudaDevice {
         sums.clear(&self.stream)
     }
 
-    fn add_weighted(&mut self, from: &Matrix, taken: Taken<'_>, sums: &mut Matrix) -> Result<(), CudaError> {
+    fn add_weighted(
+        &mut self,
+        from: &Matrix,
+        taken: ExpertRows<'_>,
+        sums: &mut Matrix,
+    ) -> Result<(), CudaError> {
         self.experts.add_weighted(&self.stream, from, taken, sums)
     }
 

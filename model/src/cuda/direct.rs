@@ -5,10 +5,10 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use kernels::cuda::{CudaError, DeviceVec, Stream};
+use kernels::cuda::{CudaError, CudaStream, DeviceVec};
 
 use crate::{
-    adapter::{Prefix, Scales, Side},
+    adapter::{Prefix, ScaledSide, Scales},
     deltas::prepared::PreparedAdapter,
     shape::source::Target,
 };
@@ -26,7 +26,7 @@ pub(super) struct DirectCopy {
 #[derive(Debug)]
 struct Scale {
     place: (usize, Target),
-    side: Side,
+    side: ScaledSide,
     factors: DeviceVec<f32>,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct DevicePrefix {
 }
 
 impl DevicePrefix {
-    fn upload(stream: &Stream, prefix: &Prefix) -> Result<Self, CudaError> {
+    fn upload(stream: &CudaStream, prefix: &Prefix) -> Result<Self, CudaError> {
         let rows = (0..prefix.layers).flat_map(|layer| (0..prefix.tokens).map(move |token| (token, layer)));
         let values: Vec<f32> =
             rows.flat_map(|(token, layer)| prefix.keys_and_values(token, layer).iter().copied()).collect();
@@ -55,7 +55,7 @@ impl DevicePrefix {
 }
 
 impl DirectCopy {
-    fn upload(stream: &Stream, adapter: &Arc<PreparedAdapter>) -> Result<Self, CudaError> {
+    fn upload(stream: &CudaStream, adapter: &Arc<PreparedAdapter>) -> Result<Self, CudaError> {
         let vectors = adapter.scales().map_or(&[][..], Scales::vectors);
         // A DoRA over a layer with a bias has some, and needs a base in the host's memory.
         assert!(!adapter.scales().is_some_and(Scales::have_offsets), "offsets are not added on a device");
@@ -72,7 +72,7 @@ impl DirectCopy {
     }
 
     /// What scales this side of a linear layer.
-    pub(super) fn factors(&self, layer: usize, target: Target, side: Side) -> Option<&DeviceVec<f32>> {
+    pub(super) fn factors(&self, layer: usize, target: Target, side: ScaledSide) -> Option<&DeviceVec<f32>> {
         let at = self.scales.binary_search_by_key(&(layer, target), |scale| scale.place).ok()?;
         let scale = self.scales.get(at)?;
         (scale.side == side).then_some(&scale.factors)
@@ -98,7 +98,11 @@ fn name(adapter: &Arc<PreparedAdapter>) -> usize {
 
 impl DirectCopies {
     /// Sees to it that the adapter's small parts are on the device, and forgets those of adapters that are gone.
-    pub(super) fn bring(&mut self, stream: &Stream, adapter: &Arc<PreparedAdapter>) -> Result<(), CudaError> {
+    pub(super) fn bring(
+        &mut self,
+        stream: &CudaStream,
+        adapter: &Arc<PreparedAdapter>,
+    ) -> Result<(), CudaError> {
         if adapter.scales().is_none() && adapter.prefix().is_none() {
             return Ok(());
         }

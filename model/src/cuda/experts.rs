@@ -4,20 +4,20 @@
 //! decides what is launched. So a pass of a mixture waits once in each block, and is not recorded.
 
 use kernels::{
-    Isa, Pool, TensorType,
+    Isa, TensorType, ThreadPool,
     cuda::{
-        CudaError, DeviceVec, Matrix, Stream,
+        CudaError, CudaStream, DeviceVec, Matrix,
         linear::{LinearPart, Workspace, linear},
         norm::add_copy,
         rows::{add_weighted, gather},
         weight::Weight,
     },
     elementwise::softmax_in_place,
-    lora::NumberKind,
+    lora::ElementKind,
 };
 
 use crate::{
-    forward::{Frame, Routing, Taken},
+    forward::{ExpertRows, ModelContext, Routing},
     shape::experts::Experts,
 };
 
@@ -34,7 +34,7 @@ pub(super) struct DeviceExperts {
     spare: Matrix,
     /// The host's.
     probabilities: Vec<f32>,
-    pool: Pool,
+    pool: ThreadPool,
     /// Rows of an expert, and their weights.
     rows: DeviceVec<u32>,
     weights: DeviceVec<f32>,
@@ -42,7 +42,11 @@ pub(super) struct DeviceExperts {
 
 impl DeviceExperts {
     /// Brings the routers of a model to the device.
-    pub(super) fn new(stream: &Stream, model: &Frame, kind: NumberKind) -> Result<Self, CudaError> {
+    pub(super) fn new(
+        stream: &CudaStream,
+        model: &ModelContext,
+        kind: ElementKind,
+    ) -> Result<Self, CudaError> {
         let cuda = stream.cuda();
         let router = |layer| {
             let Some((router, _)) = model.router(layer) else { return Ok(None) };
@@ -55,11 +59,11 @@ impl DeviceExperts {
         Ok(Self {
             routers: (0..model.config.layers).map(router).collect::<Result<_, CudaError>>()?,
             workspace: Workspace::new(cuda, None),
-            exact: Matrix::new(cuda, NumberKind::F32)?,
-            logits: Matrix::new(cuda, NumberKind::F32)?,
+            exact: Matrix::new(cuda, ElementKind::F32)?,
+            logits: Matrix::new(cuda, ElementKind::F32)?,
             spare: Matrix::new(cuda, kind)?,
             probabilities: Vec::new(),
-            pool: Pool::new(&[]).expect("a pool of the calling thread starts none"),
+            pool: ThreadPool::new(&[]).expect("a pool of the calling thread starts none"),
             rows: DeviceVec::new(cuda, 0)?,
             weights: DeviceVec::new(cuda, 0)?,
         })
@@ -68,7 +72,7 @@ impl DeviceExperts {
     /// Sorts the rows of `normed` by the experts of `layer` that they take.
     pub(super) fn route(
         &mut self,
-        stream: &Stream,
+        stream: &CudaStream,
         layer: usize,
         experts: &Experts,
         normed: &Matrix,
@@ -94,7 +98,7 @@ impl DeviceExperts {
     /// `out` = the rows of `from` that `rows` names.
     pub(super) fn take_some(
         &mut self,
-        stream: &Stream,
+        stream: &CudaStream,
         from: &Matrix,
         rows: &[u32],
         out: &mut Matrix,
@@ -106,9 +110,9 @@ impl DeviceExperts {
     /// Adds what an expert gave to the sums of its rows, each times its weight.
     pub(super) fn add_weighted(
         &mut self,
-        stream: &Stream,
+        stream: &CudaStream,
         from: &Matrix,
-        taken: Taken<'_>,
+        taken: ExpertRows<'_>,
         sums: &mut Matrix,
     ) -> Result<(), CudaError> {
         stream.write(taken.rows, &mut self.rows)?;

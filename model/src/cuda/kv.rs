@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use ids::BlockId;
 use kernels::{
-    attention::{KvShape, Limits, QkvLayout},
+    attention::{AttentionLimits, KvShape, QkvLayout},
     cuda::{
-        BlockMemory, Cuda, CudaError, Matrix, Stream,
+        BlockMemory, Cuda, CudaError, CudaStream, Matrix,
         attention::{KvPool, RowTable},
     },
 };
@@ -19,7 +19,7 @@ use crate::forward::KvStore;
 pub(super) struct CudaKv {
     pool: KvPool,
     /// Of each layer.
-    limits: Vec<Limits>,
+    limits: Vec<AttentionLimits>,
 }
 
 impl CudaKv {
@@ -28,7 +28,7 @@ impl CudaKv {
         cuda: &Arc<Cuda>,
         shape: KvShape,
         blocks: usize,
-        limits: Vec<Limits>,
+        limits: Vec<AttentionLimits>,
     ) -> Result<Self, CudaError> {
         Ok(Self { pool: KvPool::new(cuda, shape, blocks)?, limits })
     }
@@ -51,7 +51,7 @@ impl CudaKv {
     /// Copies what a block holds.
     pub(super) fn read_block(
         &self,
-        stream: &Stream,
+        stream: &CudaStream,
         block: BlockId,
         bytes: &mut [u8],
     ) -> Result<(), CudaError> {
@@ -61,7 +61,7 @@ impl CudaKv {
     /// Replaces what a block holds.
     pub(super) fn write_block(
         &mut self,
-        stream: &Stream,
+        stream: &CudaStream,
         block: BlockId,
         bytes: &[u8],
     ) -> Result<(), CudaError> {

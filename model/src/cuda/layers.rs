@@ -5,21 +5,21 @@ use std::sync::Arc;
 use kernels::{
     Activations,
     cuda::{
-        CudaError, DeviceVec, Matrix, Stream,
+        CudaError, CudaStream, DeviceVec, Matrix,
         embed::embed,
         linear::{LinearPart, Workspace, linear, linear_transposed},
-        ring::{RingPart, RingScratch, linear_ring, linear_ring_transposed},
+        ring::{ModularPart, ModularScratch, linear_ring, linear_ring_transposed},
         rows::{append_rows, split_rows},
         weight::Weight,
     },
-    lora::NumberKind,
+    lora::ElementKind,
 };
 
 use super::CudaDevice;
 use crate::{
     forward::{BaseLayers, LinearGroup},
     shape::config::ModelConfig,
-    sites::{Company, EvaluateError, EvaluateSites, Site, SiteCall, SiteId, SiteOp, SitePath},
+    sites::{EvaluateError, EvaluateSites, PassHooks, Site, SiteCall, SiteId, SiteOp, SitePath},
 };
 
 /// Rows that a call is not cut below where memory is short.
@@ -78,7 +78,7 @@ impl CudaLayers {
     /// Evaluates `call` for the rows of `x`, whatever their kind.
     fn evaluate(
         &self,
-        stream: &Stream,
+        stream: &CudaStream,
         workspace: &mut Workspace,
         call: SiteCall,
         x: &Matrix,
@@ -96,8 +96,8 @@ impl CudaLayers {
     /// Evaluates `call` for the rows of whole numbers of `x`.
     fn evaluate_ring(
         &self,
-        stream: &Stream,
-        scratch: &mut RingScratch,
+        stream: &CudaStream,
+        scratch: &mut ModularScratch,
         call: SiteCall,
         x: &Matrix,
         out: &mut Matrix,
@@ -108,7 +108,7 @@ impl CudaLayers {
         let (exponent, modulus) = (ring.weight_exponent, room.modulus);
         let mut parts = Vec::new();
         for (CudaLinear { weight, unit, .. }, column) in self.columns(call) {
-            parts.push(RingPart { weight, unit: *unit, column });
+            parts.push(ModularPart { weight, unit: *unit, column });
         }
         match call.op {
             SiteOp::Backward => linear_ring_transposed(stream, scratch, modulus, x, &parts, exponent, out),
@@ -123,7 +123,7 @@ impl CudaLayers {
 #[derive(Debug)]
 pub(super) struct LinearScratch {
     workspace: Workspace,
-    ring: RingScratch,
+    ring: ModularScratch,
     /// Rows of split clients on the host, as they come, and as they go.
     guests: Activations,
     answers: Vec<f32>,
@@ -137,16 +137,20 @@ pub(super) struct LinearScratch {
 }
 
 impl LinearScratch {
-    pub(super) fn new(stream: &Stream, workspace: Workspace, kind: NumberKind) -> Result<Self, CudaError> {
+    pub(super) fn new(
+        stream: &CudaStream,
+        workspace: Workspace,
+        kind: ElementKind,
+    ) -> Result<Self, CudaError> {
         let matrix = |kind| Matrix::new(stream.cuda(), kind);
         Ok(Self {
             workspace,
-            ring: RingScratch::new(stream)?,
+            ring: ModularScratch::new(stream)?,
             guests: Activations::default(),
             answers: Vec::new(),
             fast: matrix(kind)?,
-            exact: matrix(NumberKind::F32)?,
-            out: matrix(NumberKind::F32)?,
+            exact: matrix(ElementKind::F32)?,
+            out: matrix(ElementKind::F32)?,
             together: matrix(kind)?,
         })
     }
@@ -154,34 +158,34 @@ impl LinearScratch {
 
 /// Base layers of a pass that others may join.
 #[derive(Debug)]
-pub(super) struct JoinedCuda<'a> {
+pub(super) struct CoBatchedCuda<'a> {
     pub(super) layers: &'a CudaLayers,
     pub(super) scratch: &'a mut LinearScratch,
-    pub(super) company: Guests<'a>,
+    pub(super) company: OptionalHooks<'a>,
 }
 
 /// Whose rows may join a pass.
-pub(super) enum Guests<'a> {
+pub(super) enum OptionalHooks<'a> {
     /// Nobody's.
     None,
     /// Those of split clients.
-    Some(&'a mut dyn Company),
+    Some(&'a mut dyn PassHooks),
 }
 
-impl std::fmt::Debug for Guests<'_> {
+impl std::fmt::Debug for OptionalHooks<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(if matches!(self, Self::None) { "None" } else { "Some" })
     }
 }
 
-impl JoinedCuda<'_> {
+impl CoBatchedCuda<'_> {
     /// Takes in the rows of those who wait for this call; says how many.
     fn join(&mut self, device: &CudaDevice, call: SiteCall, width: usize) -> usize {
-        let Guests::Some(company) = &mut self.company else { return 0 };
+        let OptionalHooks::Some(company) = &mut self.company else { return 0 };
         if !company.is_waiting() {
             return 0;
         }
-        let mut lent = LentCuda { layers: self.layers, scratch: &mut *self.scratch, device };
+        let mut lent = CudaSites { layers: self.layers, scratch: &mut *self.scratch, device };
         company.before_site(call.site, &mut lent);
         let guests = &mut self.scratch.guests;
         guests.reshape(0, width);
@@ -211,14 +215,14 @@ impl JoinedCuda<'_> {
         answers.resize(joined * out.width(), 0.0);
         split_rows(stream, all, answers)?;
         out.copy_head(stream, all)?;
-        if let Guests::Some(company) = &mut self.company {
+        if let OptionalHooks::Some(company) = &mut self.company {
             company.part(answers);
         }
         Ok(())
     }
 }
 
-impl JoinedCuda<'_> {
+impl CoBatchedCuda<'_> {
     /// The same where there is no memory for all rows at once: the pass's own, then those that joined.
     fn evaluate_apart(
         &mut self,
@@ -232,10 +236,10 @@ impl JoinedCuda<'_> {
         let guests = std::mem::take(&mut self.scratch.guests);
         let mut answers = std::mem::take(&mut self.scratch.answers);
         answers.resize(joined * out.width(), 0.0);
-        let mut lent = LentCuda { layers: self.layers, scratch: &mut *self.scratch, device };
+        let mut lent = CudaSites { layers: self.layers, scratch: &mut *self.scratch, device };
         let evaluated = lent.evaluate_in_parts(call, guests.values(), (x.width(), out.width()), &mut answers);
         if evaluated.is_ok()
-            && let Guests::Some(company) = &mut self.company
+            && let OptionalHooks::Some(company) = &mut self.company
         {
             company.part(&answers);
         }
@@ -244,7 +248,7 @@ impl JoinedCuda<'_> {
     }
 }
 
-impl BaseLayers<CudaDevice> for JoinedCuda<'_> {
+impl BaseLayers<CudaDevice> for CoBatchedCuda<'_> {
     type Error = CudaError;
 
     fn linear(
@@ -284,13 +288,13 @@ impl BaseLayers<CudaDevice> for JoinedCuda<'_> {
 
 /// The sites of a device, for calls that stand alone.
 #[derive(Debug)]
-pub(super) struct LentCuda<'a> {
+pub(super) struct CudaSites<'a> {
     pub(super) layers: &'a CudaLayers,
     pub(super) scratch: &'a mut LinearScratch,
     pub(super) device: &'a CudaDevice,
 }
 
-impl LentCuda<'_> {
+impl CudaSites<'_> {
     /// Evaluates `call` for rows of so many inputs and outputs, in words of 32 bits: all at once, or fewer at a time where memory is short.
     fn evaluate_in_parts(
         &mut self,
@@ -342,7 +346,7 @@ impl LentCuda<'_> {
     }
 }
 
-impl LentCuda<'_> {
+impl CudaSites<'_> {
     /// As [`EvaluateSites::evaluate`], with the device's own error.
     pub(super) fn evaluate_here(
         &mut self,
@@ -364,7 +368,7 @@ impl From<CudaError> for EvaluateError {
     }
 }
 
-impl EvaluateSites for LentCuda<'_> {
+impl EvaluateSites for CudaSites<'_> {
     fn sites(&self) -> &[Site] {
         &self.layers.sites
     }

@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use ids::BlockId;
 use kernels::{
-    Activations, Pool,
+    Activations, ThreadPool,
     cuda::{
-        Cuda, CudaError, Matrix, Stream,
+        Cuda, CudaError, CudaStream, Matrix,
         attention::KvPool,
         blas::Blas,
         linear::Workspace,
-        sample::{Choice, Chosen, ChosenToken, Report, choose},
+        sample::{ChoiceReport, ChosenToken, ChosenTokens, TokenChoice, choose},
     },
-    lora::{LoraPrecision, NumberKind},
+    lora::{ElementKind, LoraPrecision},
 };
 
 use super::{
@@ -22,18 +22,18 @@ use super::{
     deltas::{CudaDeltas, DeltaState},
     device::Tables,
     kv::CudaKv,
-    layers::{CudaLayers, Guests, JoinedCuda, LentCuda, LinearScratch},
-    records::{Records, StepShape},
+    layers::{CoBatchedCuda, CudaLayers, CudaSites, LinearScratch, OptionalHooks},
+    records::{GraphCache, StepShape},
 };
 use crate::{
     deltas::prepared::PreparedAdapter,
     forward::{
-        BatchRows, Device as _, ForwardPass, Frame, LogitRows, Scratch, SequenceSlice, make_room, run,
+        BatchRows, Device as _, ForwardPass, LogitRows, ModelContext, Scratch, SequenceSlice, make_room, run,
     },
     resident::KvDtype,
-    sampling::{Draw, Drawn, Probability},
+    sampling::{Drawn, Probability, TokenDraw},
     shape::config::ModelConfig,
-    sites::{Company, EvaluateError, EvaluateSites, Site, SiteCall},
+    sites::{EvaluateError, EvaluateSites, PassHooks, Site, SiteCall},
     weights::WeightsError,
 };
 
@@ -73,7 +73,7 @@ pub struct CudaOptions {
 #[derive(Debug)]
 pub struct CudaModel {
     cuda: Arc<Cuda>,
-    frame: Frame,
+    frame: ModelContext,
     layers: CudaLayers,
     kv: CudaKv,
     device: CudaDevice,
@@ -81,10 +81,10 @@ pub struct CudaModel {
     linear: LinearScratch,
     deltas: DeltaState,
     logits: Matrix,
-    chosen: Chosen,
+    chosen: ChosenTokens,
     /// What was drawn in the last pass.
     drawn: Vec<Option<Drawn>>,
-    records: Option<Records>,
+    records: Option<GraphCache>,
     is_lost: bool,
 }
 
@@ -110,10 +110,10 @@ impl CudaModel {
             linear: LinearScratch::new(stream, workspace, kind)?,
             deltas: DeltaState::new(stream)?,
             scratch: device.scratch()?,
-            logits: Matrix::new(&cuda, NumberKind::F32)?,
-            chosen: Chosen::new(&cuda, 0)?,
+            logits: Matrix::new(&cuda, ElementKind::F32)?,
+            chosen: ChosenTokens::new(&cuda, 0)?,
             drawn: Vec::new(),
-            records: (options.graphs == Graphs::Use).then(Records::default),
+            records: (options.graphs == Graphs::Use).then(GraphCache::default),
             is_lost: false,
             cuda,
             frame,
@@ -132,7 +132,7 @@ impl CudaModel {
 
     /// Has `pool` compute what is left to the host, the heads of adapters' own, instead of the thread that runs the pass alone.
     #[must_use]
-    pub fn with_host(mut self, pool: Pool) -> Self {
+    pub fn with_host(mut self, pool: ThreadPool) -> Self {
         self.deltas.host.pool = pool;
         self
     }
@@ -140,7 +140,7 @@ impl CudaModel {
     /// How adapters are kept beside its weights.
     #[must_use]
     pub fn adapter_precision(&self) -> LoraPrecision {
-        if self.device.kind() == NumberKind::F32 { LoraPrecision::Exact } else { LoraPrecision::Compact }
+        if self.device.kind() == ElementKind::F32 { LoraPrecision::Exact } else { LoraPrecision::Compact }
     }
 
     /// KV blocks of the pool.
@@ -172,7 +172,7 @@ impl CudaModel {
         &mut self,
         batch: &[SequenceSlice<'_, PreparedAdapter>],
         logits: &mut Vec<f32>,
-        company: &mut dyn Company,
+        company: &mut dyn PassHooks,
     ) -> Result<(), CudaError> {
         let Self { frame, layers, kv, device, scratch, linear, records, .. } = self;
         // A panic may have ended the last step while it was recorded.
@@ -183,7 +183,8 @@ impl CudaModel {
         let results = &mut self.logits;
         match records.as_mut().filter(|_| is_replayable) {
             None => {
-                let mut base = JoinedCuda { layers, scratch: linear, company: Guests::Some(company) };
+                let mut base =
+                    CoBatchedCuda { layers, scratch: linear, company: OptionalHooks::Some(company) };
                 run(frame, (&mut base, &mut deltas, kv), device, scratch, batch, results)?;
             }
             Some(records) => {
@@ -197,14 +198,14 @@ impl CudaModel {
                 let stream = device.stream().clone();
                 device.tables = Tables::Written;
                 let stepped = records.step(&stream, shape, || {
-                    let mut base = JoinedCuda { layers, scratch: linear, company: Guests::None };
+                    let mut base = CoBatchedCuda { layers, scratch: linear, company: OptionalHooks::None };
                     run(frame, (&mut base, &mut deltas, kv), device, scratch, batch, results)
                 });
                 device.tables = Tables::Write;
                 stepped?;
             }
         }
-        let wanted = WantedRows::of(batch);
+        let wanted = LogitRequests::of(batch);
         let drawing = wanted.draws.iter().any(Option::is_some);
         if drawing {
             self.chosen.ask(device.stream(), &wanted.choices())?;
@@ -226,18 +227,18 @@ impl CudaModel {
         result
     }
 
-    fn lent(&mut self) -> LentCuda<'_> {
-        LentCuda { layers: &self.layers, scratch: &mut self.linear, device: &self.device }
+    fn lent(&mut self) -> CudaSites<'_> {
+        CudaSites { layers: &self.layers, scratch: &mut self.linear, device: &self.device }
     }
 }
 
 /// For each row of logits, how its token is drawn; `None`: the logits themselves are wanted.
 #[derive(Debug)]
-struct WantedRows {
-    draws: Vec<Option<Draw>>,
+struct LogitRequests {
+    draws: Vec<Option<TokenDraw>>,
 }
 
-impl WantedRows {
+impl LogitRequests {
     fn of(batch: &[SequenceSlice<'_, PreparedAdapter>]) -> Self {
         let mut draws = Vec::with_capacity(batch.len());
         for slice in batch {
@@ -252,8 +253,8 @@ impl WantedRows {
     }
 
     /// Of rows whose logits are wanted some token is chosen, too: it costs less than to leave them out.
-    fn choices(&self) -> Vec<Choice> {
-        let any = Draw {
+    fn choices(&self) -> Vec<TokenChoice> {
+        let any = TokenDraw {
             temperature: 0.0,
             top_k: 0,
             top_p: 1.0,
@@ -261,19 +262,20 @@ impl WantedRows {
             uniform: 0.0,
             probability: Probability::Unwanted,
         };
-        let choice = |draw: &Option<Draw>| {
-            let Draw { temperature, top_k, top_p, min_p, uniform: draw, probability } = draw.unwrap_or(any);
+        let choice = |draw: &Option<TokenDraw>| {
+            let TokenDraw { temperature, top_k, top_p, min_p, uniform: draw, probability } =
+                draw.unwrap_or(any);
             let report = match probability {
-                Probability::Wanted => Report::LogProbability,
-                Probability::Unwanted => Report::Token,
+                Probability::Wanted => ChoiceReport::LogProbability,
+                Probability::Unwanted => ChoiceReport::Token,
             };
-            Choice { temperature, top_k, top_p, min_p, draw, report }
+            TokenChoice { temperature, top_k, top_p, min_p, draw, report }
         };
         self.draws.iter().map(choice).collect()
     }
 
     /// Reads the rows whose logits are wanted, neighbours at once.
-    fn read(&self, stream: &Stream, from: &Matrix, logits: &mut Vec<f32>) -> Result<(), CudaError> {
+    fn read(&self, stream: &CudaStream, from: &Matrix, logits: &mut Vec<f32>) -> Result<(), CudaError> {
         let width = from.width();
         logits.resize(self.draws.iter().filter(|draw| draw.is_none()).count() * width, 0.0);
         let (mut row, mut rest) = (0, &mut logits[..]);
@@ -290,7 +292,7 @@ impl WantedRows {
 }
 
 /// What was chosen of a row, if it was asked for.
-fn drawn((chosen, draw): (Option<ChosenToken>, &Option<Draw>)) -> Option<Option<Drawn>> {
+fn drawn((chosen, draw): (Option<ChosenToken>, &Option<TokenDraw>)) -> Option<Option<Drawn>> {
     draw.as_ref()?;
     Some(chosen.map(|chosen| Drawn { token: chosen.token, logprob: chosen.log_probability }))
 }
@@ -336,7 +338,7 @@ impl ForwardPass for CudaModel {
         &mut self,
         batch: &[SequenceSlice<'_, PreparedAdapter>],
         logits: &mut Vec<f32>,
-        company: &mut dyn Company,
+        company: &mut dyn PassHooks,
     ) -> Result<(), CudaError> {
         let computed = self.compute(batch, logits, company);
         self.note(computed)

@@ -2,12 +2,12 @@
 
 use std::sync::{Arc, Weak};
 
-use kernels::cuda::{board::SumsPlace, lora::LoraSegment};
+use kernels::cuda::{board::SumsTarget, lora::LoraSegment};
 
 use crate::{
     deltas::{
-        adapter_rows::{AdapterRows, Run},
-        assist::{Job, OwnedAsk},
+        adapter_rows::{AdapterRows, AdapterRun},
+        assist::{AssistJob, OwnedPartialSum},
         device_copy::DeviceCopy,
     },
     forward::LinearGroup,
@@ -17,7 +17,7 @@ use crate::{
 
 /// Whose rows a plan is of, where all ranks were on the device.
 #[derive(Debug)]
-pub(super) struct Planned {
+pub(super) struct PlanRows {
     rows: Vec<PlannedRun>,
     head_rows: Vec<PlannedRun>,
 }
@@ -30,25 +30,25 @@ struct PlannedRun {
     copy: Weak<DeviceCopy>,
 }
 
-impl Planned {
+impl PlanRows {
     /// `None` if a part of an adapter is missing: it may have arrived by the next pass.
     pub(super) fn of(found: &AdapterRows) -> Option<Self> {
-        let run = |run: &Run| {
+        let run = |run: &AdapterRun| {
             let copy = run.device.as_ref().filter(|copy| copy.is_complete())?;
-            let Run { first_row, rows, .. } = *run;
+            let AdapterRun { first_row, rows, .. } = *run;
             Some(PlannedRun { first_row, rows, copy: Arc::downgrade(copy) })
         };
-        let runs = |runs: &[Run]| runs.iter().map(run).collect::<Option<Vec<_>>>();
+        let runs = |runs: &[AdapterRun]| runs.iter().map(run).collect::<Option<Vec<_>>>();
         Some(Self { rows: runs(&found.rows)?, head_rows: runs(&found.head_rows)? })
     }
 
     /// Whether it is the plan of these rows. One that was made for a copy that has been revoked since is nobody's.
     pub(super) fn is_of(&self, found: &AdapterRows) -> bool {
-        let same = |(planned, run): (&PlannedRun, &Run)| {
+        let same = |(planned, run): (&PlannedRun, &AdapterRun)| {
             let copy = run.device.as_ref().filter(|copy| copy.is_complete()).map(Arc::as_ptr);
             (planned.first_row, planned.rows, Some(planned.copy.as_ptr())) == (run.first_row, run.rows, copy)
         };
-        let all = |planned: &[PlannedRun], runs: &[Run]| {
+        let all = |planned: &[PlannedRun], runs: &[AdapterRun]| {
             planned.len() == runs.len() && planned.iter().zip(runs).all(same)
         };
         all(&self.rows, &found.rows) && all(&self.head_rows, &found.head_rows)
@@ -57,21 +57,21 @@ impl Planned {
 
 /// What others sum of one group.
 #[derive(Debug)]
-pub(super) struct Help {
-    pub(super) job: Job,
+pub(super) struct AssistedGroup {
+    pub(super) job: AssistJob,
     /// Rows of the group's inputs that travel: first row and rows, in the order they lie in the slab.
     pub(super) spans: Vec<(usize, usize)>,
     /// Which of the state's tables says so.
     pub(super) table: usize,
     /// Where the sums go.
-    pub(super) answers: Vec<SumsPlace>,
+    pub(super) answers: Vec<SumsTarget>,
 }
 
-impl Help {
+impl AssistedGroup {
     /// Asks for the first `ranks` ranks of a run's linear layer; its outputs are `columns.1` from `columns.0` on.
     fn ask(
         &mut self,
-        run: &Run,
+        run: &AdapterRun,
         slab_row: usize,
         place: (usize, Target),
         ranks: usize,
@@ -85,8 +85,16 @@ impl Help {
         let (offset, (layer, target), (column, width)) = (self.job.sums, place, columns);
         let (first_row, rows) = (run.first_row, run.rows);
         let adapter = Arc::clone(&run.adapter);
-        self.job.asks.push(OwnedAsk { adapter, layer, target, first_row: slab_row, rows, ranks, offset });
-        self.answers.push(SumsPlace { at: offset, rows, width, first_row, column });
+        self.job.asks.push(OwnedPartialSum {
+            adapter,
+            layer,
+            target,
+            first_row: slab_row,
+            rows,
+            ranks,
+            offset,
+        });
+        self.answers.push(SumsTarget { at: offset, rows, width, first_row, column });
         self.job.sums += rows * width;
     }
 }
@@ -97,12 +105,12 @@ pub(super) fn parts<'a>(
     found: &'a AdapterRows,
     layer: usize,
     group: LinearGroup,
-) -> (Vec<LoraSegment<'a>>, Option<Help>) {
+) -> (Vec<LoraSegment<'a>>, Option<AssistedGroup>) {
     let targets = group_targets(config, group);
     let width = targets.first().map_or(0, |&(target, _)| linear_shape(config, target)[1]);
-    let job = Job { asks: Vec::new(), width, x_rows: 0, sums: 0 };
+    let job = AssistJob { asks: Vec::new(), width, x_rows: 0, sums: 0 };
     let (mut segments, mut help) =
-        (Vec::new(), Help { job, spans: Vec::new(), table: 0, answers: Vec::new() });
+        (Vec::new(), AssistedGroup { job, spans: Vec::new(), table: 0, answers: Vec::new() });
     for run in found.of_group(group).iter().filter(|run| run.rows > 0) {
         let slab_row = help.job.x_rows;
         for &(target, column) in &targets {

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use kernels::cuda::{CudaError, Graph, Replay, Stream, attention::TableShape, lora::PlanShape};
+use kernels::cuda::{CudaError, CudaStream, Graph, Replay, attention::TableShape, lora::PlanShape};
 
 /// Most records that are kept; beyond them all are forgotten and made anew as they are needed.
 const MAX_RECORDS: usize = 128;
@@ -21,7 +21,7 @@ pub(super) struct StepShape {
 
 /// What is known of a shape.
 #[derive(Debug)]
-enum Known {
+enum GraphState {
     /// It was met once.
     Met,
     /// Its record.
@@ -32,15 +32,15 @@ enum Known {
 
 /// Records of decode steps.
 #[derive(Debug, Default)]
-pub(super) struct Records {
-    shapes: HashMap<StepShape, Known>,
+pub(super) struct GraphCache {
+    shapes: HashMap<StepShape, GraphState>,
 }
 
-impl Records {
+impl GraphCache {
     /// Enqueues a step of this shape by replaying its record, or by calling `enqueue`, which may be recorded.
     pub(super) fn step(
         &mut self,
-        stream: &Stream,
+        stream: &CudaStream,
         shape: StepShape,
         mut enqueue: impl FnMut() -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
@@ -49,20 +49,20 @@ impl Records {
         }
         match self.shapes.get_mut(&shape) {
             None => {
-                self.shapes.insert(shape, Known::Met);
+                self.shapes.insert(shape, GraphState::Met);
                 enqueue()
             }
-            Some(Known::Unrecordable) => enqueue(),
-            Some(known @ Known::Met) => {
+            Some(GraphState::Unrecordable) => enqueue(),
+            Some(known @ GraphState::Met) => {
                 *known = record(stream, &mut enqueue)?;
                 if is_replayed(known, stream)? { Ok(()) } else { enqueue() }
             }
-            Some(known @ Known::Recorded(_)) => {
+            Some(known @ GraphState::Recorded(_)) => {
                 if is_replayed(known, stream)? {
                     return Ok(());
                 }
                 // The step may need memory again.
-                *known = Known::Met;
+                *known = GraphState::Met;
                 enqueue()
             }
         }
@@ -70,8 +70,8 @@ impl Records {
 }
 
 /// Enqueues the record, if there is one that is worth something, and the memory that the driver needs for it.
-fn is_replayed(known: &mut Known, stream: &Stream) -> Result<bool, CudaError> {
-    let Known::Recorded(graph) = known else { return Ok(false) };
+fn is_replayed(known: &mut GraphState, stream: &CudaStream) -> Result<bool, CudaError> {
+    let GraphState::Recorded(graph) = known else { return Ok(false) };
     match graph.launch(stream) {
         Err(error) if error.is_out_of_memory() => Ok(false),
         replay => Ok(replay? == Replay::Enqueued),
@@ -79,17 +79,20 @@ fn is_replayed(known: &mut Known, stream: &Stream) -> Result<bool, CudaError> {
 }
 
 /// The record of what `enqueue` enqueues, if the driver makes one.
-fn record(stream: &Stream, enqueue: &mut impl FnMut() -> Result<(), CudaError>) -> Result<Known, CudaError> {
+fn record(
+    stream: &CudaStream,
+    enqueue: &mut impl FnMut() -> Result<(), CudaError>,
+) -> Result<GraphState, CudaError> {
     match Graph::capture(stream, enqueue) {
-        Ok(graph) => Ok(Known::Recorded(graph)),
+        Ok(graph) => Ok(GraphState::Recorded(graph)),
         Err(error) if error.is_device_lost() => Err(error),
         Err(error) if error.is_out_of_memory() => {
             tracing::debug!(%error, "a decode step is recorded when there is memory again");
-            Ok(Known::Met)
+            Ok(GraphState::Met)
         }
         Err(error) => {
             tracing::warn!(%error, "a decode step is not recorded; it is enqueued launch by launch");
-            Ok(Known::Unrecordable)
+            Ok(GraphState::Unrecordable)
         }
     }
 }

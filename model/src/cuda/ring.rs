@@ -1,6 +1,6 @@
 //! The ring path of sites whose weights are on the device: what is promised of them.
 
-use kernels::{PackError, PackedForm, PackedMatrix};
+use kernels::{PackError, PackedLayout, PackedMatrix};
 
 use super::{model::CudaModelError, weights::CudaWeights};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
         layout::{LinearGroup, group_weights},
         source::{TensorId, WeightSource},
     },
-    sites::{RingSite, SiteId},
+    sites::{ModularSite, SiteId},
     weights::{WeightsError, packing::pack_all, ring::ring_site, tensors::read_matrix},
 };
 
@@ -47,8 +47,8 @@ impl CudaWeights {
 }
 
 /// What there is to know of a site in whole numbers.
-struct Promised {
-    ring: Option<RingSite>,
+struct ModularFacts {
+    ring: Option<ModularSite>,
     /// What the scales of its matrices are relative to.
     units: Vec<f32>,
 }
@@ -63,17 +63,17 @@ fn tensors(config: &ModelConfig, site: SiteId) -> Vec<TensorId> {
 }
 
 /// Packs the matrices of a site as the CPU does, looks at them and drops them.
-fn promise(source: &dyn WeightSource, tensors: &[TensorId]) -> Result<Promised, WeightsError> {
+fn promise(source: &dyn WeightSource, tensors: &[TensorId]) -> Result<ModularFacts, WeightsError> {
     let (mut matrices, mut units) = (Vec::new(), Vec::new());
     for &id in tensors {
         let tensor = read_matrix(source, id)?;
         let failed = |source: PackError| WeightsError::Pack { id, source };
-        let form = PackedForm::of(tensor.kind, &tensor.data, tensor.rows, tensor.cols).map_err(failed)?;
+        let form = PackedLayout::of(tensor.kind, &tensor.data, tensor.rows, tensor.cols).map_err(failed)?;
         units.push(form.unit());
         let matrix = PackedMatrix::pack(tensor.kind, &tensor.data, tensor.rows, tensor.cols);
         matrices.push(matrix.map_err(failed)?);
         drop(tensor);
         source.release(id);
     }
-    Ok(Promised { ring: ring_site(&matrices.iter().collect::<Vec<_>>()), units })
+    Ok(ModularFacts { ring: ring_site(&matrices.iter().collect::<Vec<_>>()), units })
 }

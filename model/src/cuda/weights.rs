@@ -6,10 +6,10 @@ use kernels::{
     TensorType,
     attention::KvShape,
     cuda::{
-        Cuda, CudaError, DeviceVec, Stream,
+        Cuda, CudaError, CudaStream, DeviceVec,
         weight::{Weight, WeightUploader},
     },
-    lora::{LoraPrecision, NumberKind},
+    lora::{ElementKind, LoraPrecision},
 };
 
 use super::{
@@ -17,7 +17,7 @@ use super::{
     model::CudaModelError,
 };
 use crate::{
-    forward::Frame,
+    forward::ModelContext,
     resident::{KvDtype, kv_precision, kv_shape},
     shape::{
         config::ModelConfig,
@@ -28,7 +28,7 @@ use crate::{
     sources::hf_names::{linear_name, module_name},
     weights::{
         WeightsError, elements, matrices,
-        packing::{Told, pack_all},
+        packing::{ProgressCallback, pack_all},
         tensors::{load_frame, read_bias, read_matrix},
     },
 };
@@ -37,10 +37,10 @@ use crate::{
 #[derive(Debug)]
 pub struct CudaWeights {
     pub(super) cuda: Arc<Cuda>,
-    pub(super) frame: Frame,
+    pub(super) frame: ModelContext,
     pub(super) layers: CudaLayers,
     /// How activations are kept between linear layers.
-    pub(super) kind: NumberKind,
+    pub(super) kind: ElementKind,
     bytes: usize,
 }
 
@@ -54,13 +54,13 @@ impl CudaWeights {
         source: &(dyn WeightSource + Sync),
         cuda: &Arc<Cuda>,
         threads: usize,
-        told: Told<'_>,
+        told: ProgressCallback<'_>,
     ) -> Result<Self, CudaModelError> {
         let config = source.config();
         let ids = matrices(config);
         let elements = |id: &TensorId| elements(config, *id);
         // Reading, or making, a tensor is the work of many threads; the link to the device is one.
-        let (uploader, stream) = (Mutex::new(WeightUploader::new(cuda)?), Stream::new(cuda)?);
+        let (uploader, stream) = (Mutex::new(WeightUploader::new(cuda)?), CudaStream::new(cuda)?);
         let upload = |id| upload(source, &uploader, &stream, id);
         let loaded = pack_all(&ids, elements, threads, told, |_, &id| upload(id))?;
         uploader.into_inner().unwrap_or_else(PoisonError::into_inner).finish()?;
@@ -86,36 +86,36 @@ impl CudaWeights {
     /// How adapters are kept beside these weights: exactly beside weights of 32 bits, else in 16.
     #[must_use]
     pub fn adapter_precision(&self) -> LoraPrecision {
-        if self.kind == NumberKind::F32 { LoraPrecision::Exact } else { LoraPrecision::Compact }
+        if self.kind == ElementKind::F32 { LoraPrecision::Exact } else { LoraPrecision::Compact }
     }
 
     /// The shape of KV blocks of `dtype`.
     #[must_use]
     pub fn kv_shape(&self, dtype: KvDtype) -> KvShape {
-        kv_shape(self.config(), kv_precision(self.kind == NumberKind::F32, dtype))
+        kv_shape(self.config(), kv_precision(self.kind == ElementKind::F32, dtype))
     }
 }
 
 /// How activations are kept: in 32 bits beside weights of 32 bits, as halves beside halves, else as bf16, which holds
 /// whatever the layers give.
-fn activation_kind(source: &dyn WeightSource) -> NumberKind {
+fn activation_kind(source: &dyn WeightSource) -> ElementKind {
     let config = source.config();
     let ids = (0..config.layers).flat_map(|layer| block_weights(config, layer));
     let kinds: Vec<TensorType> = ids.filter_map(|id| source.kind(id)).collect();
     let all = |kind| kinds.iter().all(|&found| found == kind);
     match () {
-        () if all(TensorType::F32) => NumberKind::F32,
-        () if all(TensorType::F16) => NumberKind::F16,
-        () => NumberKind::Bf16,
+        () if all(TensorType::F32) => ElementKind::F32,
+        () if all(TensorType::F16) => ElementKind::F16,
+        () => ElementKind::Bf16,
     }
 }
 
 fn upload(
     source: &dyn WeightSource,
     uploader: &Mutex<WeightUploader>,
-    stream: &Stream,
+    stream: &CudaStream,
     id: TensorId,
-) -> Result<Loaded, CudaModelError> {
+) -> Result<LoadedLinear, CudaModelError> {
     let tensor = read_matrix(source, id)?;
     let bias = read_bias(source, id, tensor.rows)?;
     let bias = bias.map(|bias| DeviceVec::from_slice(stream, &bias)).transpose()?;
@@ -125,30 +125,31 @@ fn upload(
     drop((uploader, tensor));
     source.release(id);
     let name = linear_name(source.config(), id);
-    Ok(Loaded { name, weight: Arc::new(weight), bias })
+    Ok(LoadedLinear { name, weight: Arc::new(weight), bias })
 }
 
 /// A linear layer on the device, and what it is called.
 #[derive(Debug)]
-struct Loaded {
+struct LoadedLinear {
     name: String,
     weight: Arc<Weight>,
     bias: Option<DeviceVec<f32>>,
 }
 
 /// Sorts what [`matrices`] asked for into sites: those of block after block, then the head.
-fn in_sites(config: &ModelConfig, kind: NumberKind, loaded: Vec<Loaded>) -> CudaLayers {
+fn in_sites(config: &ModelConfig, kind: ElementKind, loaded: Vec<LoadedLinear>) -> CudaLayers {
     let mut loaded = loaded.into_iter();
     let mut next = || loaded.next().expect("one result a job");
     let head = (!config.tied_head).then(&mut next);
     let embedding = next().weight;
     let blocks = (0..config.layers).flat_map(|layer| block_groups(config, layer));
-    let mut sites: Vec<Vec<Loaded>> =
+    let mut sites: Vec<Vec<LoadedLinear>> =
         blocks.map(|group| group_weights(0, group).iter().map(|_| next()).collect()).collect();
-    let tied = || Loaded { name: module_name(0, Target::LmHead), weight: Arc::clone(&embedding), bias: None };
+    let tied =
+        || LoadedLinear { name: module_name(0, Target::LmHead), weight: Arc::clone(&embedding), bias: None };
     sites.push(vec![head.unwrap_or_else(tied)]);
-    let shape = |parts: &Vec<Loaded>| site(parts, kind);
-    let linear = |Loaded { weight, bias, .. }| CudaLinear { weight, bias, unit: 1.0 };
+    let shape = |parts: &Vec<LoadedLinear>| site(parts, kind);
+    let linear = |LoadedLinear { weight, bias, .. }| CudaLinear { weight, bias, unit: 1.0 };
     CudaLayers {
         sites: sites.iter().map(shape).collect(),
         layers: sites.into_iter().map(|parts| parts.into_iter().map(linear).collect()).collect(),
@@ -157,8 +158,8 @@ fn in_sites(config: &ModelConfig, kind: NumberKind, loaded: Vec<Loaded>) -> Cuda
     }
 }
 
-fn site(parts: &[Loaded], kind: NumberKind) -> Site {
-    let part = |linear: &Loaded| SitePart {
+fn site(parts: &[LoadedLinear], kind: ElementKind) -> Site {
+    let part = |linear: &LoadedLinear| SitePart {
         name: linear.name.clone(),
         rows: linear.weight.rows(),
         has_bias: linear.bias.is_some(),
@@ -167,7 +168,7 @@ fn site(parts: &[Loaded], kind: NumberKind) -> Site {
         columns: parts.first().map_or(0, |linear| linear.weight.columns()),
         parts: parts.iter().map(part).collect(),
         // Activations of 16 bits are rounded.
-        fast_is_linear: kind == NumberKind::F32,
+        fast_is_linear: kind == ElementKind::F32,
         rounding: None,
         ring: None,
     }

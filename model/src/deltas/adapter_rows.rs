@@ -6,14 +6,14 @@ use kernels::lora::LoraMatrix;
 
 use crate::{
     adapter::EmbeddingChange,
-    deltas::{assist::Ask, device_copy::DeviceCopy, prepared::PreparedAdapter},
+    deltas::{assist::PartialSum, device_copy::DeviceCopy, prepared::PreparedAdapter},
     forward::SequenceSlice,
     shape::{config::ModelConfig, layout::LinearGroup, source::Target},
 };
 
 /// Consecutive rows of one adapter.
 #[derive(Debug)]
-pub(crate) struct Run {
+pub(crate) struct AdapterRun {
     pub(crate) first_row: usize,
     pub(crate) rows: usize,
     pub(crate) adapter: Arc<PreparedAdapter>,
@@ -21,7 +21,7 @@ pub(crate) struct Run {
     pub(crate) device: Option<Arc<DeviceCopy>>,
 }
 
-impl Run {
+impl AdapterRun {
     /// The head's sums of its rows at a linear layer, of which `matrix` are the adapter's matrices.
     pub(crate) fn ask<'a>(
         &'a self,
@@ -30,9 +30,9 @@ impl Run {
         matrix: &'a LoraMatrix,
         ranks: usize,
         offset: usize,
-    ) -> Ask<'a> {
+    ) -> PartialSum<'a> {
         let (adapter, first_row, rows) = (&self.adapter, self.first_row, self.rows);
-        Ask { adapter, layer, target, matrix, first_row, rows, ranks, offset }
+        PartialSum { adapter, layer, target, matrix, first_row, rows, ranks, offset }
     }
 }
 
@@ -84,9 +84,9 @@ impl RowValues {
 #[derive(Debug)]
 pub struct AdapterRows {
     /// Runs of the batch's rows.
-    pub(crate) rows: Vec<Run>,
+    pub(crate) rows: Vec<AdapterRun>,
     /// Runs of the rows whose logits are wanted.
-    pub(crate) head_rows: Vec<Run>,
+    pub(crate) head_rows: Vec<AdapterRun>,
     /// Rows of virtual tokens.
     pub(crate) virtual_rows: Vec<VirtualRows>,
 }
@@ -104,12 +104,13 @@ impl AdapterRows {
 
     /// Rows of one adapter at the head, and no others.
     pub(crate) fn of_head(adapter: &Arc<PreparedAdapter>, rows: usize) -> Self {
-        let run = || Run { first_row: 0, rows, adapter: Arc::clone(adapter), device: adapter.device() };
+        let run =
+            || AdapterRun { first_row: 0, rows, adapter: Arc::clone(adapter), device: adapter.device() };
         Self { rows: vec![run()], head_rows: vec![run()], virtual_rows: Vec::new() }
     }
 
     /// The runs of the rows that pass through a group.
-    pub(crate) fn of_group(&self, group: LinearGroup) -> &[Run] {
+    pub(crate) fn of_group(&self, group: LinearGroup) -> &[AdapterRun] {
         if group == LinearGroup::Head { &self.head_rows } else { &self.rows }
     }
 
@@ -157,8 +158,8 @@ impl AdapterRows {
 fn runs(
     batch: &[SequenceSlice<'_, PreparedAdapter>],
     rows_of: impl Fn(&SequenceSlice<'_, PreparedAdapter>) -> usize,
-) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
+) -> Vec<AdapterRun> {
+    let mut runs: Vec<AdapterRun> = Vec::new();
     let mut row = 0;
     for slice in batch {
         let rows = rows_of(slice);
@@ -169,7 +170,7 @@ fn runs(
                 }
                 _ => {
                     let (adapter, device) = (Arc::clone(adapter), adapter.device());
-                    runs.push(Run { first_row: row, rows, adapter, device });
+                    runs.push(AdapterRun { first_row: row, rows, adapter, device });
                 }
             }
         }

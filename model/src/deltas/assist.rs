@@ -8,14 +8,14 @@ use std::{fmt::Debug, sync::Arc};
 
 use kernels::{
     Activations,
-    lora::{HeadSegment, LoraMatrix},
+    lora::{LeadingSegment, LoraMatrix},
 };
 
 use crate::{cpu::Compute, deltas::prepared::PreparedAdapter, shape::source::Target};
 
 /// The head's sums of some rows at one linear layer.
 #[derive(Debug, Clone, Copy)]
-pub struct Ask<'a> {
+pub struct PartialSum<'a> {
     /// The adapter.
     pub adapter: &'a PreparedAdapter,
     /// Transformer block; 0 for the head of the model.
@@ -34,7 +34,7 @@ pub struct Ask<'a> {
     pub offset: usize,
 }
 
-impl Ask<'_> {
+impl PartialSum<'_> {
     /// Elements of the sums.
     #[must_use]
     pub fn elements(&self) -> usize {
@@ -49,9 +49,9 @@ impl Ask<'_> {
 
     /// The same for the arithmetic.
     #[must_use]
-    pub fn segment(&self) -> HeadSegment<'_> {
-        let Ask { first_row, rows, matrix, ranks, offset, .. } = *self;
-        HeadSegment { first_row, rows, matrix, ranks, offset }
+    pub fn segment(&self) -> LeadingSegment<'_> {
+        let PartialSum { first_row, rows, matrix, ranks, offset, .. } = *self;
+        LeadingSegment { first_row, rows, matrix, ranks, offset }
     }
 }
 
@@ -68,18 +68,18 @@ pub trait Assist: Debug + Send {
     fn end_pass(&mut self);
 
     /// Takes on what it can of `asks`, whose sums lie one after the other; returns at once.
-    fn begin(&mut self, x: &Activations, asks: &[Ask<'_>]);
+    fn begin(&mut self, x: &Activations, asks: &[PartialSum<'_>]);
 
     /// Writes the sums of all `asks`, which are those of the last [`begin`](Self::begin), to `sums`: what nobody else
     /// has summed it sums itself.
-    fn finish(&mut self, compute: &mut Compute, x: &Activations, asks: &[Ask<'_>], sums: &mut [f32]);
+    fn finish(&mut self, compute: &mut Compute, x: &Activations, asks: &[PartialSum<'_>], sums: &mut [f32]);
 }
 
 /// Some heads to sum for a device that goes on by itself, with what they are of kept alive.
 #[derive(Debug)]
-pub struct Job {
+pub struct AssistJob {
     /// The heads, in the order of their sums.
-    pub asks: Vec<OwnedAsk>,
+    pub asks: Vec<OwnedPartialSum>,
     /// Numbers of a row.
     pub width: usize,
     /// Rows that the device puts into the slab, one behind the other from its beginning.
@@ -88,9 +88,9 @@ pub struct Job {
     pub sums: usize,
 }
 
-/// The head's sums of some rows at one linear layer; as [`Ask`], with the rows counted in the slab.
+/// The head's sums of some rows at one linear layer; as [`PartialSum`], with the rows counted in the slab.
 #[derive(Debug, Clone)]
-pub struct OwnedAsk {
+pub struct OwnedPartialSum {
     /// The adapter.
     pub adapter: Arc<PreparedAdapter>,
     /// Transformer block; 0 for the head of the model.
@@ -107,12 +107,12 @@ pub struct OwnedAsk {
     pub offset: usize,
 }
 
-impl OwnedAsk {
+impl OwnedPartialSum {
     /// The same, borrowed; `None` if the adapter does not change the layer.
     #[must_use]
-    pub fn ask(&self) -> Option<Ask<'_>> {
+    pub fn ask(&self) -> Option<PartialSum<'_>> {
         let &Self { ref adapter, layer, target, first_row, rows, ranks, offset } = self;
         let matrix = adapter.matrix(layer, target)?;
-        Some(Ask { adapter, layer, target, matrix, first_row, rows, ranks, offset })
+        Some(PartialSum { adapter, layer, target, matrix, first_row, rows, ranks, offset })
     }
 }

@@ -6,15 +6,15 @@ use std::convert::Infallible;
 use kernels::{
     Activations,
     attention::QkvLayout,
-    lora::{Head, LoraSegment, add_deltas},
+    lora::{LeadingSums, LoraSegment, add_deltas},
 };
 
 use crate::{
-    adapter::Side,
+    adapter::ScaledSide,
     cpu::Compute,
     deltas::{
-        adapter_rows::{AdapterRows, EmbeddingRows, Run, VirtualRows},
-        assist::{Ask, Assist},
+        adapter_rows::{AdapterRows, AdapterRun, EmbeddingRows, VirtualRows},
+        assist::{Assist, PartialSum},
     },
     forward::Deltas,
     shape::{
@@ -28,7 +28,7 @@ use crate::{
 /// What is computed of a run at one linear layer of a group. How much of the adapter was on the device is looked up
 /// once for each group, so that who assists and who goes on mean the same ranks.
 #[derive(Debug, Clone, Copy)]
-struct Part {
+struct RunPart {
     run: usize,
     target: Target,
     column: usize,
@@ -41,7 +41,7 @@ struct Part {
 /// What a batch's deltas are computed with, kept between passes.
 #[derive(Debug, Default)]
 pub struct DeltaScratch {
-    parts: Vec<Part>,
+    parts: Vec<RunPart>,
     sums: Vec<f32>,
 }
 
@@ -54,7 +54,7 @@ pub struct BatchDeltas<'a> {
     scratch: &'a mut DeltaScratch,
     found: &'a AdapterRows,
     /// What is asked of who assists, of the group that was begun last.
-    asks: Vec<Ask<'a>>,
+    asks: Vec<PartialSum<'a>>,
     /// Whether any run has vectors that scale.
     has_scales: bool,
 }
@@ -94,7 +94,7 @@ impl<'a> BatchDeltas<'a> {
                     let Some(host) = run.adapter.matrix(layer, target) else { continue };
                     let device = run.device.as_ref();
                     let missing = device.map_or(host.rank(), |copy| copy.missing_ranks(host, layer, target));
-                    parts.push(Part { run: index, target, column, missing, offset });
+                    parts.push(RunPart { run: index, target, column, missing, offset });
                     if missing > 0 && self.assist.is_some() {
                         let ask = run.ask(layer, target, host, missing, offset);
                         offset += ask.elements();
@@ -109,7 +109,7 @@ impl<'a> BatchDeltas<'a> {
 
 impl BatchDeltas<'_> {
     /// Multiplies what the adapters scale on this side of a group; `values` are rows of `stride`.
-    fn scale(&self, layer: usize, group: LinearGroup, side: Side, values: &mut [f32], stride: usize) {
+    fn scale(&self, layer: usize, group: LinearGroup, side: ScaledSide, values: &mut [f32], stride: usize) {
         if !self.has_scales {
             return;
         }
@@ -121,12 +121,12 @@ impl BatchDeltas<'_> {
             for &(target, column) in &targets {
                 let Some(factors) = scales.get(layer, target, side) else { continue };
                 // Inputs that are scaled are one layer's alone.
-                let column = if side == Side::Input { 0 } else { column };
+                let column = if side == ScaledSide::Input { 0 } else { column };
                 for row in rows.chunks_exact_mut(stride) {
                     let part = row[column..].iter_mut().zip(factors);
                     part.for_each(|(value, factor)| *value *= factor);
                 }
-                if let Some(offset) = scales.offset(layer, target).filter(|_| side == Side::Output) {
+                if let Some(offset) = scales.offset(layer, target).filter(|_| side == ScaledSide::Output) {
                     for row in rows.chunks_exact_mut(stride) {
                         row[column..].iter_mut().zip(offset).for_each(|(value, more)| *value += more);
                     }
@@ -166,16 +166,21 @@ impl Drop for BatchDeltas<'_> {
 
 /// What the thread that runs the pass computes of a part: the ranks behind the `sums`, or, if nobody assists and not
 /// all ranks are on the device, all of them from the host tier.
-fn segment<'a>(run: &'a Run, part: &Part, layer: usize, sums: Option<&'a [f32]>) -> Option<LoraSegment<'a>> {
+fn segment<'a>(
+    run: &'a AdapterRun,
+    part: &RunPart,
+    layer: usize,
+    sums: Option<&'a [f32]>,
+) -> Option<LoraSegment<'a>> {
     let matrix = run.adapter.matrix(layer, part.target)?;
     let device = || run.device.as_ref().and_then(|copy| copy.matrix(layer, part.target));
     let rank_rows = |ranks: usize| (run.rows * ranks) as u64;
     let (staged, head) = match (part.missing, sums) {
-        (0, _) => (device(), Head::None),
-        (_, None) => (None, Head::None),
+        (0, _) => (device(), LeadingSums::None),
+        (_, None) => (None, LeadingSums::None),
         (ranks, Some(sums)) => {
             let values = &sums[part.offset..part.offset + run.rows * matrix.rows()];
-            (device(), Head::Sums { ranks, values })
+            (device(), LeadingSums::Sums { ranks, values })
         }
     };
     match (part.missing, sums) {
@@ -212,7 +217,7 @@ impl Deltas<Compute> for BatchDeltas<'_> {
         x: &mut Activations,
     ) -> Result<(), Infallible> {
         let width = x.width();
-        self.scale(layer, group, Side::Input, x.values_mut(), width);
+        self.scale(layer, group, ScaledSide::Input, x.values_mut(), width);
         Ok(())
     }
 
@@ -266,7 +271,7 @@ impl Deltas<Compute> for BatchDeltas<'_> {
         if has_own_heads {
             self.replace_logits(compute, x, out, stride)?;
         }
-        self.scale(layer, group, Side::Output, out, stride);
+        self.scale(layer, group, ScaledSide::Output, out, stride);
         let DeltaScratch { parts, sums } = &mut *self.scratch;
         if parts.is_empty() {
             return Ok(());
@@ -276,7 +281,7 @@ impl Deltas<Compute> for BatchDeltas<'_> {
             assist.finish(compute, x, &self.asks, sums);
         }
         let sums = self.assist.is_some().then_some(&sums[..]);
-        let segment = |part: &Part| segment(&runs[part.run], part, layer, sums);
+        let segment = |part: &RunPart| segment(&runs[part.run], part, layer, sums);
         let segments: Vec<LoraSegment<'_>> = parts.iter().filter_map(segment).collect();
         add_deltas(&mut compute.pool, compute.isa, x, &segments, out, stride);
         Ok(())

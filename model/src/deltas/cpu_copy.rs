@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use ids::BlockId;
 use kernels::{
-    blocks::{BlockMemory, Loan},
-    lora::{LoraMatrix, Packing, Places, StagedMatrix},
+    blocks::{BlockLease, BlockMemory},
+    lora::{LoraMatrix, Packing, PieceTable, StagedMatrix},
 };
 
 use super::{
@@ -21,9 +21,9 @@ pub struct CpuMemory(pub Arc<BlockMemory>);
 
 impl CpuMemory {
     /// Where the pieces of each matrix lie, and in how many blocks.
-    fn pack(&self, host: &HostMatrices) -> Option<(Vec<Places>, u32)> {
+    fn pack(&self, host: &HostMatrices) -> Option<(Vec<PieceTable>, u32)> {
         let mut packing = Packing::new(self.0.block_bytes());
-        let places = host.iter().map(|(_, _, matrix)| Places::pack(matrix.layout(), &mut packing));
+        let places = host.iter().map(|(_, _, matrix)| PieceTable::pack(matrix.layout(), &mut packing));
         Some((places.collect::<Option<_>>()?, packing.blocks()))
     }
 }
@@ -45,7 +45,7 @@ impl DeviceMemory for CpuMemory {
 #[derive(Debug)]
 struct OnCpu {
     matrices: Vec<StagedMatrix>,
-    loan: Arc<Loan>,
+    loan: Arc<BlockLease>,
 }
 
 impl StagedMatrices for OnCpu {

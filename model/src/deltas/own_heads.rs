@@ -8,12 +8,12 @@ use kernels::{Activations, LinearPart, linear_unrounded};
 use crate::{
     adapter::SavedMatrix,
     cpu::Compute,
-    deltas::adapter_rows::{AdapterRows, Run},
+    deltas::adapter_rows::{AdapterRows, AdapterRun},
 };
 
 /// The rows that have one head.
 #[derive(Debug)]
-struct OwnHead<'a> {
+struct AdapterLmHead<'a> {
     head: &'a SavedMatrix,
     rows: Vec<usize>,
 }
@@ -36,7 +36,7 @@ impl AdapterRows {
         mut put: impl FnMut(usize, &[f32]) -> Result<(), E>,
     ) -> Result<(), E> {
         let (mut x, mut logits) = (Activations::default(), Vec::new());
-        for OwnHead { head, rows } in self.own_heads() {
+        for AdapterLmHead { head, rows } in self.own_heads() {
             let weights = head.weights();
             let (outputs, width) = (weights.rows(), weights.columns());
             x.reshape(0, width);
@@ -51,20 +51,20 @@ impl AdapterRows {
         Ok(())
     }
 
-    fn own_heads(&self) -> Vec<OwnHead<'_>> {
-        let mut heads: Vec<OwnHead<'_>> = Vec::new();
+    fn own_heads(&self) -> Vec<AdapterLmHead<'_>> {
+        let mut heads: Vec<AdapterLmHead<'_>> = Vec::new();
         for run in self.head_rows.iter().filter(|run| run.rows > 0) {
             let Some(head) = head_of(run) else { continue };
             let rows = run.first_row..run.first_row + run.rows;
             match heads.iter_mut().find(|known| known.head.is(head)) {
                 Some(known) => known.rows.extend(rows),
-                None => heads.push(OwnHead { head, rows: rows.collect() }),
+                None => heads.push(AdapterLmHead { head, rows: rows.collect() }),
             }
         }
         heads
     }
 }
 
-fn head_of(run: &Run) -> Option<&SavedMatrix> {
+fn head_of(run: &AdapterRun) -> Option<&SavedMatrix> {
     run.adapter.vocabulary()?.head.as_ref()
 }

@@ -9,7 +9,7 @@ use ids::Generation;
 use kernels::lora::{LayoutError, LoraMatrix, LoraPrecision, MatrixLayout, SharedBytes};
 
 use crate::{
-    adapter::{Adapter, Invocation, LoraModule, Method, Prefix, Scales, VocabularyChanges},
+    adapter::{Adapter, Invocation, LoraModule, MethodWeights, Prefix, Scales, VocabularyChanges},
     deltas::{
         device_copy::{DeviceCopy, DeviceMemory},
         matrices::{HostMatrices, ImageNumber, ModuleLayout},
@@ -66,10 +66,10 @@ impl EncodedAdapter {
         };
         let modules = adapter.modules().iter().map(encode).collect();
         let direct = match &adapter.method {
-            Method::Lora(_) => Direct::None,
-            Method::Activated(_, invocation) => Direct::Invocation(invocation.clone()),
-            Method::Ia3(scales) => Direct::Scales(Arc::clone(scales)),
-            Method::Prefix(prefix) => Direct::Prefix(Arc::clone(prefix)),
+            MethodWeights::Lora(_) => Direct::None,
+            MethodWeights::Activated(_, invocation) => Direct::Invocation(invocation.clone()),
+            MethodWeights::Ia3(scales) => Direct::Scales(Arc::clone(scales)),
+            MethodWeights::Prefix(prefix) => Direct::Prefix(Arc::clone(prefix)),
         };
         Self { modules, bytes, direct, generation: adapter.generation }
     }
@@ -97,7 +97,7 @@ pub struct PreparedAdapter {
     device: Mutex<Option<Arc<DeviceCopy>>>,
     /// Blocks that it takes on the device of this process.
     device_blocks: OnceLock<u32>,
-    tally: Tally,
+    tally: RankRowCounters,
 }
 
 impl PreparedAdapter {
@@ -141,7 +141,7 @@ impl PreparedAdapter {
             direct: encoded.direct.clone(),
             device: Mutex::new(None),
             device_blocks: OnceLock::new(),
-            tally: Tally::default(),
+            tally: RankRowCounters::default(),
         })
     }
 
@@ -227,7 +227,7 @@ impl PreparedAdapter {
 
     /// Who computed how much of it.
     #[must_use]
-    pub fn tally(&self) -> &Tally {
+    pub fn tally(&self) -> &RankRowCounters {
         &self.tally
     }
 
@@ -256,13 +256,13 @@ impl PreparedAdapter {
 
 /// Rows times ranks of an adapter, by where they were computed. Each figure stands for itself, so nothing is ordered.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct RankRowCounters {
     device: AtomicU64,
     workers: AtomicU64,
     executor: AtomicU64,
 }
 
-impl Tally {
+impl RankRowCounters {
     /// Computed on the device.
     pub fn device(&self, rank_rows: u64) {
         self.device.fetch_add(rank_rows, Ordering::Relaxed);

@@ -5,7 +5,7 @@ use std::{ops::Range, sync::Arc};
 use ids::BlockId;
 use kernels::attention::KvRows;
 
-use crate::sampling::Draw;
+use crate::sampling::TokenDraw;
 
 /// Tokens a KV block holds.
 pub const BLOCK_TOKENS: usize = kernels::attention::BLOCK_TOKENS;
@@ -21,7 +21,7 @@ pub enum LogitRows {
     All,
     /// The last token's, but only to draw the next token from them: where the pass [draws](ForwardPass::draws), they do
     /// not leave the device, and are not among the logits.
-    Draw(Draw),
+    Draw(TokenDraw),
     /// None, but the hidden states, as the final norm gives them, of the token `from` and all behind it (embeddings). Slices
     /// that want states are the last of their batch.
     States {
@@ -87,14 +87,14 @@ pub struct Trunk {
 pub(crate) struct BatchRows {
     /// Rows of the batch.
     pub(crate) count: usize,
-    sequences: Vec<Placed>,
+    sequences: Vec<PlacedSlice>,
     /// Rows that are kept once more, in the blocks of a branch.
-    trunks: Vec<Placed>,
+    trunks: Vec<PlacedSlice>,
     blocks: Vec<u32>,
 }
 
 /// First row, rows and position, and where their blocks begin and end.
-type Placed = (usize, usize, usize, Range<usize>);
+type PlacedSlice = (usize, usize, usize, Range<usize>);
 
 impl BatchRows {
     /// The rows of `batch`, sequence after sequence.
@@ -128,8 +128,8 @@ impl BatchRows {
         self.placed(&self.trunks)
     }
 
-    fn placed(&self, rows: &[Placed]) -> Vec<KvRows<'_>> {
-        let placed = |(first_row, rows, position, blocks): &Placed| KvRows {
+    fn placed(&self, rows: &[PlacedSlice]) -> Vec<KvRows<'_>> {
+        let placed = |(first_row, rows, position, blocks): &PlacedSlice| KvRows {
             first_row: *first_row,
             rows: *rows,
             position: *position,

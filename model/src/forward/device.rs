@@ -5,8 +5,8 @@ use std::fmt;
 use kernels::attention::KvRows;
 
 use super::{
-    frame::{Frame, NormSite},
-    routing::{Routing, Taken},
+    frame::{ModelContext, NormSite},
+    routing::{ExpertRows, Routing},
 };
 
 /// Where the rows of a pass lie, and who computes with them.
@@ -38,7 +38,7 @@ pub trait Device {
     /// The device fails.
     fn lay_out(
         &mut self,
-        model: &Frame,
+        model: &ModelContext,
         sequences: &[KvRows<'_>],
         trunks: &[KvRows<'_>],
         batch: &mut Self::Batch,
@@ -48,7 +48,12 @@ pub trait Device {
     ///
     /// # Errors
     /// There is no memory.
-    fn reshape(&mut self, room: Room<'_, Self>, rows: usize, width: usize) -> Result<(), Self::Error>;
+    fn reshape(
+        &mut self,
+        room: ScratchBuffer<'_, Self>,
+        rows: usize,
+        width: usize,
+    ) -> Result<(), Self::Error>;
 
     /// `out = norm(residual += update)`, or the residual stream as it is, if the model has no norm there.
     ///
@@ -56,7 +61,7 @@ pub trait Device {
     /// The device fails.
     fn add_norm(
         &mut self,
-        model: &Frame,
+        model: &ModelContext,
         site: NormSite,
         residual: &mut Self::Residual,
         update: Option<&Self::Outputs>,
@@ -81,7 +86,7 @@ pub trait Device {
     /// The device fails.
     fn norm_update(
         &mut self,
-        model: &Frame,
+        model: &ModelContext,
         site: NormSite,
         update: &mut Self::Outputs,
     ) -> Result<(), Self::Error>;
@@ -93,7 +98,7 @@ pub trait Device {
     /// The device fails.
     fn rotate(
         &mut self,
-        model: &Frame,
+        model: &ModelContext,
         layer: usize,
         qkv: &mut Self::Outputs,
         batch: &Self::Batch,
@@ -105,7 +110,7 @@ pub trait Device {
     /// The device fails.
     fn gate(
         &mut self,
-        model: &Frame,
+        model: &ModelContext,
         gate_up: &Self::Outputs,
         out: &mut Self::Inputs,
     ) -> Result<(), Self::Error>;
@@ -116,7 +121,7 @@ pub trait Device {
     /// The device fails.
     fn route(
         &mut self,
-        model: &Frame,
+        model: &ModelContext,
         layer: usize,
         normed: &Self::Inputs,
         routing: &mut Routing,
@@ -146,7 +151,7 @@ pub trait Device {
     fn add_weighted(
         &mut self,
         from: &Self::Outputs,
-        taken: Taken<'_>,
+        taken: ExpertRows<'_>,
         sums: &mut Self::Residual,
     ) -> Result<(), Self::Error>;
 
@@ -189,7 +194,7 @@ pub trait Device {
 
 /// What there is to be room for.
 #[derive(Debug)]
-pub enum Room<'a, D: Device + ?Sized> {
+pub enum ScratchBuffer<'a, D: Device + ?Sized> {
     /// The residual stream.
     Residual(&'a mut D::Residual),
     /// Rows that enter linear layers.
@@ -242,18 +247,18 @@ pub struct ExpertScratch<D: Device + ?Sized> {
 
 /// Makes room for `rows` rows in all that a pass keeps, but for experts, of which it is not known how many rows they take.
 pub(crate) fn make_room<D: Device>(
-    model: &Frame,
+    model: &ModelContext,
     device: &mut D,
     s: &mut Scratch<D>,
     rows: usize,
 ) -> Result<(), D::Error> {
     let config = &model.config;
     let (hidden, width) = (config.hidden_size, config.intermediate_size);
-    device.reshape(Room::Residual(&mut s.residual), rows, hidden)?;
-    device.reshape(Room::Outputs(&mut s.update), rows, hidden)?;
-    device.reshape(Room::Inputs(&mut s.normed), rows, hidden)?;
-    device.reshape(Room::Outputs(&mut s.qkv), rows, model.qkv_layout().stride())?;
-    device.reshape(Room::Inputs(&mut s.attended), rows, config.heads * config.head_dim)?;
-    device.reshape(Room::Outputs(&mut s.gate_up), rows, 2 * width)?;
-    device.reshape(Room::Inputs(&mut s.gated), rows, width)
+    device.reshape(ScratchBuffer::Residual(&mut s.residual), rows, hidden)?;
+    device.reshape(ScratchBuffer::Outputs(&mut s.update), rows, hidden)?;
+    device.reshape(ScratchBuffer::Inputs(&mut s.normed), rows, hidden)?;
+    device.reshape(ScratchBuffer::Outputs(&mut s.qkv), rows, model.qkv_layout().stride())?;
+    device.reshape(ScratchBuffer::Inputs(&mut s.attended), rows, config.heads * config.head_dim)?;
+    device.reshape(ScratchBuffer::Outputs(&mut s.gate_up), rows, 2 * width)?;
+    device.reshape(ScratchBuffer::Inputs(&mut s.gated), rows, width)
 }

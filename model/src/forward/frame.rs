@@ -8,7 +8,7 @@ use crate::shape::{config::ModelConfig, experts::Experts, rope::RopeTable};
 
 /// A model without its large weights: what [`run`](super::run) needs to know.
 #[derive(Debug)]
-pub struct Frame {
+pub struct ModelContext {
     /// The model's shape.
     pub config: ModelConfig,
     /// Its norms.
@@ -19,7 +19,7 @@ pub struct Frame {
     pub(crate) routers: Vec<Option<Arc<PackedMatrix>>>,
 }
 
-impl Frame {
+impl ModelContext {
     /// A model of this shape with these norms, and a router for each block that has experts.
     pub(crate) fn new(config: ModelConfig, norms: Norms, routers: Vec<Option<Arc<PackedMatrix>>>) -> Self {
         let rope = RopeTable::new(&config);

@@ -7,8 +7,8 @@ use ids::BlockId;
 use super::batch::SequenceSlice;
 use crate::{
     sampling::Drawn,
-    sites::{Alone, Company, SitePath},
-    sweep::SweepFigures,
+    sites::{NoHooks, PassHooks, SitePath},
+    sweep::WeightStreamStats,
 };
 
 /// Whoever can run slices of sequences through a model. The engine is generic over it, so that its scheduling
@@ -26,11 +26,11 @@ pub trait ForwardPass {
     /// Length of a row of hidden states.
     fn hidden_size(&self) -> usize;
 
-    /// The rows of hidden states that the last pass was asked for ([`LogitRows::States`](super::LogitRows::States)), slice
+    /// The rows of hidden states that the last pass was asked for ([`LogitRows::CheckpointStore`](super::LogitRows::States)), slice
     /// after slice: `[rows, hidden]`.
     fn states(&self) -> &[f32];
 
-    /// True if it draws tokens itself where [`LogitRows::Draw`](super::LogitRows::Draw) asks for it; else that means
+    /// True if it draws tokens itself where [`LogitRows::TokenDraw`](super::LogitRows::Draw) asks for it; else that means
     /// [`LogitRows::Last`](super::LogitRows::Last).
     fn draws(&self) -> bool {
         false
@@ -75,7 +75,7 @@ pub trait ForwardPass {
     }
 
     /// What it costs that weights come from a disk, where they do.
-    fn sweep_figures(&self) -> Option<Arc<SweepFigures>> {
+    fn sweep_figures(&self) -> Option<Arc<WeightStreamStats>> {
         None
     }
 
@@ -89,7 +89,7 @@ pub trait ForwardPass {
         batch: &[SequenceSlice<'_, Self::Adapter>],
         logits: &mut Vec<f32>,
     ) -> Result<(), Self::Error> {
-        self.forward_in_company(batch, logits, &mut Alone)
+        self.forward_in_company(batch, logits, &mut NoHooks)
     }
 
     /// As [`forward`](Self::forward), and others' calls join the pass at the layers they wait for.
@@ -100,7 +100,7 @@ pub trait ForwardPass {
         &mut self,
         batch: &[SequenceSlice<'_, Self::Adapter>],
         logits: &mut Vec<f32>,
-        company: &mut dyn Company,
+        company: &mut dyn PassHooks,
     ) -> Result<(), Self::Error>;
 
     /// Bytes of a block of keys and values, as [`read_block`](Self::read_block) gives them.

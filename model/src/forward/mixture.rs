@@ -1,6 +1,8 @@
 //! The feed-forward of a block with experts: each of them is given the rows that take it, and no others.
 
-use super::{Deltas, KvStore, Pass, Room, Scratch, device::Device, parts::BaseLayers, routing::Taken};
+use super::{
+    Deltas, KvStore, Pass, Scratch, ScratchBuffer, device::Device, parts::BaseLayers, routing::ExpertRows,
+};
 use crate::shape::{experts::Experts, layout::LinearGroup};
 
 impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T, K> {
@@ -9,19 +11,19 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T,
         let Scratch { normed, experts: s, update, .. } = &mut *self.s;
         let hidden = self.model.config.hidden_size;
         self.device.route(self.model, layer, normed, &mut s.routing)?;
-        self.device.reshape(Room::Residual(&mut s.sums), s.routing.rows(), hidden)?;
+        self.device.reshape(ScratchBuffer::Residual(&mut s.sums), s.routing.rows(), hidden)?;
         self.device.clear(&mut s.sums)?;
         for nth in 0..s.routing.experts() {
-            let Taken { expert, rows, .. } = s.routing.taken(nth);
+            let ExpertRows { expert, rows, .. } = s.routing.taken(nth);
             let count = rows.len();
-            self.device.reshape(Room::Inputs(&mut s.inputs), count, hidden)?;
+            self.device.reshape(ScratchBuffer::Inputs(&mut s.inputs), count, hidden)?;
             self.device.take_some(normed, rows, &mut s.inputs)?;
-            self.device.reshape(Room::Outputs(&mut s.gate_up), count, 2 * experts.width)?;
+            self.device.reshape(ScratchBuffer::Outputs(&mut s.gate_up), count, 2 * experts.width)?;
             let group = LinearGroup::ExpertGateUp(expert);
             self.base.linear(self.device, layer, group, &mut s.inputs, &mut s.gate_up)?;
-            self.device.reshape(Room::Inputs(&mut s.gated), count, experts.width)?;
+            self.device.reshape(ScratchBuffer::Inputs(&mut s.gated), count, experts.width)?;
             self.device.gate(self.model, &s.gate_up, &mut s.gated)?;
-            self.device.reshape(Room::Outputs(&mut s.outputs), count, hidden)?;
+            self.device.reshape(ScratchBuffer::Outputs(&mut s.outputs), count, hidden)?;
             let group = LinearGroup::ExpertDown(expert);
             self.base.linear(self.device, layer, group, &mut s.gated, &mut s.outputs)?;
             self.device.add_weighted(&s.outputs, s.routing.taken(nth), &mut s.sums)?;

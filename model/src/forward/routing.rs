@@ -19,12 +19,12 @@ pub struct Routing {
     weights: Vec<f32>,
     /// The experts that rows take, ascending, and where theirs are.
     taken: Vec<(ExpertId, Range<usize>)>,
-    choices: Vec<Choice>,
+    choices: Vec<ExpertChoice>,
 }
 
 /// An expert that a row takes.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Choice {
+struct ExpertChoice {
     expert: ExpertId,
     weight: f32,
     row: u32,
@@ -32,7 +32,7 @@ struct Choice {
 
 /// What an expert takes of a batch.
 #[derive(Debug, Clone, Copy)]
-pub struct Taken<'a> {
+pub struct ExpertRows<'a> {
     /// The expert.
     pub expert: ExpertId,
     /// Its rows, ascending.
@@ -74,14 +74,14 @@ impl Routing {
     }
 
     /// What the `nth` of these takes.
-    pub(crate) fn taken(&self, nth: usize) -> Taken<'_> {
+    pub(crate) fn taken(&self, nth: usize) -> ExpertRows<'_> {
         let (expert, own) = &self.taken[nth];
-        Taken { expert: *expert, rows: &self.rows[own.clone()], weights: &self.weights[own.clone()] }
+        ExpertRows { expert: *expert, rows: &self.rows[own.clone()], weights: &self.weights[own.clone()] }
     }
 }
 
 /// Appends the experts that a row takes: the most probable, and of equals the first.
-fn choose(row: u32, probabilities: &[f32], experts: &Experts, choices: &mut Vec<Choice>) {
+fn choose(row: u32, probabilities: &[f32], experts: &Experts, choices: &mut Vec<ExpertChoice>) {
     let first = choices.len();
     for _ in 0..experts.chosen {
         let is_free = |expert: &ExpertId| choices[first..].iter().all(|choice| choice.expert != *expert);
@@ -89,7 +89,7 @@ fn choose(row: u32, probabilities: &[f32], experts: &Experts, choices: &mut Vec<
         // What is no number is never greater: a broken row takes its first experts.
         let better = |best: ExpertId, other: ExpertId| if of(other) > of(best) { other } else { best };
         let Some(expert) = experts.ids().filter(is_free).reduce(better) else { break };
-        choices.push(Choice { expert, weight: of(expert), row });
+        choices.push(ExpertChoice { expert, weight: of(expert), row });
     }
     if experts.normalized {
         let chosen = &mut choices[first..];
@@ -113,7 +113,7 @@ mod tests {
         routing.sort(&[0.7, 0.1, 0.1, 0.1].repeat(5), experts);
         routing.sort(probabilities, experts);
         let taken = |nth| {
-            let Taken { expert, rows, weights } = routing.taken(nth);
+            let ExpertRows { expert, rows, weights } = routing.taken(nth);
             (expert.0, rows.to_vec(), weights.to_vec())
         };
         (0..routing.experts()).map(taken).collect()

@@ -10,7 +10,7 @@ use kernels::{
 
 use crate::{
     adapter::{DraftShape, dora::BaseLayer},
-    forward::{Frame, Norms},
+    forward::{ModelContext, Norms},
     precision::Precision,
     shape::{
         config::ModelConfig,
@@ -45,7 +45,7 @@ pub enum KvDtype {
 /// Weights in memory, ready to be given KV blocks and threads.
 #[derive(Debug)]
 pub struct LoadedWeights<L = ResidentLayers> {
-    pub(super) frame: Frame,
+    pub(super) frame: ModelContext,
     pub(super) layers: L,
 }
 
@@ -109,7 +109,7 @@ impl LoadedWeights<ServedLayers> {
             ServedLayers::Resident(layers) => layers.shared(),
             ServedLayers::Streamed(layers) => layers.shared(),
         };
-        let Frame { config, norms, routers, rope: _ } = &self.frame;
+        let ModelContext { config, norms, routers, rope: _ } = &self.frame;
         SharedBase { config: config.clone(), norms: norms.clone(), routers: routers.clone(), layers }
     }
 }
@@ -155,7 +155,10 @@ impl SharedBase {
     pub fn first_layers(&self, shape: &DraftShape) -> Result<LoadedWeights<FirstLayers>, FirstLayersError> {
         let layers = FirstLayers::new(&self.config, &self.layers, shape)?;
         let config = layers.config().clone();
-        Ok(LoadedWeights { frame: Frame::new(config, self.norms.clone(), self.routers.clone()), layers })
+        Ok(LoadedWeights {
+            frame: ModelContext::new(config, self.norms.clone(), self.routers.clone()),
+            layers,
+        })
     }
 }
 

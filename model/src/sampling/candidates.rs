@@ -4,41 +4,41 @@ use std::{cmp::Ordering, collections::BinaryHeap};
 
 use super::{
     request::SamplingRequest,
-    softmax::{Scale, Weights, clean},
+    softmax::{Scale, TokenWeights, clean},
 };
 
 /// A token; those that filters keep first are the smallest: larger logits first, then lower ids.
 #[derive(Debug, Clone, Copy)]
-struct Ranked {
+struct RankedLogit {
     /// Clean.
     logit: f32,
     token: u32,
 }
 
-impl Ord for Ranked {
+impl Ord for RankedLogit {
     fn cmp(&self, other: &Self) -> Ordering {
         let by_logit = other.logit.partial_cmp(&self.logit).unwrap_or(Ordering::Equal);
         by_logit.then(self.token.cmp(&other.token))
     }
 }
 
-impl PartialOrd for Ranked {
+impl PartialOrd for RankedLogit {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Ranked {
+impl PartialEq for RankedLogit {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Ranked {}
+impl Eq for RankedLogit {}
 
 /// All tokens with their logits.
-fn tokens(logits: &[f32]) -> impl Iterator<Item = Ranked> + '_ {
-    (0u32..).zip(logits).map(|(token, &logit)| Ranked { logit: clean(logit), token })
+fn tokens(logits: &[f32]) -> impl Iterator<Item = RankedLogit> + '_ {
+    (0u32..).zip(logits).map(|(token, &logit)| RankedLogit { logit: clean(logit), token })
 }
 
 /// The `count` tokens with the largest logits, best first, lower ids first on ties.
@@ -47,9 +47,9 @@ pub(super) fn largest(logits: &[f32], count: usize) -> Vec<u32> {
 }
 
 /// The `count` highest-ranked tokens, best first, in one pass with a heap of that size.
-fn best(logits: &[f32], count: usize) -> Vec<Ranked> {
+fn best(logits: &[f32], count: usize) -> Vec<RankedLogit> {
     let count = count.min(logits.len());
-    let mut heap: BinaryHeap<Ranked> = tokens(logits).take(count).collect();
+    let mut heap: BinaryHeap<RankedLogit> = tokens(logits).take(count).collect();
     // Nearly every token fails this first comparison, which needs no heap.
     let mut bar = heap.peek().map_or(f32::INFINITY, |lowest| lowest.logit);
     for ranked in tokens(logits).skip(count) {
@@ -64,15 +64,15 @@ fn best(logits: &[f32], count: usize) -> Vec<Ranked> {
 }
 
 /// Every token with at least `weight`, best first, and perhaps some with a little less: callers cut exactly.
-fn at_least(logits: &[f32], scale: Scale, weight: f32) -> Vec<Ranked> {
+fn at_least(logits: &[f32], scale: Scale, weight: f32) -> Vec<RankedLogit> {
     let bar = scale.logit_of(weight * 0.999);
-    let mut found: Vec<Ranked> = tokens(logits).filter(|ranked| ranked.logit >= bar).collect();
+    let mut found: Vec<RankedLogit> = tokens(logits).filter(|ranked| ranked.logit >= bar).collect();
     found.sort_unstable();
     found
 }
 
 /// Enough of the highest-ranked tokens to hold `mass` of the weights, best first.
-fn holding(logits: &[f32], scale: Scale, weights: &Weights, mass: f64) -> Vec<Ranked> {
+fn holding(logits: &[f32], scale: Scale, weights: &TokenWeights, mass: f64) -> Vec<RankedLogit> {
     // Measuring is cheaper than sorting, so the bar is lowered until enough is above it. Sharp distributions, which
     // is what models give, need one or two steps; the last bar is below every weight.
     const BARS: [f32; 10] = [0.3, 0.1, 0.03, 1e-2, 3e-3, 1e-3, 1e-4, 1e-5, 1e-6, 1e-30];
@@ -88,13 +88,13 @@ impl Candidates {
     /// Applies the filters of `request` to clean `logits`; `None` if it has none and every token stays.
     pub(super) fn select(logits: &[f32], scale: Scale, request: &SamplingRequest) -> Option<Self> {
         let top_k = usize::try_from(request.top_k).unwrap_or(usize::MAX);
-        let weight = |ranked: &Ranked| f64::from(scale.weight(ranked.logit));
+        let weight = |ranked: &RankedLogit| f64::from(scale.weight(ranked.logit));
         let (found, total) = if (1..logits.len()).contains(&top_k) {
             let found = best(logits, top_k);
             let total = found.iter().map(weight).sum();
             (found, total)
         } else if request.top_p < 1.0 {
-            let weights = Weights::new(logits, scale);
+            let weights = TokenWeights::new(logits, scale);
             let total = weights.total();
             (holding(logits, scale, &weights, f64::from(request.top_p) * total), total)
         } else if request.min_p > 0.0 {

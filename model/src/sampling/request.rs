@@ -127,11 +127,11 @@ impl SamplingParams {
     /// How the token at `position` is drawn by whoever has its logits; `None` if they are changed first, by penalties or
     /// biases.
     #[must_use]
-    pub fn draw(&self, position: u64, probability: Probability) -> Option<Draw> {
+    pub fn draw(&self, position: u64, probability: Probability) -> Option<TokenDraw> {
         let &SamplingRequest { temperature, top_k, top_p, min_p, seed, .. } = &self.0;
         let is_plain = !self.needs_history() && self.0.logit_bias.is_empty();
         let uniform = Rng::seeded(seed).uniform(position);
-        is_plain.then_some(Draw { temperature, top_k, top_p, min_p, uniform, probability })
+        is_plain.then_some(TokenDraw { temperature, top_k, top_p, min_p, uniform, probability })
     }
 
     /// True if [`sample`](super::sample) looks at the history; otherwise an empty one does.
@@ -154,7 +154,7 @@ pub enum Probability {
 /// How a token is drawn from its logits alone; the fields are those of [`SamplingRequest`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[expect(missing_docs, reason = "said where they come from")]
-pub struct Draw {
+pub struct TokenDraw {
     pub temperature: f32,
     pub top_k: u32,
     pub top_p: f32,

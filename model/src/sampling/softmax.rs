@@ -114,9 +114,9 @@ impl Scale {
 
 /// The weights of all tokens.
 #[derive(Debug)]
-pub(super) struct Weights(Vec<f32>);
+pub(super) struct TokenWeights(Vec<f32>);
 
-impl Weights {
+impl TokenWeights {
     pub(super) fn new(logits: &[f32], scale: Scale) -> Self {
         Self(logits.iter().map(|&logit| scale.weight(logit)).collect())
     }
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn the_last_token_with_weight_is_picked_at_the_end_of_the_distribution() {
-        let mut weights = Weights(vec![0.0; 3 * BLOCK]);
+        let mut weights = TokenWeights(vec![0.0; 3 * BLOCK]);
         assert_eq!(weights.pick(0.5), None);
         weights.0[5] = 1.0;
         weights.0[BLOCK + 7] = 1.0;

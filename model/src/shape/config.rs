@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use kernels::{attention::Limits, elementwise::Gate};
+use kernels::{attention::AttentionLimits, elementwise::Gate};
 
 use super::experts::Experts;
 
@@ -43,7 +43,7 @@ pub enum RopeScaling {
 
 /// Which positions a layer's attention reaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reach {
+pub enum AttentionReach {
     /// All before it.
     Global,
     /// Those within the sliding window, if the model has one.
@@ -64,7 +64,7 @@ pub enum BlockNorms {
 
 /// What a family does that Llama does not: the default is Llama.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Traits {
+pub struct ArchFlags {
     /// What gates the feed-forward.
     pub gate: Gate,
     /// Where a block norms.
@@ -117,16 +117,16 @@ pub struct ModelConfig {
     pub norm_eps: f32,
     /// The rotary embedding.
     pub rope: Rope,
-    /// q and k are normed before the rotary embedding, each head for itself but for [`Traits::wide_query_norms`] (Qwen3, Gemma 3).
+    /// q and k are normed before the rotary embedding, each head for itself but for [`ArchFlags::wide_query_norms`] (Qwen3, Gemma 3).
     pub qk_norm: bool,
     /// The head's weights are the token embedding's.
     pub tied_head: bool,
     /// Longest sequence in tokens.
     pub context_length: usize,
-    /// Attention looks back this many tokens at most (Mistral 0.1), but for [`Traits::global_layers`].
+    /// Attention looks back this many tokens at most (Mistral 0.1), but for [`ArchFlags::global_layers`].
     pub sliding_window: Option<usize>,
     /// What it does that Llama does not.
-    pub traits: Traits,
+    pub traits: ArchFlags,
     /// What stands in the place of a feed-forward, in mixtures of experts.
     pub experts: Option<Experts>,
 }
@@ -140,8 +140,12 @@ impl ModelConfig {
 
     /// How far a layer's attention reaches.
     #[must_use]
-    pub fn reach(&self, layer: usize) -> Reach {
-        if self.traits.global_layers.binary_search(&layer).is_ok() { Reach::Global } else { Reach::Local }
+    pub fn reach(&self, layer: usize) -> AttentionReach {
+        if self.traits.global_layers.binary_search(&layer).is_ok() {
+            AttentionReach::Global
+        } else {
+            AttentionReach::Local
+        }
     }
 
     /// How many features of a head are rotated, the first ones.
@@ -164,15 +168,15 @@ impl ModelConfig {
 
     /// How far the attention of each layer looks back, and how large its scores get.
     #[must_use]
-    pub fn limits(&self) -> Vec<Limits> {
+    pub fn limits(&self) -> Vec<AttentionLimits> {
         (0..self.layers).map(|layer| self.limits_of(layer)).collect()
     }
 
     /// The same of one layer.
     #[must_use]
-    pub fn limits_of(&self, layer: usize) -> Limits {
-        let window = self.sliding_window.filter(|_| self.reach(layer) == Reach::Local);
-        Limits { window, cap: self.traits.score_cap }
+    pub fn limits_of(&self, layer: usize) -> AttentionLimits {
+        let window = self.sliding_window.filter(|_| self.reach(layer) == AttentionReach::Local);
+        AttentionLimits { window, cap: self.traits.score_cap }
     }
 }
 
@@ -194,7 +198,7 @@ impl fmt::Debug for ModelConfig {
             .field("tied_head", &self.tied_head)
             .field("context_length", &self.context_length)
             .field("sliding_window", &self.sliding_window);
-        if self.traits != Traits::default() {
+        if self.traits != ArchFlags::default() {
             text.field("traits", &self.traits);
         }
         if let Some(experts) = &self.experts {

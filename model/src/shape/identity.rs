@@ -1,7 +1,7 @@
 //! What tells one base from another: adapters, keys and values of one are worth nothing with the other.
 //!
 //! It covers all that answers depend on: the configuration, every tensor whole, norms and biases too, and what tokenizer
-//! and chat template are made of. Files of many gigabytes are not read twice for it: a loader reads through [`Hashed`],
+//! and chat template are made of. Files of many gigabytes are not read twice for it: a loader reads through [`HashedWeights`],
 //! which hashes each tensor on the thread that reads it.
 
 use std::{
@@ -30,19 +30,19 @@ pub trait Identified: WeightSource {
 
 /// Weights that are hashed as they are read, each once, by whichever thread reads them first.
 #[derive(Debug)]
-pub struct Hashed<S> {
+pub struct HashedWeights<S> {
     source: S,
     hashes: Hashes<TensorId>,
 }
 
-impl<S: WeightSource> Hashed<S> {
+impl<S: WeightSource> HashedWeights<S> {
     /// The weights of `source`, of which nothing has been read.
     pub fn new(source: S) -> Self {
         Self { source, hashes: Hashes::default() }
     }
 }
 
-impl<S: WeightSource> WeightSource for Hashed<S> {
+impl<S: WeightSource> WeightSource for HashedWeights<S> {
     fn config(&self) -> &ModelConfig {
         self.source.config()
     }
@@ -66,7 +66,7 @@ impl<S: WeightSource> WeightSource for Hashed<S> {
     }
 }
 
-impl<S: WeightSource> Identified for Hashed<S> {
+impl<S: WeightSource> Identified for HashedWeights<S> {
     fn identity(&self, text: TextHash) -> [u8; 32] {
         let mut identity = Identity::new(text);
         let config = self.source.config();

@@ -42,7 +42,7 @@ pub enum LinearGroup {
 /// What is wrong with a declared shape.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
-pub enum ConfigError {
+pub enum ModelConfigError {
     #[error("{what} is {found}, which is not between 1 and {limit}")]
     OutOfRange { what: &'static str, found: usize, limit: usize },
     #[error("{kv_heads} key-value heads do not divide {heads} query heads")]
@@ -75,7 +75,7 @@ pub enum LayoutError {
 ///
 /// # Errors
 /// The first thing found wrong.
-pub fn check_config(config: &ModelConfig) -> Result<(), ConfigError> {
+pub fn check_config(config: &ModelConfig) -> Result<(), ModelConfigError> {
     let counts = [
         ("the number of layers", config.layers, MAX_LAYERS),
         ("the vocabulary size", config.vocab_size, MAX_DIMENSION),
@@ -89,24 +89,24 @@ pub fn check_config(config: &ModelConfig) -> Result<(), ConfigError> {
     ];
     for (what, found, limit) in counts {
         if found == 0 || found > limit {
-            return Err(ConfigError::OutOfRange { what, found, limit });
+            return Err(ModelConfigError::OutOfRange { what, found, limit });
         }
     }
     if !config.heads.is_multiple_of(config.kv_heads) {
-        return Err(ConfigError::Heads { heads: config.heads, kv_heads: config.kv_heads });
+        return Err(ModelConfigError::Heads { heads: config.heads, kv_heads: config.kv_heads });
     }
     if !config.head_dim.is_multiple_of(2) {
-        return Err(ConfigError::OddHead(config.head_dim));
+        return Err(ModelConfigError::OddHead(config.head_dim));
     }
     let rotary_dim = config.rotary_dim();
     if rotary_dim == 0 || rotary_dim > config.head_dim || !rotary_dim.is_multiple_of(2) {
-        return Err(ConfigError::RotaryDim { head_dim: config.head_dim, rotary_dim });
+        return Err(ModelConfigError::RotaryDim { head_dim: config.head_dim, rotary_dim });
     }
     config.experts.as_ref().map_or(Ok(()), |experts| check_experts(experts, config.layers))?;
     check_numbers(config)
 }
 
-fn check_experts(experts: &Experts, layers: usize) -> Result<(), ConfigError> {
+fn check_experts(experts: &Experts, layers: usize) -> Result<(), ModelConfigError> {
     let sparse = experts.layers_below(layers);
     let counts = [
         ("the number of experts", experts.count, MAX_EXPERTS),
@@ -116,10 +116,10 @@ fn check_experts(experts: &Experts, layers: usize) -> Result<(), ConfigError> {
         ("the number of experts of all blocks", experts.count.saturating_mul(sparse), MAX_EXPERTS_OF_MODEL),
     ];
     let wrong = counts.into_iter().find(|&(_, found, limit)| found == 0 || found > limit);
-    wrong.map_or(Ok(()), |(what, found, limit)| Err(ConfigError::OutOfRange { what, found, limit }))
+    wrong.map_or(Ok(()), |(what, found, limit)| Err(ModelConfigError::OutOfRange { what, found, limit }))
 }
 
-fn check_numbers(config: &ModelConfig) -> Result<(), ConfigError> {
+fn check_numbers(config: &ModelConfig) -> Result<(), ModelConfigError> {
     positive("the norms' epsilon", config.norm_eps)?;
     let traits = &config.traits;
     positive("what embeddings are multiplied with", traits.embedding_scale.unwrap_or(1.0))?;
@@ -133,7 +133,7 @@ fn check_numbers(config: &ModelConfig) -> Result<(), ConfigError> {
     traits.local_rope.as_ref().map_or(Ok(()), |rope| check_rope(rope, config.rotary_dim()))
 }
 
-fn check_rope(rope: &Rope, rotary_dim: usize) -> Result<(), ConfigError> {
+fn check_rope(rope: &Rope, rotary_dim: usize) -> Result<(), ModelConfigError> {
     positive("the rotary embedding's base", rope.theta)?;
     match &rope.scaling {
         RopeScaling::None => Ok(()),
@@ -149,15 +149,15 @@ fn check_rope(rope: &Rope, rotary_dim: usize) -> Result<(), ConfigError> {
         RopeScaling::Factors(factors) => {
             let expected = rotary_dim / 2;
             if factors.len() != expected {
-                return Err(ConfigError::Factors { expected, found: factors.len() });
+                return Err(ModelConfigError::Factors { expected, found: factors.len() });
             }
             factors.iter().try_for_each(|&factor| positive("a frequency factor", factor))
         }
     }
 }
 
-fn positive(what: &'static str, found: f32) -> Result<(), ConfigError> {
-    if found.is_finite() && found > 0.0 { Ok(()) } else { Err(ConfigError::Number { what, found }) }
+fn positive(what: &'static str, found: f32) -> Result<(), ModelConfigError> {
+    if found.is_finite() && found > 0.0 { Ok(()) } else { Err(ModelConfigError::Number { what, found }) }
 }
 
 /// `[out, in]` of a linear layer. The configuration must have passed [`check_config`].

@@ -2,7 +2,7 @@
 
 use std::{f32::consts::TAU, ops::Range};
 
-use crate::shape::config::{ModelConfig, Reach, Rope, RopeScaling};
+use crate::shape::config::{AttentionReach, ModelConfig, Rope, RopeScaling};
 
 /// The frequencies of a model, in radians a position: one for each two features that are rotated.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,8 +31,8 @@ impl RopeTable {
 
     /// Radians a position of a layer that reaches so far, `[rotary_dim / 2]`.
     #[must_use]
-    pub fn frequencies(&self, reach: Reach) -> &[f32] {
-        self.local.as_ref().filter(|_| reach == Reach::Local).unwrap_or(&self.global)
+    pub fn frequencies(&self, reach: AttentionReach) -> &[f32] {
+        self.local.as_ref().filter(|_| reach == AttentionReach::Local).unwrap_or(&self.global)
     }
 }
 
@@ -63,19 +63,19 @@ fn scaled(frequency: f32, index: usize, scaling: &RopeScaling) -> f32 {
 /// Cosines and sines of the rows of a batch.
 #[derive(Debug, Default)]
 pub struct Angles {
-    global: Turns,
+    global: RotaryAngles,
     /// Of no rows where layers do not differ.
-    local: Turns,
+    local: RotaryAngles,
 }
 
 /// Cosines and sines, `[rows, rotary_dim / 2]`.
 #[derive(Debug, Default)]
-struct Turns {
+struct RotaryAngles {
     cos: Vec<f32>,
     sin: Vec<f32>,
 }
 
-impl Turns {
+impl RotaryAngles {
     fn clear(&mut self) {
         self.cos.clear();
         self.sin.clear();
@@ -111,8 +111,8 @@ impl Angles {
 
     /// Cosines and sines for a layer that reaches so far.
     #[must_use]
-    pub fn tables(&self, reach: Reach) -> (&[f32], &[f32]) {
-        let has_own = reach == Reach::Local && !self.local.cos.is_empty();
+    pub fn tables(&self, reach: AttentionReach) -> (&[f32], &[f32]) {
+        let has_own = reach == AttentionReach::Local && !self.local.cos.is_empty();
         let turns = if has_own { &self.local } else { &self.global };
         (&turns.cos, &turns.sin)
     }

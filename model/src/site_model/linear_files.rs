@@ -23,7 +23,7 @@ use crate::{
         shards::{OtherTypes, Shards},
     },
     weights::{
-        packing::{Told, pack_all},
+        packing::{ProgressCallback, pack_all},
         sites::{Linear, SiteWeights},
     },
 };
@@ -53,7 +53,7 @@ const TIED_HEAD: &str = "lm_head";
 
 /// What matters of a `config.json`.
 #[derive(Debug, Deserialize)]
-struct Config {
+struct LinearFilesConfig {
     model_type: String,
     #[serde(default)]
     architectures: Option<Vec<String>>,
@@ -61,7 +61,7 @@ struct Config {
     quantization_config: Option<Value>,
 }
 
-impl Config {
+impl LinearFilesConfig {
     fn read(directory: &Path) -> Result<Self, SiteModelError> {
         let (path, json) = read_config(directory)?;
         let refused = |reason| SiteModelError::Config { path: path.clone(), reason };
@@ -84,7 +84,7 @@ impl Config {
 
 /// Which way round a matrix is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stored {
+enum MatrixOrientation {
     OutIn,
     InOut,
 }
@@ -96,7 +96,7 @@ struct Layer {
     /// The tensor with its weights.
     weight: String,
     bias: Option<String>,
-    stored: Stored,
+    stored: MatrixOrientation,
 }
 
 /// A directory's linear layers, checked and not read yet.
@@ -114,7 +114,7 @@ impl LinearFiles {
     /// # Errors
     /// If a file is missing or broken, or a linear layer is of a type or shape that cannot be computed with.
     pub(crate) fn open(directory: &Path) -> Result<Self, SiteModelError> {
-        let config = Config::read(directory)?;
+        let config = LinearFilesConfig::read(directory)?;
         let shards = Shards::open(directory, OtherTypes::Listed)?;
         let (architecture, layers) = (config.model_type.clone(), Vec::new());
         let mut files = Self { shards, architecture, layers, hashes: Hashes::default() };
@@ -165,20 +165,20 @@ impl LinearFiles {
             let name = linear_name(weight)?;
             let is_matrix = self.shards.tensor(weight).is_some_and(|stored| stored.shape.len() == 2);
             let in_out = transposed && TRANSPOSED_LAYERS.contains(&last(name));
-            let stored = if in_out { Stored::InOut } else { Stored::OutIn };
+            let stored = if in_out { MatrixOrientation::InOut } else { MatrixOrientation::OutIn };
             is_matrix.then(|| self.layer(name, weight, stored))
         };
         self.shards.names().filter_map(layer).collect()
     }
 
-    fn layer(&self, name: &str, weight: &str, stored: Stored) -> Layer {
+    fn layer(&self, name: &str, weight: &str, stored: MatrixOrientation) -> Layer {
         let bias = Some(format!("{name}.bias")).filter(|bias| self.shards.tensor(bias).is_some());
         Layer { name: name.to_owned(), weight: weight.to_owned(), bias, stored }
     }
 
     /// Adds a head with the token embedding's weights, if the model has such a head. One that is stored all the same
     /// is ignored if the configuration says that it is tied, as transformers does.
-    fn tie_head(&mut self, config: &Config) {
+    fn tie_head(&mut self, config: &LinearFilesConfig) {
         let is_head = |layer: &Layer| HEADS.contains(&last(&layer.name));
         let stored = self.layers.iter().any(is_head);
         if !config.has_head() || (stored && config.tie_word_embeddings != Some(true)) {
@@ -190,7 +190,7 @@ impl LinearFiles {
             .find_map(|of| self.shards.names().find(|name| is_embedding(name, of)))
             .filter(|name| self.shards.tensor(name).is_some_and(|stored| stored.shape.len() == 2));
         if let Some(embedding) = embedding {
-            let head = self.layer(TIED_HEAD, embedding, Stored::OutIn);
+            let head = self.layer(TIED_HEAD, embedding, MatrixOrientation::OutIn);
             self.layers.retain(|layer| !is_head(layer));
             self.layers.push(head);
         }
@@ -228,13 +228,17 @@ impl LinearFiles {
     fn shape(&self, layer: &Layer) -> [usize; 2] {
         let shape = self.stored(&layer.weight).matrix_shape().expect("weights are matrices");
         match layer.stored {
-            Stored::OutIn => shape,
-            Stored::InOut => [shape[1], shape[0]],
+            MatrixOrientation::OutIn => shape,
+            MatrixOrientation::InOut => [shape[1], shape[0]],
         }
     }
 
     /// Reads and packs all layers, each a site.
-    pub(crate) fn pack(&self, threads: usize, told: Told<'_>) -> Result<SiteWeights, SiteModelError> {
+    pub(crate) fn pack(
+        &self,
+        threads: usize,
+        told: ProgressCallback<'_>,
+    ) -> Result<SiteWeights, SiteModelError> {
         let elements = |layer: &Layer| self.shape(layer).iter().map(|&size| size as u64).product();
         let packed = pack_all(&self.layers, elements, threads, told, |arena, layer| {
             self.pack_layer(arena, layer).map(|linear| vec![linear])
@@ -246,7 +250,7 @@ impl LinearFiles {
         let ([rows, columns], kind) = (self.shape(layer), self.stored(&layer.weight).kind);
         let mut data = Cow::Borrowed(self.bytes(&layer.weight));
         self.hashes.of(&layer.weight, &data);
-        if layer.stored == Stored::InOut {
+        if layer.stored == MatrixOrientation::InOut {
             data = Cow::Owned(transposed(&data, columns, rows, kind.block_bytes()));
         }
         let matrix = PackedMatrix::pack_in(arena, kind, &data, rows, columns)

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use files::model_files::ModelFiles;
 
 use crate::{
-    forward::Frame,
+    forward::ModelContext,
     shape::config::ModelConfig,
     sources::open::{OpenError, sparse_weights},
     weights::{
@@ -35,7 +35,7 @@ pub enum ClientBaseError {
 #[derive(Debug)]
 pub struct ClientBase {
     /// Shape, norms, routers and rotary frequencies.
-    pub frame: Frame,
+    pub frame: ModelContext,
     /// The token embedding.
     pub embedding: Embedding,
     /// Where it was read from: tokenizer, chat template and defaults of sampling are there too.

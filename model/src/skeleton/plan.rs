@@ -12,7 +12,7 @@ use std::{
 use files::model_files::{CONFIG_FILE, INDEX_FILE, ModelFiles};
 use shmproto::file::{MappedFile, open_regular};
 
-use super::{MAX_RANGES, SkeletonFile};
+use super::{ClientWeightsFile, MAX_RANGES};
 use crate::{
     shape::{
         config::ModelConfig,
@@ -44,7 +44,7 @@ const MAX_WHOLE_BYTES: u64 = 1 << 28;
 
 /// Why clients cannot be given what they need.
 #[derive(Debug, thiserror::Error)]
-pub enum SkeletonError {
+pub enum ClientWeightsError {
     /// There is no model, or one that is broken.
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -85,7 +85,7 @@ pub enum SkeletonError {
 
 /// Why a part of a file is not given out.
 #[derive(Debug, thiserror::Error)]
-pub enum SkeletonReadError {
+pub enum ClientWeightsReadError {
     /// There is no such file.
     #[error("there is no file number {file}; there are {files}")]
     NoSuchFile {
@@ -125,8 +125,8 @@ pub enum SkeletonReadError {
 /// Files that are replaced by renaming are read as they were. Nothing is mapped, so that a file that is cut short is an
 /// error and not the end of the process.
 #[derive(Debug)]
-pub struct SkeletonPlan {
-    files: Vec<SkeletonFile>,
+pub struct ClientWeightsPlan {
+    files: Vec<ClientWeightsFile>,
     open: Vec<OpenFile>,
 }
 
@@ -155,12 +155,12 @@ impl Stamp {
     }
 }
 
-impl SkeletonPlan {
+impl ClientWeightsPlan {
     /// Plans what is given out of the model at `path`.
     ///
     /// # Errors
     /// If there is no model, or a file cannot be opened or is larger than its kind ever is.
-    pub fn of(path: &Path) -> Result<Self, SkeletonError> {
+    pub fn of(path: &Path) -> Result<Self, ClientWeightsError> {
         let mut plan = Self { files: Vec::new(), open: Vec::new() };
         match ModelFiles::at(path).map_err(OpenError::from)? {
             ModelFiles::Gguf(path) => plan.add_gguf(&path)?,
@@ -176,14 +176,14 @@ impl SkeletonPlan {
 
     /// The files, in the order of their numbers.
     #[must_use]
-    pub fn files(&self) -> &[SkeletonFile] {
+    pub fn files(&self) -> &[ClientWeightsFile] {
         &self.files
     }
 
     /// Bytes that are given out, of all files.
     #[must_use]
     pub fn planned_bytes(&self) -> u64 {
-        self.files.iter().map(SkeletonFile::planned_bytes).fold(0, u64::saturating_add)
+        self.files.iter().map(ClientWeightsFile::planned_bytes).fold(0, u64::saturating_add)
     }
 
     /// True if the files at their paths are still those that were opened, as they were. Who plans before he reads the
@@ -200,14 +200,14 @@ impl SkeletonPlan {
     ///
     /// # Errors
     /// If `offset` is in no range that is given out, or the file was written to since it was opened.
-    pub fn read(&self, file: usize, offset: u64, bytes: u32) -> Result<Vec<u8>, SkeletonReadError> {
+    pub fn read(&self, file: usize, offset: u64, bytes: u32) -> Result<Vec<u8>, ClientWeightsReadError> {
         let (Some(planned), Some(open)) = (self.files.get(file), self.open.get(file)) else {
-            return Err(SkeletonReadError::NoSuchFile { file, files: self.files.len() });
+            return Err(ClientWeightsReadError::NoSuchFile { file, files: self.files.len() });
         };
         let name = || planned.name.clone();
         let after = planned.ranges.partition_point(|range| range.end <= offset);
         let Some(range) = planned.ranges.get(after).filter(|range| range.contains(&offset)) else {
-            return Err(SkeletonReadError::NotPlanned { name: name(), offset });
+            return Err(ClientWeightsReadError::NotPlanned { name: name(), offset });
         };
         // What is there is at most what was asked for, which is 32 bits.
         let length = (range.end - offset).min(bytes.into()) as usize;
@@ -216,13 +216,13 @@ impl SkeletonPlan {
         // Asked after reading: what was read meanwhile may be of two models.
         match open.is_unchanged() {
             Ok(true) => {}
-            Ok(false) => return Err(SkeletonReadError::Changed { name: name() }),
-            Err(source) => return Err(SkeletonReadError::Read { name: name(), source }),
+            Ok(false) => return Err(ClientWeightsReadError::Changed { name: name() }),
+            Err(source) => return Err(ClientWeightsReadError::Read { name: name(), source }),
         }
-        read.map(|()| part).map_err(|source| SkeletonReadError::Read { name: name(), source })
+        read.map(|()| part).map_err(|source| ClientWeightsReadError::Read { name: name(), source })
     }
 
-    fn add_gguf(&mut self, path: &Path) -> Result<(), SkeletonError> {
+    fn add_gguf(&mut self, path: &Path) -> Result<(), ClientWeightsError> {
         let source = GgufSource::open(path).map_err(OpenError::from)?;
         let file = source.file();
         let small = small_tensors(source.config()).map(gguf::tensor_name);
@@ -232,7 +232,7 @@ impl SkeletonPlan {
         self.add_parts(map, file.header_bytes(), ranges)
     }
 
-    fn add_safetensors(&mut self, directory: &Path) -> Result<(), SkeletonError> {
+    fn add_safetensors(&mut self, directory: &Path) -> Result<(), ClientWeightsError> {
         match SafetensorsSource::open(directory) {
             Ok(source) => {
                 let config = source.config();
@@ -252,7 +252,11 @@ impl SkeletonPlan {
         }
     }
 
-    fn add_shards(&mut self, shards: &Shards, given: impl Fn(&str) -> bool) -> Result<(), SkeletonError> {
+    fn add_shards(
+        &mut self,
+        shards: &Shards,
+        given: impl Fn(&str) -> bool,
+    ) -> Result<(), ClientWeightsError> {
         let names: Vec<&str> = shards.names().filter(|name| given(name)).collect();
         for (number, shard) in shards.files().iter().enumerate() {
             let here = names.iter().filter(|name| shards.file_of(name) == Some(number));
@@ -268,13 +272,13 @@ impl SkeletonPlan {
         map: &MappedFile,
         header_bytes: usize,
         ranges: Vec<Range<usize>>,
-    ) -> Result<(), SkeletonError> {
+    ) -> Result<(), ClientWeightsError> {
         let path = map.path();
-        let read = |source| SkeletonError::Read { path: path.to_path_buf(), source };
+        let read = |source| ClientWeightsError::Read { path: path.to_path_buf(), source };
         let file = map.file().try_clone().map_err(read)?;
         let ranges = joined(ranges.into_iter().chain(iter::once(0..header_bytes)).collect());
         if ranges.len() > MAX_RANGES {
-            return Err(SkeletonError::TooManyRanges { path: path.to_path_buf(), found: ranges.len() });
+            return Err(ClientWeightsError::TooManyRanges { path: path.to_path_buf(), found: ranges.len() });
         }
         // The map was made of the file as it is now, or the plan is worth nothing.
         if !map.unchanged() {
@@ -283,27 +287,28 @@ impl SkeletonPlan {
         self.add(path, file, ranges)
     }
 
-    fn add_whole(&mut self, path: &Path) -> Result<(), SkeletonError> {
-        let read = |source| SkeletonError::Read { path: path.to_path_buf(), source };
+    fn add_whole(&mut self, path: &Path) -> Result<(), ClientWeightsError> {
+        let read = |source| ClientWeightsError::Read { path: path.to_path_buf(), source };
         let file = match open_regular(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             other => other.map_err(read)?,
         };
         let bytes = file.metadata().map_err(read)?.len();
         if bytes > MAX_WHOLE_BYTES {
-            return Err(SkeletonError::TooLarge { path: path.to_path_buf(), bytes });
+            return Err(ClientWeightsError::TooLarge { path: path.to_path_buf(), bytes });
         }
         let whole = (bytes > 0).then_some(0..bytes);
         self.add(path, file, whole.into_iter().collect())
     }
 
-    fn add(&mut self, path: &Path, file: File, ranges: Vec<Range<u64>>) -> Result<(), SkeletonError> {
+    fn add(&mut self, path: &Path, file: File, ranges: Vec<Range<u64>>) -> Result<(), ClientWeightsError> {
         let name = path.file_name().and_then(|name| name.to_str());
-        let name = name.ok_or_else(|| SkeletonError::Name { path: path.to_path_buf() })?.to_owned();
+        let name = name.ok_or_else(|| ClientWeightsError::Name { path: path.to_path_buf() })?.to_owned();
         let metadata = file.metadata();
-        let metadata = metadata.map_err(|source| SkeletonError::Read { path: path.to_path_buf(), source })?;
+        let metadata =
+            metadata.map_err(|source| ClientWeightsError::Read { path: path.to_path_buf(), source })?;
         let stamp = Stamp::of(&metadata);
-        self.files.push(SkeletonFile { name, bytes: stamp.bytes, ranges });
+        self.files.push(ClientWeightsFile { name, bytes: stamp.bytes, ranges });
         self.open.push(OpenFile { path: path.to_path_buf(), file, stamp });
         Ok(())
     }
@@ -336,7 +341,7 @@ fn joined(mut ranges: Vec<Range<usize>>) -> Vec<Range<u64>> {
     joined
 }
 
-fn unmapped(path: &Path) -> SkeletonError {
+fn unmapped(path: &Path) -> ClientWeightsError {
     let source = io::Error::other("it is not mapped");
-    SkeletonError::Read { path: path.to_path_buf(), source }
+    ClientWeightsError::Read { path: path.to_path_buf(), source }
 }

@@ -13,7 +13,7 @@ use std::{
 
 use files::model_files::SPARSE_COPY;
 
-use super::{MAX_FILES, MAX_RANGES, SkeletonFile};
+use super::{ClientWeightsFile, MAX_FILES, MAX_RANGES};
 
 /// Longest file a copy may have, holes included.
 const MAX_FILE_BYTES: u64 = 1 << 44;
@@ -67,7 +67,7 @@ pub enum SparseCopyError {
 
 /// What is to be fetched next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wanted {
+pub struct FetchRange {
     /// Number of the file in the list.
     pub file: usize,
     /// First byte.
@@ -96,7 +96,7 @@ impl SparseCopy {
     /// If the list makes no sense or is beyond the budget, before anything is written; or a file cannot be made.
     pub fn create(
         directory: &Path,
-        files: &[SkeletonFile],
+        files: &[ClientWeightsFile],
         budget_bytes: u64,
     ) -> Result<Self, SparseCopyError> {
         check(files, budget_bytes)?;
@@ -113,7 +113,7 @@ impl SparseCopy {
             let path = copy.temporary.join(&file.name);
             copy.files.push(sparse(&path, file.bytes).map_err(cannot_write(&path))?);
         }
-        let ranges = |(number, file): (usize, &SkeletonFile)| {
+        let ranges = |(number, file): (usize, &ClientWeightsFile)| {
             file.ranges.iter().map(|range| (number, range.clone())).collect::<Vec<_>>()
         };
         copy.wanted = files.iter().enumerate().flat_map(ranges).rev().collect();
@@ -122,9 +122,9 @@ impl SparseCopy {
 
     /// What to fetch next; `None` when all of it is there.
     #[must_use]
-    pub fn wanted(&self) -> Option<Wanted> {
+    pub fn wanted(&self) -> Option<FetchRange> {
         let (file, range) = self.wanted.last()?;
-        Some(Wanted { file: *file, offset: range.start, bytes: range.end - range.start })
+        Some(FetchRange { file: *file, offset: range.start, bytes: range.end - range.start })
     }
 
     /// Writes the first bytes of what was [`wanted`](Self::wanted): all or less of it.
@@ -193,7 +193,7 @@ fn sparse(path: &Path, bytes: u64) -> io::Result<File> {
     Ok(file)
 }
 
-fn check(files: &[SkeletonFile], budget: u64) -> Result<(), SparseCopyError> {
+fn check(files: &[ClientWeightsFile], budget: u64) -> Result<(), SparseCopyError> {
     let refused = |reason| Err(SparseCopyError::List { reason });
     if files.is_empty() || files.len() > MAX_FILES {
         return refused(format!("it has {} files, and 1 to {MAX_FILES} are read", files.len()));
@@ -221,7 +221,7 @@ fn is_plain(name: &str) -> bool {
 }
 
 /// Ascending, not empty, apart and within the file.
-fn are_apart(file: &SkeletonFile) -> bool {
+fn are_apart(file: &ClientWeightsFile) -> bool {
     let mut end = 0;
     file.ranges.iter().all(|range| {
         let apart = range.start >= end && range.start < range.end && range.end <= file.bytes;

@@ -53,7 +53,7 @@ impl Fused {
 
 /// The tensor of a file that a tensor of a model lies in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct TensorLocation {
     /// What the file calls it.
     pub(crate) tensor: String,
     /// `[rows, cols]` of it.
@@ -62,7 +62,7 @@ pub(crate) struct Place {
     pub(super) fused: Option<Fused>,
 }
 
-impl Place {
+impl TensorLocation {
     /// The place of a tensor of its own that is called `name`, or in that of a group, which `fused_name` says.
     pub(super) fn of(
         config: &ModelConfig,

@@ -2,7 +2,7 @@
 
 use kernels::elementwise::Gate;
 
-use crate::shape::config::{BlockNorms, Traits};
+use crate::shape::config::{ArchFlags, BlockNorms};
 
 /// Base of the rotary frequencies of Gemma 3's layers with a window, where the files do not say.
 pub(super) const LOCAL_THETA: f32 = 10_000.0;
@@ -19,15 +19,15 @@ pub(super) const LOGIT_CAP: f32 = 30.0;
 const LAYERS_OF_27B: [usize; 2] = [46, 62];
 
 /// What both do that Llama does not. Scores are divided by the root of `query_scalar`.
-pub(super) fn traits(hidden_size: usize, query_scalar: f32, global_layers: Vec<usize>) -> Traits {
-    Traits {
+pub(super) fn traits(hidden_size: usize, query_scalar: f32, global_layers: Vec<usize>) -> ArchFlags {
+    ArchFlags {
         gate: Gate::GeluTanh,
         norms: BlockNorms::Around,
         // In 32 bits whatever the weights are stored in: llama.cpp does so, and transformers where it computes in 32 bits.
         embedding_scale: Some((hidden_size as f32).sqrt()),
         score_scale: Some(1.0 / query_scalar.sqrt()),
         global_layers,
-        ..Traits::default()
+        ..ArchFlags::default()
     }
 }
 

@@ -18,11 +18,11 @@ use kernels::TensorType;
 
 pub(crate) use self::names::{fused_name, linear_name, tensor_name};
 
-use self::{metadata::Reader, names::place};
+use self::{metadata::GgufMetadata, names::place};
 use crate::{
     shape::{
         config::ModelConfig,
-        layout::{self, ConfigError, LayoutError, layer_targets},
+        layout::{self, LayoutError, ModelConfigError, layer_targets},
         source::{Target, Tensor, TensorId, WeightSource},
     },
     sources::{family::Family, norms::divided_norm},
@@ -62,7 +62,7 @@ pub enum GgufSourceError {
         /// The file.
         path: PathBuf,
         /// What is wrong.
-        source: ConfigError,
+        source: ModelConfigError,
     },
     /// The tensors are not those the shape calls for.
     #[error("{}: {source}; fetch or convert the model again", path.display())]
@@ -96,7 +96,7 @@ impl GgufSource {
     /// # Errors
     /// If it is of another architecture, or short of a tensor.
     pub fn new(file: GgufFile) -> Result<Self, GgufSourceError> {
-        let reader = Reader::new(&file)?;
+        let reader = GgufMetadata::new(&file)?;
         reader.refuse_unsupported()?;
         let family = reader.family;
         let config = reader.config()?;

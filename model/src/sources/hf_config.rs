@@ -10,12 +10,12 @@ mod traits;
 
 use files::small_json;
 
-use self::raw::{Raw, RawRope};
-use crate::sources::quantization::{Quantization, Unsupported};
+use self::raw::{RawHfConfig, RawRope};
+use crate::sources::quantization::{Quantization, UnsupportedOption};
 use crate::{
     shape::{
         config::{ModelConfig, Rope, RopeScaling},
-        layout::{self, ConfigError},
+        layout::{self, ModelConfigError},
         source::Target,
     },
     sources::family::Family,
@@ -32,7 +32,7 @@ pub enum HfConfigError {
     #[error("`{option}` is {value}, which is not supported")]
     Unsupported { option: &'static str, value: String },
     #[error("{0}")]
-    Shape(#[from] ConfigError),
+    Shape(#[from] ModelConfigError),
 }
 
 /// What a `config.json` says.
@@ -51,7 +51,7 @@ pub(crate) struct HfConfig {
 impl HfConfig {
     /// Reads and checks a `config.json`.
     pub(crate) fn parse(json: &[u8]) -> Result<Self, HfConfigError> {
-        let raw: Raw = small_json::parse(json)?;
+        let raw: RawHfConfig = small_json::parse(json)?;
         let name = raw.architectures.first().ok_or(HfConfigError::Missing("architectures"))?;
         let family = Family::of_class(name).ok_or_else(|| unsupported("architectures", name))?;
         refuse_unsupported(&raw, family)?;
@@ -59,7 +59,7 @@ impl HfConfig {
         layout::check_config(&model)?;
         let quantization = raw.quantization_config.as_ref().map(Quantization::parse).transpose();
         let quantization = quantization
-            .map_err(|Unsupported { option, value }| HfConfigError::Unsupported { option, value })?;
+            .map_err(|UnsupportedOption { option, value }| HfConfigError::Unsupported { option, value })?;
         Ok(Self { model, biased: raw.biased(family), norms_less_one: family.is_gemma(), quantization })
     }
 }
@@ -68,7 +68,7 @@ fn unsupported(option: &'static str, value: impl std::fmt::Debug) -> HfConfigErr
     HfConfigError::Unsupported { option, value: format!("{value:?}") }
 }
 
-fn refuse_unsupported(raw: &Raw, family: Family) -> Result<(), HfConfigError> {
+fn refuse_unsupported(raw: &RawHfConfig, family: Family) -> Result<(), HfConfigError> {
     let (option, found, known) = match family.is_gemma() {
         true => ("hidden_activation", &raw.hidden_activation, "gelu_pytorch_tanh"),
         false => ("hidden_act", &raw.hidden_act, "silu"),
@@ -100,7 +100,7 @@ fn refuse_unsupported(raw: &Raw, family: Family) -> Result<(), HfConfigError> {
     }
 }
 
-impl Raw {
+impl RawHfConfig {
     fn model(&self, family: Family) -> Result<ModelConfig, HfConfigError> {
         let hidden_size = self.hidden_size.ok_or(HfConfigError::Missing("hidden_size"))?;
         let heads = self.num_attention_heads.ok_or(HfConfigError::Missing("num_attention_heads"))?;

@@ -1,6 +1,6 @@
 //! What transformers calls the tensors and linear layers of a model.
 
-use super::{family::Family, fused::Place};
+use super::{family::Family, fused::TensorLocation};
 use crate::shape::{
     config::ModelConfig,
     experts::ExpertPart,
@@ -12,18 +12,18 @@ use crate::shape::{
 pub(crate) const EMBEDDING: &str = "model.embed_tokens";
 
 /// Where safetensors files keep a tensor of a model.
-pub(super) fn place(config: &ModelConfig, id: TensorId) -> Place {
-    Place::of(config, id, || tensor_name(config, id), fused_module_name)
+pub(super) fn place(config: &ModelConfig, id: TensorId) -> TensorLocation {
+    TensorLocation::of(config, id, || tensor_name(config, id), fused_module_name)
 }
 
 /// The same in files whose experts lie in one tensor, as transformers 5 has them in memory: gate and up of an expert, then those of the
 /// next.
-pub(super) fn stacked_place(config: &ModelConfig, id: TensorId) -> Place {
+pub(super) fn stacked_place(config: &ModelConfig, id: TensorId) -> TensorLocation {
     let (layer, expert, part, experts) = match (id, &config.experts) {
         (TensorId::Expert(layer, expert, part), Some(experts)) => (layer, expert, part, experts),
         (TensorId::Router(layer), _) => {
             let name = || format!("model.layers.{layer}.mlp.gate.weight");
-            return Place::of(config, id, name, fused_module_name);
+            return TensorLocation::of(config, id, name, fused_module_name);
         }
         _ => return place(config, id),
     };
@@ -33,7 +33,7 @@ pub(super) fn stacked_place(config: &ModelConfig, id: TensorId) -> Place {
         ExpertPart::Up => (LinearGroup::ExpertGateUp(expert), (2 * nth + 1, 2 * of)),
         ExpertPart::Down => (LinearGroup::ExpertDown(expert), (nth, of)),
     };
-    Place::stacked(config, (id, group), fused_module_name(layer, group), place)
+    TensorLocation::stacked(config, (id, group), fused_module_name(layer, group), place)
 }
 
 /// What safetensors files call a tensor of a model.

@@ -5,7 +5,7 @@ use std::{fs, io, os::unix::fs::MetadataExt as _, path::Path};
 use files::{model_files::ModelFiles, text_hash::TextHash};
 
 use crate::{
-    shape::identity::{CONTEXT, Hashed, Identified as _},
+    shape::identity::{CONTEXT, HashedWeights, Identified as _},
     sources::open::{OpenError, weights},
 };
 
@@ -19,7 +19,7 @@ const MAX_FILES: usize = 1 << 12;
 pub fn of_model(path: &Path) -> Result<[u8; 32], OpenError> {
     let files = ModelFiles::at(path)?;
     let text = TextHash::of(&files)?;
-    Ok(Hashed::new(weights(&files)?).identity(text))
+    Ok(HashedWeights::new(weights(&files)?).identity(text))
 }
 
 /// As [`of_model`], but a model is read once: its identity is kept in the directory `kept`, by names, sizes, times and

@@ -1,31 +1,31 @@
 //! What every source of a Granite, OLMo 2 or Phi model knows, whatever its files are.
 
-use crate::shape::config::{BlockNorms, Traits};
+use crate::shape::config::{ArchFlags, BlockNorms};
 
 /// What Granite does that Llama does not: embeddings, scores and updates are multiplied with these, and logits divided.
-pub(super) fn granite([embeddings, scores, updates, logits]: [Option<f32>; 4]) -> Traits {
+pub(super) fn granite([embeddings, scores, updates, logits]: [Option<f32>; 4]) -> ArchFlags {
     // What changes nothing need not be computed.
     let other = |scale: Option<f32>| scale.filter(|&scale| scale != 1.0);
-    Traits {
+    ArchFlags {
         embedding_scale: other(embeddings),
         score_scale: scores,
         update_scale: other(updates),
         logit_divisor: other(logits),
-        ..Traits::default()
+        ..ArchFlags::default()
     }
 }
 
 /// What OLMo 2 does that Llama does not.
-pub(super) fn olmo2() -> Traits {
-    Traits { norms: BlockNorms::Behind, wide_query_norms: true, ..Traits::default() }
+pub(super) fn olmo2() -> ArchFlags {
+    ArchFlags { norms: BlockNorms::Behind, wide_query_norms: true, ..ArchFlags::default() }
 }
 
 /// What Phi does that Llama does not: only `rotary_dim` features of a head are rotated, and multiplied with `magnitude`.
-pub(super) fn phi3(head_dim: usize, rotary_dim: usize, magnitude: f32) -> Traits {
-    Traits {
+pub(super) fn phi3(head_dim: usize, rotary_dim: usize, magnitude: f32) -> ArchFlags {
+    ArchFlags {
         rotary_dim: Some(rotary_dim).filter(|&rotary_dim| rotary_dim != head_dim),
         rotary_magnitude: Some(magnitude).filter(|&magnitude| magnitude != 1.0),
-        ..Traits::default()
+        ..ArchFlags::default()
     }
 }
 

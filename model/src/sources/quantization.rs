@@ -4,19 +4,19 @@ use serde_json::Value;
 
 /// An option that is not supported.
 #[derive(Debug)]
-pub(super) struct Unsupported {
+pub(super) struct UnsupportedOption {
     pub(super) option: &'static str,
     pub(super) value: String,
 }
 
-fn unsupported(option: &'static str, value: impl std::fmt::Debug) -> Unsupported {
-    Unsupported { option, value: format!("{value:?}") }
+fn unsupported(option: &'static str, value: impl std::fmt::Debug) -> UnsupportedOption {
+    UnsupportedOption { option, value: format!("{value:?}") }
 }
 
 /// How a model's linear layers were quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Quantization {
-    pub(super) method: Method,
+    pub(super) method: QuantMethod,
     /// Of a code: 4 or 8.
     pub(super) bits: usize,
     /// Inputs that share a scale; `None`: all.
@@ -24,7 +24,7 @@ pub(crate) struct Quantization {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Method {
+pub(super) enum QuantMethod {
     /// Stores zero points less this.
     Gptq(u32),
     Awq,
@@ -35,15 +35,15 @@ impl Quantization {
     ///
     /// # Errors
     /// It is another method, or a variant that is not known.
-    pub(super) fn parse(json: &Value) -> Result<Self, Unsupported> {
+    pub(super) fn parse(json: &Value) -> Result<Self, UnsupportedOption> {
         let text = |name: &str| json.get(name).and_then(Value::as_str);
         let method = match (text("quant_method"), text("checkpoint_format"), text("version")) {
-            (Some("gptq"), None | Some("gptq"), _) => Method::Gptq(1),
-            (Some("gptq"), Some("gptq_v2"), _) => Method::Gptq(0),
+            (Some("gptq"), None | Some("gptq"), _) => QuantMethod::Gptq(1),
+            (Some("gptq"), Some("gptq_v2"), _) => QuantMethod::Gptq(0),
             (Some("gptq"), other, _) => {
                 return Err(unsupported("quantization_config.checkpoint_format", other));
             }
-            (Some("awq"), _, None | Some("gemm" | "GEMM")) => Method::Awq,
+            (Some("awq"), _, None | Some("gemm" | "GEMM")) => QuantMethod::Awq,
             (Some("awq"), _, other) => return Err(unsupported("quantization_config.version", other)),
             _ => {
                 let method = json.get("quant_method").unwrap_or(json);
@@ -55,7 +55,7 @@ impl Quantization {
         }
         let bits = match (method, json.get("bits").and_then(Value::as_u64)) {
             (_, Some(4)) => 4,
-            (Method::Gptq(_), Some(8)) => 8,
+            (QuantMethod::Gptq(_), Some(8)) => 8,
             (_, other) => return Err(unsupported("quantization_config.bits", other)),
         };
         let group = match json.get("group_size").and_then(Value::as_i64) {

@@ -212,7 +212,7 @@ mod tests {
     use crate::{
         forward::{ForwardPass as _, LogitRows, SequenceSlice},
         resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
-        shape::config::{Rope, RopeScaling, Traits},
+        shape::config::{ArchFlags, Rope, RopeScaling},
     };
 
     /// How the queries of the second layer begin with seed 7.
@@ -234,7 +234,7 @@ mod tests {
             tied_head: false,
             context_length: 64,
             sliding_window: None,
-            traits: Traits::default(),
+            traits: ArchFlags::default(),
             experts: None,
         }
     }

@@ -26,13 +26,13 @@ use crate::{
         source::{Target, Tensor, TensorId, WeightSource},
     },
     sources::{
-        fused::Place,
+        fused::TensorLocation,
         hf_config::HfConfig,
         hf_names::{module_name, place, stacked_place},
         norms::{divided_norm, norm_and_one},
         quantization::Quantization,
         safetensors::{
-            quantized::{PARTS, Parts},
+            quantized::{PARTS, QuantizedParts},
             shards::{OtherTypes, Shards},
         },
     },
@@ -81,14 +81,16 @@ impl SafetensorsSource {
     }
 
     /// Where the files keep a tensor.
-    pub(crate) fn place(&self, id: TensorId) -> Place {
+    pub(crate) fn place(&self, id: TensorId) -> TensorLocation {
         if self.stacked { stacked_place(&self.config, id) } else { place(&self.config, id) }
     }
 
     /// The parts of the linear layer at `place`, if it is quantized.
-    fn parts(&self, place: &Place) -> Result<Option<Parts<'_>>, LayoutError> {
+    fn parts(&self, place: &TensorLocation) -> Result<Option<QuantizedParts<'_>>, LayoutError> {
         match (self.quantization, place.module()) {
-            (Some(quantization), Some(module)) => Parts::of(&self.shards, quantization, module, place.shape),
+            (Some(quantization), Some(module)) => {
+                QuantizedParts::of(&self.shards, quantization, module, place.shape)
+            }
             _ => Ok(None),
         }
     }
@@ -193,7 +195,7 @@ impl WeightSource for SafetensorsSource {
 }
 
 /// What the parts of the linear layer at `place` are called, if it is quantized.
-fn part_names(place: &Place) -> impl Iterator<Item = String> {
+fn part_names(place: &TensorLocation) -> impl Iterator<Item = String> {
     let module = place.module();
     module.into_iter().flat_map(|module| PARTS.map(|part| format!("{module}.{part}")))
 }

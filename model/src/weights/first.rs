@@ -15,7 +15,7 @@ use crate::{
     sites::{Site, SiteCall, SiteId},
     sources::hf_names::module_name,
     weights::{
-        host::{HostLayers, Meanwhile},
+        host::{HostLayers, WaitCallback},
         sites::{Linear, SiteWeights},
     },
 };
@@ -46,9 +46,9 @@ pub enum FirstLayersError {
 
 /// A matrix that lies in pieces of equally many rows, the last of fewer.
 #[derive(Debug, Clone)]
-pub(crate) struct Pieces(Vec<Arc<PackedMatrix>>);
+pub(crate) struct PiecewiseMatrix(Vec<Arc<PackedMatrix>>);
 
-impl Pieces {
+impl PiecewiseMatrix {
     /// Puts them together, if there are any.
     pub(crate) fn new(pieces: Vec<Arc<PackedMatrix>>) -> Option<Self> {
         (!pieces.is_empty()).then_some(Self(pieces))
@@ -74,15 +74,15 @@ impl Pieces {
 pub(crate) struct SharedLayers {
     /// The first blocks, as many as are there: their sites.
     pub(crate) blocks: Vec<Vec<Vec<Linear>>>,
-    pub(crate) embedding: Option<Pieces>,
-    pub(crate) head: Option<Pieces>,
+    pub(crate) embedding: Option<PiecewiseMatrix>,
+    pub(crate) head: Option<PiecewiseMatrix>,
 }
 
 /// See the module.
 #[derive(Debug)]
 pub struct FirstLayers {
     sites: SiteWeights,
-    embedding: Pieces,
+    embedding: PiecewiseMatrix,
     config: ModelConfig,
     /// Bytes that are not the base's.
     own_bytes: usize,
@@ -98,14 +98,15 @@ impl FirstLayers {
         let (wanted, in_memory) = (shape.layers, shared.blocks.len());
         let blocks = shared.blocks.get(..wanted);
         let blocks = blocks.ok_or(FirstLayersError::NotInMemory { wanted, in_memory })?;
-        let end = |pieces: &Option<Pieces>, name| pieces.clone().ok_or(FirstLayersError::NoEnd(name));
+        let end =
+            |pieces: &Option<PiecewiseMatrix>, name| pieces.clone().ok_or(FirstLayersError::NoEnd(name));
         let (embedding, head) = (end(&shared.embedding, "token embedding")?, end(&shared.head, "head")?);
         let (head, own_bytes) = match &shape.shortlist {
             None => (head.linears(), 0),
             Some(ids) => {
                 let rows = PackedMatrix::gathered(ids.len(), |row| head.of(ids[row] as usize))?;
                 let bytes = rows.bytes();
-                (Pieces(vec![Arc::new(rows)]).linears(), bytes)
+                (PiecewiseMatrix(vec![Arc::new(rows)]).linears(), bytes)
             }
         };
         let sites = blocks.iter().flatten().cloned().chain([head]).collect();
@@ -140,7 +141,7 @@ impl HostLayers for FirstLayers {
         call: SiteCall,
         x: &mut Activations,
         out: &mut [f32],
-        _: Meanwhile<'_>,
+        _: WaitCallback<'_>,
     ) -> Result<(), Infallible> {
         self.sites.evaluate(compute, call, x, out);
         Ok(())

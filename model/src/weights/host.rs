@@ -9,12 +9,12 @@ use crate::{
     precision::Precision,
     shape::config::ModelConfig,
     sites::{EvaluateError, EvaluateSites, Site, SiteCall},
-    sweep::{SweepFigures, Waiting},
+    sweep::{PendingWeights, WeightStreamStats},
     weights::ResidentLayers,
 };
 
 /// What is called, on the thread that computes, wherever weights are waited for.
-pub type Meanwhile<'a> = &'a mut dyn FnMut(&dyn Waiting);
+pub type WaitCallback<'a> = &'a mut dyn FnMut(&dyn PendingWeights);
 
 /// The linear layers of a model, and its token embedding.
 pub trait HostLayers: fmt::Debug {
@@ -52,7 +52,7 @@ pub trait HostLayers: fmt::Debug {
         call: SiteCall,
         x: &mut Activations,
         out: &mut [f32],
-        meanwhile: Meanwhile<'_>,
+        meanwhile: WaitCallback<'_>,
     ) -> Result<(), Self::Error>;
 
     /// Writes the embeddings of `tokens` to `out`, `[tokens, hidden]`.
@@ -75,7 +75,7 @@ pub trait HostLayers: fmt::Debug {
     }
 
     /// Of weights that come from a disk, what that costs.
-    fn sweep_figures(&self) -> Option<Arc<SweepFigures>> {
+    fn sweep_figures(&self) -> Option<Arc<WeightStreamStats>> {
         None
     }
 }
@@ -109,7 +109,7 @@ impl HostLayers for ResidentLayers {
         call: SiteCall,
         x: &mut Activations,
         out: &mut [f32],
-        _: Meanwhile<'_>,
+        _: WaitCallback<'_>,
     ) -> Result<(), Infallible> {
         self.sites().evaluate(compute, call, x, out);
         Ok(())
@@ -123,12 +123,12 @@ impl HostLayers for ResidentLayers {
 
 /// The sites of layers that somebody else owns, with the threads he computes with.
 #[derive(Debug)]
-pub(crate) struct LentSites<'a, L> {
+pub(crate) struct BorrowedSites<'a, L> {
     pub(crate) layers: &'a mut L,
     pub(crate) compute: &'a mut Compute,
 }
 
-impl<L: HostLayers> EvaluateSites for LentSites<'_, L> {
+impl<L: HostLayers> EvaluateSites for BorrowedSites<'_, L> {
     fn sites(&self) -> &[Site] {
         self.layers.sites()
     }

@@ -6,21 +6,21 @@ use crate::{
     cpu::Compute,
     forward::BaseLayers,
     shape::layout::LinearGroup,
-    sites::{Company, SiteCall, SiteId, SiteOp, SitePath},
-    weights::host::{HostLayers, LentSites},
+    sites::{PassHooks, SiteCall, SiteId, SiteOp, SitePath},
+    weights::host::{BorrowedSites, HostLayers},
 };
 
 /// The base layers of a pass that others may join.
-pub(crate) struct JoinedLayers<'a, L> {
+pub(crate) struct CoBatchedLayers<'a, L> {
     pub(crate) layers: &'a mut L,
     /// Which path the pass takes.
     pub(crate) path: SitePath,
-    pub(crate) company: &'a mut dyn Company,
+    pub(crate) company: &'a mut dyn PassHooks,
     /// Outputs of the pass's rows and of those that joined; kept between passes.
     pub(crate) together: &'a mut Vec<f32>,
 }
 
-impl<L: HostLayers> JoinedLayers<'_, L> {
+impl<L: HostLayers> CoBatchedLayers<'_, L> {
     /// Evaluates the pass's `own` rows and those that joined, and parts them again: what comes after has only its own.
     fn evaluate_together(
         &mut self,
@@ -45,7 +45,7 @@ impl<L: HostLayers> JoinedLayers<'_, L> {
     }
 }
 
-impl<L: HostLayers> BaseLayers<Compute> for JoinedLayers<'_, L> {
+impl<L: HostLayers> BaseLayers<Compute> for CoBatchedLayers<'_, L> {
     type Error = L::Error;
 
     fn linear(
@@ -58,7 +58,8 @@ impl<L: HostLayers> BaseLayers<Compute> for JoinedLayers<'_, L> {
     ) -> Result<(), L::Error> {
         let site = SiteId::of(self.layers.config(), layer, group);
         let call = SiteCall { site, part: None, op: SiteOp::Forward, path: self.path };
-        self.company.before_site(site, &mut LentSites { layers: &mut *self.layers, compute: &mut *device });
+        self.company
+            .before_site(site, &mut BorrowedSites { layers: &mut *self.layers, compute: &mut *device });
         let own = x.rows();
         let joined = self.company.join(call, x);
         assert_eq!(x.rows(), own + joined, "company appends as many rows as it says");

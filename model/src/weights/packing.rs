@@ -17,7 +17,7 @@ pub struct LoadProgress {
 }
 
 /// Who is told, from any of the threads, how far it is.
-pub(crate) type Told<'a> = &'a (dyn Fn(LoadProgress) + Sync);
+pub(crate) type ProgressCallback<'a> = &'a (dyn Fn(LoadProgress) + Sync);
 
 /// Memory for weights is asked for in pieces of this size, so that small matrices share huge pages.
 const ARENA_CHUNK_BYTES: usize = 32 << 20;
@@ -30,7 +30,7 @@ pub(crate) fn pack_all<J: Sync, T: Send, E: Send>(
     jobs: &[J],
     elements: impl Fn(&J) -> u64 + Sync,
     threads: usize,
-    told: Told<'_>,
+    told: ProgressCallback<'_>,
     pack: impl Fn(&Arena, &J) -> Result<T, E> + Sync,
 ) -> Result<Vec<T>, E> {
     let total = jobs.iter().map(&elements).fold(0, u64::saturating_add);

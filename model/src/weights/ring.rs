@@ -2,11 +2,11 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use kernels::{LinearPart, PackedMatrix, RingForm, SumFrom, linear_ring, linear_ring_transposed};
+use kernels::{LinearPart, ModularForm, PackedMatrix, SumFrom, linear_ring, linear_ring_transposed};
 
 use crate::{
     cpu::Compute,
-    sites::{RingRoom, RingSite, Site, SiteCall, SiteOp},
+    sites::{ModularRange, ModularSite, Site, SiteCall, SiteOp},
 };
 
 /// What commitments are made of.
@@ -17,7 +17,7 @@ const HASHED_BYTES: usize = 1 << 17;
 
 /// Promises of many sites, each of which has these matrices one below the other, made by all threads: `None` for one that has no
 /// ring path.
-pub(crate) fn ring_sites(compute: &mut Compute, sites: &[Vec<&PackedMatrix>]) -> Vec<Option<RingSite>> {
+pub(crate) fn ring_sites(compute: &mut Compute, sites: &[Vec<&PackedMatrix>]) -> Vec<Option<ModularSite>> {
     let made = Mutex::new(vec![None; sites.len()]);
     compute.pool.run(sites.len(), |number| {
         let ring = ring_site(&sites[number]);
@@ -27,9 +27,9 @@ pub(crate) fn ring_sites(compute: &mut Compute, sites: &[Vec<&PackedMatrix>]) ->
 }
 
 /// The promise of a site that has these matrices one below the other; `None` if it has no ring path.
-pub(crate) fn ring_site(matrices: &[&PackedMatrix]) -> Option<RingSite> {
-    let forms: Vec<RingForm> = matrices.iter().map(|matrix| matrix.ring_form()).collect::<Option<_>>()?;
-    let exponent = RingForm::common(&forms)?;
+pub(crate) fn ring_site(matrices: &[&PackedMatrix]) -> Option<ModularSite> {
+    let forms: Vec<ModularForm> = matrices.iter().map(|matrix| matrix.ring_form()).collect::<Option<_>>()?;
+    let exponent = ModularForm::common(&forms)?;
     let columns = matrices.first()?.columns();
     let mut hasher = blake3::Hasher::new_derive_key(CONTEXT);
     let size = |size: usize| (size as u64).to_le_bytes();
@@ -39,7 +39,7 @@ pub(crate) fn ring_site(matrices: &[&PackedMatrix]) -> Option<RingSite> {
         hasher.update(&size(matrix.rows()));
     }
     hasher.update(&exponent.to_le_bytes());
-    let mut sums = Sums { row: 0, columns: vec![0; columns] };
+    let mut sums = MagnitudeSums { row: 0, columns: vec![0; columns] };
     let mut bytes = Vec::with_capacity(HASHED_BYTES + 4 * columns);
     let mut weights = vec![0; columns];
     for matrix in matrices {
@@ -55,19 +55,19 @@ pub(crate) fn ring_site(matrices: &[&PackedMatrix]) -> Option<RingSite> {
     }
     hasher.update(&bytes);
     let l1 = [sums.row, sums.columns.into_iter().max().unwrap_or(0)];
-    let ring = RingSite { weight_exponent: exponent, l1, commitment: *hasher.finalize().as_bytes() };
+    let ring = ModularSite { weight_exponent: exponent, l1, commitment: *hasher.finalize().as_bytes() };
     ring.is_usable().then_some(ring)
 }
 
 /// Sums of magnitudes.
-struct Sums {
+struct MagnitudeSums {
     /// The largest of a row.
     row: u64,
     /// Of each column. Below 2^62: weights are below 2^30, and memory holds fewer than 2^32 rows.
     columns: Vec<u64>,
 }
 
-impl Sums {
+impl MagnitudeSums {
     fn add(&mut self, weights: &[i32]) {
         let mut sum = 0;
         for (column, weight) in self.columns.iter_mut().zip(weights) {
@@ -94,7 +94,7 @@ pub(crate) fn evaluate(
 ) {
     assert_ne!(call.op, SiteOp::Forward, "a bias is no whole number");
     let ring = site.ring.expect("whoever lets calls in knows which sites have a ring path");
-    let RingRoom { modulus, .. } = site.ring_room(call.op).expect("it has room");
+    let ModularRange { modulus, .. } = site.ring_room(call.op).expect("it has room");
     let (inputs, outputs) = site.widths(call.part, call.op).expect("the site has the part");
     // Words of 32 bits that are no floats, and are not computed with as such.
     let (x, out): (&[u8], &mut [u8]) = (bytemuck::cast_slice(x), bytemuck::cast_slice_mut(out));

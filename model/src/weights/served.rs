@@ -9,10 +9,10 @@ use crate::{
     precision::Precision,
     shape::config::ModelConfig,
     sites::{Site, SiteCall},
-    sweep::SweepFigures,
+    sweep::WeightStreamStats,
     weights::{
         ResidentLayers,
-        host::{HostLayers, Meanwhile},
+        host::{HostLayers, WaitCallback},
         streamed::{StreamedLayers, WeightReadError},
     },
 };
@@ -70,7 +70,7 @@ impl HostLayers for ServedLayers {
         call: SiteCall,
         x: &mut Activations,
         out: &mut [f32],
-        meanwhile: Meanwhile<'_>,
+        meanwhile: WaitCallback<'_>,
     ) -> Result<(), WeightReadError> {
         match self {
             Self::Resident(layers) => {
@@ -101,7 +101,7 @@ impl HostLayers for ServedLayers {
         }
     }
 
-    fn sweep_figures(&self) -> Option<Arc<SweepFigures>> {
+    fn sweep_figures(&self) -> Option<Arc<WeightStreamStats>> {
         match self {
             Self::Resident(_) => None,
             Self::Streamed(layers) => layers.sweep_figures(),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kernels::{
-    Activations, Forms, LinearPart, PackedMatrix, SumFrom, linear, linear_transposed,
+    ActivationForms, Activations, LinearPart, PackedMatrix, SumFrom, linear, linear_transposed,
     linear_transposed_rounded, linear_unrounded,
 };
 
@@ -146,11 +146,12 @@ pub(crate) fn evaluate(
         }
         _ => {
             let rounding = site.rounding.filter(|_| call.path == SitePath::Fast);
-            let forms = parts.iter().fold(Forms::default(), |forms, part| forms.and(part.matrix.forms()));
+            let forms =
+                parts.iter().fold(ActivationForms::default(), |forms, part| forms.and(part.matrix.forms()));
             match rounding {
                 Some(rounding) => x.prepare(pool, *isa, forms, rounding),
                 // Weights that round nothing have the same bits by either way, and the first is the faster one.
-                None if forms != Forms::default() => {
+                None if forms != ActivationForms::default() => {
                     return linear_unrounded(pool, *isa, x, parts, out, outputs);
                 }
                 None => {}

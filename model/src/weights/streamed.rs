@@ -11,7 +11,7 @@
 //!
 //! # Layout
 //!
-//! - this file: the linear groups over all of it. [`SweepFigures`]: what it costs.
+//! - this file: the linear groups over all of it. [`WeightStreamStats`]: what it costs.
 //! - `layout`: what lies where, and what is loaded together. `file`: it is made, read and checked.
 //! - `window`: who brings what is next. `plan`: what is pinned under a bound.
 //!
@@ -28,12 +28,12 @@ mod window;
 
 use std::{io, num::NonZeroU64, ops::Range, path::PathBuf, sync::Arc, time::Instant};
 
-use kernels::{Activations, LinearPart, PackedMatrix, Slab, SumFrom};
+use kernels::{Activations, LinearPart, PackedMatrix, PageSlab, SumFrom};
 
 use self::{
     file::PackedFile,
-    plan::Plan,
-    window::{Heading, Window},
+    plan::PinPlan,
+    window::{DoubleBuffer, PassDirection},
 };
 use crate::{
     cpu::Compute,
@@ -46,11 +46,11 @@ use crate::{
     },
     sites::{Site, SiteCall, SiteId, SiteOp, SitePart},
     sources::hf_names::linear_name,
-    sweep::SweepFigures,
+    sweep::WeightStreamStats,
     weights::{
-        first::{Pieces, SharedLayers, block_sites},
-        host::{HostLayers, Meanwhile},
-        packing::Told,
+        first::{PiecewiseMatrix, SharedLayers, block_sites},
+        host::{HostLayers, WaitCallback},
+        packing::ProgressCallback,
         sites::{Linear, evaluate},
         tensors::{WeightsError, read_bias},
     },
@@ -119,8 +119,8 @@ pub struct StreamedLayers {
     file: Arc<PackedFile>,
     /// The matrices of each floor that is pinned.
     pinned: Vec<Option<Vec<PackedMatrix>>>,
-    window: Option<Window>,
-    figures: Arc<SweepFigures>,
+    window: Option<DoubleBuffer>,
+    figures: Arc<WeightStreamStats>,
     bytes: usize,
 }
 
@@ -135,9 +135,9 @@ impl StreamedLayers {
         base: &[u8; 32],
         options: &StreamOptions,
         threads: usize,
-        told: Told<'_>,
+        told: ProgressCallback<'_>,
     ) -> Result<Self, StreamError> {
-        let plan = Plan::of(source, options.bound_bytes)?;
+        let plan = PinPlan::of(source, options.bound_bytes)?;
         let key = blake3::derive_key(KEY_CONTEXT, &[*base, options.program].concat());
         let file = PackedFile::open_or_make(&options.path, &key, source, threads, told)?;
         let file = Arc::new(file);
@@ -146,10 +146,10 @@ impl StreamedLayers {
             pinned[floor] = Some(matrices);
         }
         let streamed: Vec<usize> = (0..pinned.len()).filter(|&floor| pinned[floor].is_none()).collect();
-        let figures = Arc::new(SweepFigures::default());
+        let figures = Arc::new(WeightStreamStats::default());
         let window = match streamed.is_empty() {
             true => None,
-            false => Some(Window::new(&file, &figures, streamed, options.readahead, options.pace)?),
+            false => Some(DoubleBuffer::new(&file, &figures, streamed, options.readahead, options.pace)?),
         };
         let config = source.config().clone();
         let (mut sites, biases) = sites(source, &file)?;
@@ -180,7 +180,7 @@ impl StreamedLayers {
             sites.collect()
         });
         let head: Option<Vec<_>> = self.pinned[layers..].iter().map(pinned).collect();
-        let head = head.and_then(|pieces| Pieces::new(pieces.into_iter().flatten().collect()));
+        let head = head.and_then(|pieces| PiecewiseMatrix::new(pieces.into_iter().flatten().collect()));
         let embedding = head.clone().filter(|_| self.config.tied_head);
         SharedLayers { blocks: blocks.collect(), embedding, head }
     }
@@ -208,9 +208,9 @@ impl StreamedLayers {
 /// Has the window bring what comes after `floor`, and the matrices of that floor; `meanwhile` is called where it waits.
 fn reach<'a>(
     pinned: &'a [Option<Vec<PackedMatrix>>],
-    window: &'a mut Option<Window>,
-    (floor, heading): (usize, Heading),
-    meanwhile: Meanwhile<'_>,
+    window: &'a mut Option<DoubleBuffer>,
+    (floor, heading): (usize, PassDirection),
+    meanwhile: WaitCallback<'_>,
 ) -> Result<&'a [PackedMatrix], WeightReadError> {
     match (&pinned[floor], window) {
         (Some(matrices), window) => {
@@ -247,11 +247,11 @@ impl HostLayers for StreamedLayers {
         call: SiteCall,
         x: &mut Activations,
         out: &mut [f32],
-        meanwhile: Meanwhile<'_>,
+        meanwhile: WaitCallback<'_>,
     ) -> Result<(), WeightReadError> {
         let (floors, own) = self.place(call.site);
         let (site, biases) = (&self.sites[call.site.0 as usize], &self.biases[call.site.0 as usize]);
-        let heading = if call.op == SiteOp::Backward { Heading::Down } else { Heading::Up };
+        let heading = if call.op == SiteOp::Backward { PassDirection::Down } else { PassDirection::Up };
         let (mut from, mut first_row) = (SumFrom::Zero, 0);
         for floor in floors {
             let way = (floor, heading);
@@ -301,7 +301,7 @@ impl HostLayers for StreamedLayers {
         floors.filter(|(_, pinned)| pinned.is_none()).map(|(floor, _)| floor.bytes() as u64).sum()
     }
 
-    fn sweep_figures(&self) -> Option<Arc<SweepFigures>> {
+    fn sweep_figures(&self) -> Option<Arc<WeightStreamStats>> {
         Some(Arc::clone(&self.figures))
     }
 }
@@ -312,13 +312,13 @@ impl StreamedLayers {
         &self,
         token: usize,
         row: &mut [f32],
-        slab: &mut Option<Slab>,
+        slab: &mut Option<PageSlab>,
     ) -> Result<(), WeightReadError> {
         let layout = self.file.layout();
         let (part, pages) = layout.embedding_grain(token);
         let mut room = match slab.take() {
             Some(slab) => slab,
-            None => Slab::new(layout.grain_bytes()).map_err(|source| self.file.unreadable(source))?,
+            None => PageSlab::new(layout.grain_bytes()).map_err(|source| self.file.unreadable(source))?,
         };
         let begun = Instant::now();
         let into = room.as_mut_slice().ok_or(WeightReadError::ReaderEnded)?;
@@ -334,9 +334,9 @@ impl StreamedLayers {
 }
 
 /// Reads the floors that are pinned, each of them once, into memory of their own.
-fn pin(file: &PackedFile, plan: &Plan) -> Result<Vec<(usize, Vec<PackedMatrix>)>, StreamError> {
+fn pin(file: &PackedFile, plan: &PinPlan) -> Result<Vec<(usize, Vec<PackedMatrix>)>, StreamError> {
     let bytes = plan.pinned.iter().map(|&floor| file.floor(floor).bytes()).sum();
-    let mut slab = Slab::new(bytes)?;
+    let mut slab = PageSlab::new(bytes)?;
     let mut at = 0;
     for &floor in &plan.pinned {
         let floor = file.floor(floor);

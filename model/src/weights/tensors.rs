@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kernels::{Arena, PackError, PackedMatrix, TensorType, quant::dequantize_row};
 
 use crate::{
-    forward::{Frame, Norms},
+    forward::{ModelContext, Norms},
     shape::{
         layout::{router, tensor_shape},
         source::{Tensor, TensorId, WeightSource},
@@ -97,10 +97,10 @@ pub(crate) fn read_bias(
 /// # Errors
 ///
 /// Something is missing, or has another shape than the configuration implies.
-pub(crate) fn load_frame(source: &dyn WeightSource) -> Result<Frame, WeightsError> {
+pub(crate) fn load_frame(source: &dyn WeightSource) -> Result<ModelContext, WeightsError> {
     let config = source.config().clone();
     let routers = (0..config.layers).map(|layer| load_router(source, layer)).collect::<Result<_, _>>()?;
-    Ok(Frame::new(config, load_norms(source)?, routers))
+    Ok(ModelContext::new(config, load_norms(source)?, routers))
 }
 
 /// Reads and packs the router of a block, if it has experts: in 32 bits, however it is stored.

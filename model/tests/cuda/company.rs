@@ -4,10 +4,10 @@ use kernels::Activations;
 use model::{
     cuda::Graphs,
     forward::{ForwardPass as _, LogitRows},
-    sites::{Company, EvaluateSites, SiteCall, SiteId, SiteOp, SitePath},
+    sites::{EvaluateSites, PassHooks, SiteCall, SiteId, SiteOp, SitePath},
 };
 
-use crate::support::{Sequence, device, error, on_cpu, on_device};
+use crate::support::{CudaSequence, device, error, on_cpu, on_device};
 
 const MODELS: [&str; 3] = ["llama-tied", "qwen2-f16", "llama-bf16"];
 
@@ -64,12 +64,12 @@ fn every_site_gives_what_the_cpu_gives_forward_and_backward() {
 
 /// Joins every site with rows of its own.
 #[derive(Default)]
-struct Guests {
+struct JoiningHooks {
     asked: Option<SiteCall>,
     answers: Vec<(SiteCall, Vec<f32>)>,
 }
 
-impl Company for Guests {
+impl PassHooks for JoiningHooks {
     fn is_waiting(&mut self) -> bool {
         true
     }
@@ -97,8 +97,8 @@ fn rows_that_join_a_pass_get_their_own_and_change_nothing() {
     let Some(cuda) = device() else { return };
     for name in MODELS {
         let mut pass = on_device(&cuda, name, Graphs::Use);
-        let sequence = Sequence::new(0, 12, None);
-        let (mut alone, mut together, mut guests) = (Vec::new(), Vec::new(), Guests::default());
+        let sequence = CudaSequence::new(0, 12, None);
+        let (mut alone, mut together, mut guests) = (Vec::new(), Vec::new(), JoiningHooks::default());
         pass.forward(&[sequence.slice(0..12, LogitRows::Last)], &mut alone).unwrap();
         let slice = sequence.slice(0..12, LogitRows::Last);
         pass.forward_in_company(&[slice], &mut together, &mut guests).unwrap();
@@ -119,7 +119,7 @@ fn whether_a_call_joined_a_pass_or_stood_alone_is_not_seen_in_its_bits() {
     for name in ["qwen2-f16", "llama-bf16"] {
         let mut pass = on_device(&cuda, name, Graphs::Use);
         // So few rows in all that weights are read once for all of them.
-        let (sequence, mut guests) = (Sequence::new(0, 12, None), Guests::default());
+        let (sequence, mut guests) = (CudaSequence::new(0, 12, None), JoiningHooks::default());
         let slice = sequence.slice(0..12, LogitRows::Last);
         pass.forward_in_company(&[slice], &mut Vec::new(), &mut guests).unwrap();
         assert_eq!(guests.answers.len(), pass.sites().len(), "{name}: every site was joined");

@@ -20,9 +20,9 @@ use crate::support::{device, golden};
 const MODELS: [&str; 4] = ["llama-tied", "llama-bf16", "qwen2-bias", "qwen2-f16"];
 
 /// A small model whose linear layers are of block formats in turn, with numbers that mean nothing.
-struct Mixed(RandomSource);
+struct MixedFormats(RandomSource);
 
-impl Mixed {
+impl MixedFormats {
     fn new() -> Self {
         let config = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256,
             "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -52,7 +52,7 @@ impl Mixed {
     }
 }
 
-impl WeightSource for Mixed {
+impl WeightSource for MixedFormats {
     fn config(&self) -> &ModelConfig {
         self.0.config()
     }
@@ -74,7 +74,7 @@ impl WeightSource for Mixed {
 
 /// Every model, by name.
 fn sources() -> impl Iterator<Item = (&'static str, Box<dyn WeightSource + Sync>)> {
-    let mixed: Box<dyn WeightSource + Sync> = Box::new(Mixed::new());
+    let mixed: Box<dyn WeightSource + Sync> = Box::new(MixedFormats::new());
     let model = |name| (name, open(&golden("models").join(name)).unwrap() as _);
     MODELS.into_iter().map(model).chain([("of block formats", mixed)])
 }

@@ -21,7 +21,7 @@ use model::{
     sources::open::open,
 };
 
-use crate::support::{Sequence, bring, device, error, golden, on_device};
+use crate::support::{CudaSequence, bring, device, error, golden, on_device};
 
 const RULE: &str = "CUDA_ON_CPU_ALLOCATIONS";
 const MODEL: &str = "llama-bf16";
@@ -29,9 +29,9 @@ const MODEL: &str = "llama-bf16";
 const MANY: u64 = 1_000_000;
 
 /// The file that says which allocations fail.
-struct Shortage(PathBuf);
+struct AllocationFaults(PathBuf);
 
-impl Shortage {
+impl AllocationFaults {
     /// What the environment names.
     fn here() -> Option<Self> {
         env::var_os(RULE).map(|path| Self(path.into()))
@@ -65,13 +65,13 @@ impl Shortage {
 }
 
 /// Runs `body` with a file for the stand-in: in this process if it has one, else in another that runs `test` again.
-fn in_shortage(test: &str, body: impl FnOnce(&Arc<Cuda>, &Shortage)) {
+fn in_shortage(test: &str, body: impl FnOnce(&Arc<Cuda>, &AllocationFaults)) {
     let Some(cuda) = device() else { return };
     if cuda.info().name != "CUDA on this CPU" {
         eprintln!("skipped: the memory of a GPU is what it is ({})", cuda.info().name);
         return;
     }
-    if let Some(shortage) = Shortage::here() {
+    if let Some(shortage) = AllocationFaults::here() {
         return body(&cuda, &shortage);
     }
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -102,7 +102,7 @@ fn assert_helpful(error: &CudaError) {
 
 /// A prompt, and some steps after it, the last of which are records.
 fn logits(pass: &mut CudaModel, adapter: Option<&Arc<PreparedAdapter>>) -> Result<Vec<f32>, CudaError> {
-    let (sequence, mut all, mut logits) = (Sequence::new(0, 48, adapter), Vec::new(), Vec::new());
+    let (sequence, mut all, mut logits) = (CudaSequence::new(0, 48, adapter), Vec::new(), Vec::new());
     for (start, end) in [(0, 40), (40, 41), (41, 42), (42, 43), (43, 44)] {
         pass.forward(&[sequence.slice(start..end, LogitRows::Last)], &mut logits)?;
         all.append(&mut logits);
@@ -177,7 +177,7 @@ fn without_any_memory_steps_whose_shape_was_met_go_on() {
         let expected = logits(&mut pass, None).unwrap();
         shortage.set("from", 1);
         assert_eq!(logits(&mut pass, None).unwrap(), expected);
-        let longer = Sequence::new(0, 200, None);
+        let longer = CudaSequence::new(0, 200, None);
         let refused = pass.forward(&[longer.slice(0..200, LogitRows::All)], &mut Vec::new());
         assert_helpful(&refused.unwrap_err());
         assert_eq!(logits(&mut pass, None).unwrap(), expected);

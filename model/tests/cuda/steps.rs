@@ -11,7 +11,7 @@ use model::{
     sampling::{self, Probability, SamplingParams, SamplingRequest, TokenCounts},
 };
 
-use crate::support::{Sequence, adapter, at, bring, device, error, golden, on_cpu, on_device};
+use crate::support::{CudaSequence, adapter, at, bring, device, error, golden, on_cpu, on_device};
 
 /// A model of 32 bits: both devices agree but for the order of sums.
 const MODEL: &str = "llama-tied";
@@ -28,10 +28,10 @@ fn adapters(pass: &CudaModel) -> Vec<Arc<PreparedAdapter>> {
     all.filter(|adapter| adapter.virtual_tokens() == 0).collect()
 }
 
-fn sequences(adapters: &[Arc<PreparedAdapter>]) -> Vec<Sequence<'_>> {
+fn sequences(adapters: &[Arc<PreparedAdapter>]) -> Vec<CudaSequence<'_>> {
     let lengths = [1, 7, 16, 17, 40, 33, 5, 64];
     let own = |i: usize| if i.is_multiple_of(3) { None } else { adapters.get(i % adapters.len()) };
-    lengths.iter().enumerate().map(|(i, &length)| Sequence::new(i as u32, length, own(i))).collect()
+    lengths.iter().enumerate().map(|(i, &length)| CudaSequence::new(i as u32, length, own(i))).collect()
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn a_batch_of_many_adapters_gives_what_the_cpu_gives() {
 fn a_prompt_in_chunks_gives_what_it_gives_in_one_piece() {
     let Some(cuda) = device() else { return };
     let mut pass = on_device(&cuda, MODEL, Graphs::Use);
-    let sequence = Sequence::new(0, 64, None);
+    let sequence = CudaSequence::new(0, 64, None);
     let (mut whole, mut chunked) = (Vec::new(), Vec::new());
     pass.forward(&[sequence.slice(0..64, LogitRows::Last)], &mut whole).unwrap();
     for (start, end) in [(0, 5), (5, 21), (21, 22), (22, 60), (60, 64)] {
@@ -78,7 +78,7 @@ fn a_prefix_that_came_as_bytes_from_another_model_has_the_bits_of_one_computed_h
     for kv_dtype in [KvDtype::F32, KvDtype::F16] {
         let [mut first, mut second] = [Graphs::Avoid, Graphs::Use]
             .map(|graphs| at(&cuda, &golden("models").join(MODEL), kv_dtype, graphs));
-        let (here, mut there) = (Sequence::new(0, 64, None), Sequence::new(0, 64, None));
+        let (here, mut there) = (CudaSequence::new(0, 64, None), CudaSequence::new(0, 64, None));
         there.blocks.iter_mut().for_each(|block| block.0 = 70 - 7 * block.0);
         let mut logits = Vec::new();
         first.forward(&[here.slice(0..48, LogitRows::None)], &mut logits).unwrap();
@@ -124,7 +124,7 @@ fn replayed_decode_steps_give_what_steps_launch_by_launch_give() {
             let mut logits = Vec::new();
             pass.forward(&next, &mut logits).unwrap();
             steps.push(logits);
-            let other = Sequence::new(9, 30, adapters.first());
+            let other = CudaSequence::new(9, 30, adapters.first());
             pass.forward(&[other.slice(0..30, LogitRows::Last)], &mut Vec::new()).unwrap();
         }
         given.push(steps);
@@ -147,7 +147,7 @@ fn tokens_drawn_on_the_device_are_those_drawn_from_its_logits() {
         SamplingRequest { top_k: 5, min_p: 0.05, seed: 9, ..SamplingRequest::default() },
     ];
     let params = requests.map(|request| SamplingParams::new(request, pass.vocab_size()).unwrap());
-    let sequences: Vec<Sequence<'_>> = (0..5).map(|index| Sequence::new(index, 20, None)).collect();
+    let sequences: Vec<CudaSequence<'_>> = (0..5).map(|index| CudaSequence::new(index, 20, None)).collect();
     let whole: Vec<_> = sequences.iter().map(|sequence| sequence.slice(0..20, LogitRows::Last)).collect();
     let mut logits = Vec::new();
     pass.forward(&whole, &mut logits).unwrap();
@@ -180,7 +180,7 @@ fn what_was_planned_with_a_revoked_copy_is_not_launched_again() {
     let mut pass = on_device(&cuda, MODEL, Graphs::Use);
     let path = golden("adapters").join(MODEL).join("rank64-all-linear");
     let prepared = adapter(&pass, &path);
-    let sequence = Sequence::new(0, 20, Some(&prepared));
+    let sequence = CudaSequence::new(0, 20, Some(&prepared));
     pass.forward(&[sequence.slice(0..19, LogitRows::Last)], &mut Vec::new()).unwrap();
     let step = |pass: &mut CudaModel| {
         let mut logits = Vec::new();

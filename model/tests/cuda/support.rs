@@ -94,13 +94,13 @@ pub(crate) fn bring(pass: &CudaModel, adapter: &PreparedAdapter) -> Arc<DeviceCo
 }
 
 /// A sequence with blocks of its own.
-pub(crate) struct Sequence<'a> {
+pub(crate) struct CudaSequence<'a> {
     pub(crate) tokens: Vec<u32>,
     pub(crate) blocks: Vec<BlockId>,
     pub(crate) adapter: Option<&'a Arc<PreparedAdapter>>,
 }
 
-impl<'a> Sequence<'a> {
+impl<'a> CudaSequence<'a> {
     /// `length` tokens that no other `index` has, with room for 32 more.
     pub(crate) fn new(index: u32, length: usize, adapter: Option<&'a Arc<PreparedAdapter>>) -> Self {
         let tokens = (0..length as u32).map(|i| (i * 37 + index * 101 + i * i) % 300).collect();

@@ -201,7 +201,7 @@ pub fn tiny() -> ModelConfig {
         tied_head: false,
         context_length: 128,
         sliding_window: None,
-        traits: model::shape::config::Traits::default(),
+        traits: model::shape::config::ArchFlags::default(),
         experts: None,
     }
 }

@@ -12,7 +12,7 @@ use model::{
 };
 
 /// What a golden file is of.
-pub(crate) struct Asked {
+pub(crate) struct GoldenAdapter {
     pub(crate) adapter: Adapter,
     /// What the base's outputs are scaled with, by a DoRA.
     pub(crate) scales: Option<Scales>,
@@ -20,13 +20,13 @@ pub(crate) struct Asked {
     pub(crate) vocabulary: Option<VocabularyChanges>,
 }
 
-impl From<Adapter> for Asked {
+impl From<Adapter> for GoldenAdapter {
     fn from(adapter: Adapter) -> Self {
         Self { adapter, scales: None, vocabulary: None }
     }
 }
 
-impl Asked {
+impl GoldenAdapter {
     /// An adapter of the model at `model`.
     pub(crate) fn of(model: &Path, adapter: AnyAdapter) -> Self {
         match adapter {

@@ -13,7 +13,7 @@ use model::{
 };
 use serde::{Deserialize, de::DeserializeOwned};
 
-pub(crate) use self::asked::{Asked, summed};
+pub(crate) use self::asked::{GoldenAdapter, summed};
 
 #[derive(Deserialize)]
 struct Index {
@@ -31,12 +31,12 @@ struct IndexedModel {
 }
 
 #[derive(Deserialize)]
-struct Golden {
-    cases: Vec<Case>,
+struct GoldenFile {
+    cases: Vec<GoldenCase>,
 }
 
 #[derive(Deserialize)]
-struct Case {
+struct GoldenCase {
     prompt: Vec<u32>,
     logits: Vec<f32>,
     greedy: Vec<u32>,
@@ -142,7 +142,7 @@ fn check<P: ForwardPass<Adapter = PreparedAdapter>>(
     file: &Path,
     tolerance: f32,
 ) {
-    let (golden, name): (Golden, _) = (read(file), file.display());
+    let (golden, name): (GoldenFile, _) = (read(file), file.display());
     let mut worst = 0.0f32;
     for case in &golden.cases {
         let (logits, tokens) = generate(pass, adapter, &case.prompt, case.greedy.len());
@@ -164,7 +164,7 @@ pub(crate) fn check_all<P: ForwardPass<Adapter = PreparedAdapter>>(
     golden: &Path,
     tolerance: impl Fn(&str) -> f32,
     load: impl Fn(&Path) -> P,
-    prepare: impl Fn(&P, &Path, Asked) -> Option<Arc<PreparedAdapter>>,
+    prepare: impl Fn(&P, &Path, GoldenAdapter) -> Option<Arc<PreparedAdapter>>,
 ) {
     let index: Index = read(&golden.join("index.json"));
     for model in &index.models {
@@ -173,7 +173,7 @@ pub(crate) fn check_all<P: ForwardPass<Adapter = PreparedAdapter>>(
         let (mut pass, tolerance) = (load(&path), tolerance(name));
         check(&mut pass, None, &expected.join("base.json"), tolerance);
         for (file, adapter) in model.all(golden) {
-            let Some(prepared) = prepare(&pass, &path, Asked::of(&path, adapter)) else { continue };
+            let Some(prepared) = prepare(&pass, &path, GoldenAdapter::of(&path, adapter)) else { continue };
             check(&mut pass, Some(&prepared), &expected.join(format!("{file}.json")), tolerance);
         }
     }

@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 /// A stored type and how numbers are written in it.
 type Encoding = (&'static str, fn(&[f32]) -> Vec<u8>);
-type Entries = Vec<(String, &'static str, Vec<usize>, Vec<u8>)>;
+type AdapterTensors = Vec<(String, &'static str, Vec<usize>, Vec<u8>)>;
 
 /// What PEFT writes for rank 4 on q and v, with the options it always writes.
 fn config() -> Value {
@@ -55,7 +55,7 @@ fn matrices(layer: usize, target: Target, rank: usize) -> (Vec<f32>, Vec<f32>) {
 }
 
 /// A and B of a layer as PEFT stores them.
-fn pair(layer: usize, target: Target, rank: usize) -> Entries {
+fn pair(layer: usize, target: Target, rank: usize) -> AdapterTensors {
     let name = if target == Target::LmHead { "lm_head".to_owned() } else { hf_name(layer, target) };
     let [rows, cols] = linear_shape(&tiny(), target);
     let (a, b) = matrices(layer, target, rank);
@@ -66,23 +66,23 @@ fn pair(layer: usize, target: Target, rank: usize) -> Entries {
     ]
 }
 
-fn pairs(list: &[(usize, Target, usize)]) -> Entries {
+fn pairs(list: &[(usize, Target, usize)]) -> AdapterTensors {
     list.iter().flat_map(|&(layer, target, rank)| pair(layer, target, rank)).collect()
 }
 
 /// Rank 4 on q and v of both layers.
-fn entries() -> Entries {
+fn entries() -> AdapterTensors {
     pairs(&[(0, Target::Q, 4), (0, Target::V, 4), (1, Target::Q, 4), (1, Target::V, 4)])
 }
 
-fn write(config: &Value, entries: &Entries) -> TempDir {
+fn write(config: &Value, entries: &AdapterTensors) -> TempDir {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("adapter_config.json"), config.to_string()).unwrap();
     std::fs::write(directory.path().join("adapter_model.safetensors"), safetensors(entries)).unwrap();
     directory
 }
 
-fn read(config: &Value, entries: &Entries) -> Result<Adapter, AdapterError> {
+fn read(config: &Value, entries: &AdapterTensors) -> Result<Adapter, AdapterError> {
     Adapter::read(write(config, entries).path(), &tiny())
 }
 
@@ -458,7 +458,7 @@ fn broken_files_are_refused() {
 }
 
 /// A draft of one layer of two: q and the head.
-fn draft_entries(ids: Option<&[i64]>) -> Entries {
+fn draft_entries(ids: Option<&[i64]>) -> AdapterTensors {
     let ids = ids.map(|ids| {
         let bytes = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         ("draft.shortlist".to_owned(), "I64", vec![ids.len()], bytes)
@@ -470,7 +470,7 @@ fn draft_config(draft: &Value) -> Value {
     config_with(&json!({ "target_modules": ["q_proj", "lm_head"], "holobiont_draft": draft }))
 }
 
-fn read_any(config: &Value, entries: &Entries) -> Result<AnyAdapter, AdapterError> {
+fn read_any(config: &Value, entries: &AdapterTensors) -> Result<AnyAdapter, AdapterError> {
     AnyAdapter::read(write(config, entries).path(), &tiny())
 }
 
@@ -514,7 +514,7 @@ fn a_draft_says_what_it_computes_and_is_none_for_whoever_wants_answers() {
 
 #[test]
 fn a_draft_that_cannot_be_meant_is_refused_by_name() {
-    let of = |draft: Value, entries: &Entries| read_any(&draft_config(&draft), entries);
+    let of = |draft: Value, entries: &AdapterTensors| read_any(&draft_config(&draft), entries);
     for layers in [0, 3] {
         let refused = of(json!({ "layers": layers }), &draft_entries(None));
         assert_says(refused, &[&format!("a draft of {layers} layers cannot be"), "the base has 2"]);

@@ -3,15 +3,15 @@
 use crate::files_support::{assert_says, f16_bytes, f32_bytes, hf_name, numbers, safetensors, tiny};
 use model::{
     adapter::{
-        AdapterError, AdapterKind, AnyAdapter, DoraAdapter, Side,
+        AdapterError, AdapterKind, AnyAdapter, DoraAdapter, ScaledSide,
         dora::{BaseLayer, DoraError},
-        sum::{SumError, sum},
+        sum::{AdapterMergeError, sum},
     },
     shape::source::Target,
 };
 use serde_json::{Value, json};
 
-type Entries = Vec<(String, &'static str, Vec<usize>, Vec<u8>)>;
+type DoraTensors = Vec<(String, &'static str, Vec<usize>, Vec<u8>)>;
 
 fn config(changes: &Value) -> Value {
     let mut config = json!({
@@ -25,7 +25,7 @@ fn config(changes: &Value) -> Value {
 }
 
 /// A, B and magnitudes of the queries of both layers.
-fn entries(magnitude: f32) -> Entries {
+fn entries(magnitude: f32) -> DoraTensors {
     let of = |layer| {
         let name = format!("base_model.model.{}", hf_name(layer, Target::Q));
         [
@@ -37,7 +37,7 @@ fn entries(magnitude: f32) -> Entries {
     (0..2).flat_map(of).collect()
 }
 
-fn read(config: &Value, entries: &Entries) -> Result<DoraAdapter, AdapterError> {
+fn read(config: &Value, entries: &DoraTensors) -> Result<DoraAdapter, AdapterError> {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("adapter_config.json"), config.to_string()).unwrap();
     std::fs::write(directory.path().join("adapter_model.safetensors"), safetensors(entries)).unwrap();
@@ -64,7 +64,7 @@ fn a_dora_is_a_lora_with_a_magnitude_for_each_output_and_another_generation_for_
 
 #[test]
 fn a_dora_by_halves_is_refused_by_name() {
-    let changed = |change: &dyn Fn(&mut Entries)| {
+    let changed = |change: &dyn Fn(&mut DoraTensors)| {
         let mut entries = entries(1.5);
         change(&mut entries);
         read(&config(&json!({})), &entries)
@@ -98,7 +98,7 @@ fn over_the_bases_weights_outputs_are_stretched_and_biases_stay() {
     let bias = [0.5; 32];
     let (adapter, scales) = dora.over(&tiny(), |_, _| Some(base(Some(&bias)))).unwrap();
     // A delta of nothing: rows have the norm 5, and 10 is wanted.
-    assert_eq!(scales.get(1, Target::Q, Side::Output), Some(&[2.0; 32][..]));
+    assert_eq!(scales.get(1, Target::Q, ScaledSide::Output), Some(&[2.0; 32][..]));
     assert_eq!(scales.offset(1, Target::Q), Some(&[-0.5; 32][..]), "2 (W x + b) - b");
     assert_eq!(scales.offset(1, Target::K), None);
     assert!(adapter.modules().iter().all(|module| module.b.iter().all(|number| *number == 0.0)));
@@ -108,7 +108,7 @@ fn over_the_bases_weights_outputs_are_stretched_and_biases_stay() {
     let (adapter, scales) = dora.over(&tiny(), |_, _| Some(base(None))).unwrap();
     assert!(!scales.have_offsets());
     for (module, plain) in adapter.modules().iter().zip(dora.adapter.modules()) {
-        let gains = scales.get(module.layer, Target::Q, Side::Output).unwrap();
+        let gains = scales.get(module.layer, Target::Q, ScaledSide::Output).unwrap();
         for (row, gain) in gains.iter().enumerate() {
             let whole = (0..32).map(|column| {
                 let weight = [3.0, 4.0].get(column).copied().unwrap_or(0.0);
@@ -136,5 +136,5 @@ fn what_has_no_direction_and_what_is_not_at_hand_is_refused_and_nothing_adds_up_
     );
     assert_eq!(dora.over(&tiny(), |_, _| None), Err(DoraError::NoWeights { module: module() }));
     let twice = [(AnyAdapter::Decomposed(dora.clone()), 1.0), (AnyAdapter::Decomposed(dora), 1.0)];
-    assert_eq!(sum(twice.into()), Err(SumError::Kind(AdapterKind::Dora)));
+    assert_eq!(sum(twice.into()), Err(AdapterMergeError::Kind(AdapterKind::Dora)));
 }

@@ -5,13 +5,13 @@ use model::{
     adapter::{
         Adapter, AdapterError, AdapterKind, AnyAdapter, EmbeddingChange, EmbeddingFactors, VocabularyAdapter,
         named::NamedLora,
-        sum::{SumError, sum},
+        sum::{AdapterMergeError, sum},
     },
     shape::source::Target,
 };
 use serde_json::{Value, json};
 
-type Entries = Vec<(String, &'static str, Vec<usize>, Vec<u8>)>;
+type EmbeddingTensors = Vec<(String, &'static str, Vec<usize>, Vec<u8>)>;
 
 const EMBEDDING: &str = "base_model.model.model.embed_tokens";
 
@@ -29,7 +29,7 @@ fn floats(name: &str, shape: [usize; 2], seed: usize) -> (String, &'static str, 
     (name.to_owned(), "F32", shape.to_vec(), f32_bytes(&numbers(shape[0] * shape[1], seed)))
 }
 
-fn entries() -> Entries {
+fn entries() -> EmbeddingTensors {
     let (vocab, hidden) = (tiny().vocab_size, tiny().hidden_size);
     vec![
         floats(&format!("{EMBEDDING}.lora_embedding_A"), [2, vocab], 1),
@@ -38,7 +38,7 @@ fn entries() -> Entries {
 }
 
 /// The same, and the queries.
-fn with_queries() -> (Value, Entries) {
+fn with_queries() -> (Value, EmbeddingTensors) {
     let mut all = entries();
     for layer in 0..2 {
         let name = format!("base_model.model.{}", hf_name(layer, Target::Q));
@@ -48,14 +48,18 @@ fn with_queries() -> (Value, Entries) {
     (config(&json!({ "target_modules": ["embed_tokens", "q_proj"] })), all)
 }
 
-fn in_directory<T>(config: &Value, entries: &Entries, use_it: impl FnOnce(&std::path::Path) -> T) -> T {
+fn in_directory<T>(
+    config: &Value,
+    entries: &EmbeddingTensors,
+    use_it: impl FnOnce(&std::path::Path) -> T,
+) -> T {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("adapter_config.json"), config.to_string()).unwrap();
     std::fs::write(directory.path().join("adapter_model.safetensors"), safetensors(entries)).unwrap();
     use_it(directory.path())
 }
 
-fn read(config: &Value, entries: &Entries) -> Result<VocabularyAdapter, AdapterError> {
+fn read(config: &Value, entries: &EmbeddingTensors) -> Result<VocabularyAdapter, AdapterError> {
     in_directory(config, entries, |path| {
         let adapter = AnyAdapter::read(path, &tiny());
         assert_eq!(AnyAdapter::problems(path, &tiny()).is_empty(), adapter.is_ok());
@@ -93,7 +97,8 @@ fn each_token_has_a_column_of_a_and_all_of_b() {
 #[test]
 fn what_it_does_is_its_generation_and_a_copy_of_the_bases_embedding_is_not() {
     let (vocab, hidden) = (tiny().vocab_size, tiny().hidden_size);
-    let generation = |config: &Value, entries: &Entries| read(config, entries).unwrap().adapter.generation;
+    let generation =
+        |config: &Value, entries: &EmbeddingTensors| read(config, entries).unwrap().adapter.generation;
     let usual = generation(&config(&json!({})), &entries());
     let mut copied = entries();
     copied.push(floats(&format!("{EMBEDDING}.base_layer.weight"), [vocab, hidden], 5));
@@ -113,7 +118,7 @@ fn what_it_does_is_its_generation_and_a_copy_of_the_bases_embedding_is_not() {
 #[test]
 fn what_does_not_fit_is_refused_by_name() {
     let (vocab, hidden) = (tiny().vocab_size, tiny().hidden_size);
-    let refused = |changes: Value, entries: &Entries, said: &[&str]| {
+    let refused = |changes: Value, entries: &EmbeddingTensors, said: &[&str]| {
         assert_says(read(&config(&changes), entries), said);
     };
     let mut broken = entries();
@@ -135,7 +140,7 @@ fn what_does_not_fit_is_refused_by_name() {
 fn nothing_adds_up_with_it_and_nobody_trains_or_merges_it() {
     let (both, queries) = with_queries();
     let adapter = AnyAdapter::Vocabulary(read(&both, &queries).unwrap());
-    let kind = Err(SumError::Kind(AdapterKind::Embedding));
+    let kind = Err(AdapterMergeError::Kind(AdapterKind::Embedding));
     assert_eq!(sum(vec![(adapter.clone(), 1.0), (adapter, 1.0)]), kind);
     let named = in_directory(&both, &queries, NamedLora::read);
     assert_says(named, &["embedding", "merged"]);

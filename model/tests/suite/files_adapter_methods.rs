@@ -2,12 +2,12 @@
 
 use crate::files_support::{assert_says, f16_bytes, f32_bytes, hf_name, numbers, safetensors, tiny};
 use model::{
-    adapter::{Adapter, AdapterError, AdapterKind, AnyAdapter, Method, Side, limits},
+    adapter::{Adapter, AdapterError, AdapterKind, AnyAdapter, MethodWeights, ScaledSide, limits},
     shape::{config::ModelConfig, layout::linear_shape, source::Target},
 };
 use serde_json::{Value, json};
 
-type Entries = Vec<(String, &'static str, Vec<usize>, Vec<u8>)>;
+type MethodTensors = Vec<(String, &'static str, Vec<usize>, Vec<u8>)>;
 
 /// What PEFT writes for the layers it chooses itself.
 fn ia3_config() -> Value {
@@ -42,34 +42,34 @@ fn seed(layer: usize, target: Target) -> usize {
 }
 
 /// A vector as PEFT stores it.
-fn vector(layer: usize, target: Target, side: Side) -> (String, &'static str, Vec<usize>, Vec<u8>) {
+fn vector(layer: usize, target: Target, side: ScaledSide) -> (String, &'static str, Vec<usize>, Vec<u8>) {
     let [rows, cols] = linear_shape(&tiny(), target);
     let shape = match side {
-        Side::Input => vec![1, cols],
-        Side::Output => vec![rows, 1],
+        ScaledSide::Input => vec![1, cols],
+        ScaledSide::Output => vec![rows, 1],
     };
     let values = numbers(shape.iter().product(), seed(layer, target));
     (format!("base_model.model.{}.ia3_l", hf_name(layer, target)), "F32", shape, f32_bytes(&values))
 }
 
-fn vectors() -> Entries {
+fn vectors() -> MethodTensors {
     let of = |layer| {
         [
-            vector(layer, Target::Down, Side::Input),
-            vector(layer, Target::K, Side::Output),
-            vector(layer, Target::V, Side::Output),
+            vector(layer, Target::Down, ScaledSide::Input),
+            vector(layer, Target::K, ScaledSide::Output),
+            vector(layer, Target::V, ScaledSide::Output),
         ]
     };
     (0..2).flat_map(of).collect()
 }
 
 /// Of `tokens` virtual tokens; two layers, key and value, two heads of eight.
-fn embeddings(tokens: usize) -> Entries {
+fn embeddings(tokens: usize) -> MethodTensors {
     let values = numbers(tokens * 64, 7);
     vec![("prompt_embeddings".to_owned(), "F32", vec![tokens, 64], f32_bytes(&values))]
 }
 
-fn read_for(model: &ModelConfig, config: &Value, entries: &Entries) -> Result<Adapter, AdapterError> {
+fn read_for(model: &ModelConfig, config: &Value, entries: &MethodTensors) -> Result<Adapter, AdapterError> {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("adapter_config.json"), config.to_string()).unwrap();
     std::fs::write(directory.path().join("adapter_model.safetensors"), safetensors(entries)).unwrap();
@@ -78,15 +78,15 @@ fn read_for(model: &ModelConfig, config: &Value, entries: &Entries) -> Result<Ad
     adapter
 }
 
-fn read(config: &Value, entries: &Entries) -> Result<Adapter, AdapterError> {
+fn read(config: &Value, entries: &MethodTensors) -> Result<Adapter, AdapterError> {
     read_for(&tiny(), config, entries)
 }
 
-fn ia3(changes: &Value, entries: &Entries) -> Result<Adapter, AdapterError> {
+fn ia3(changes: &Value, entries: &MethodTensors) -> Result<Adapter, AdapterError> {
     read(&with(ia3_config(), changes), entries)
 }
 
-fn prefix(changes: &Value, entries: &Entries) -> Result<Adapter, AdapterError> {
+fn prefix(changes: &Value, entries: &MethodTensors) -> Result<Adapter, AdapterError> {
     read(&with(prefix_config(), changes), entries)
 }
 
@@ -98,16 +98,16 @@ fn an_ia3_adapter_reads_as_its_vectors_in_the_order_of_the_layers() {
         let adapter = ia3(&json!({}), &entries).unwrap();
         assert_eq!((adapter.method.kind(), adapter.method.linear_layers()), (AdapterKind::Ia3, 6));
         assert_eq!((adapter.method.rank(), adapter.method.virtual_tokens()), (0, 0));
-        let Method::Ia3(scales) = &adapter.method else { panic!("{:?}", adapter.method) };
+        let MethodWeights::Ia3(scales) = &adapter.method else { panic!("{:?}", adapter.method) };
         let order: Vec<_> = scales.vectors().iter().map(|vector| (vector.layer, vector.target)).collect();
         let layer = |layer| [Target::K, Target::V, Target::Down].map(|target| (layer, target));
         assert_eq!(order, [layer(0), layer(1)].concat());
-        let keys = scales.get(1, Target::K, Side::Output).unwrap();
+        let keys = scales.get(1, Target::K, ScaledSide::Output).unwrap();
         assert_eq!(keys, numbers(16, seed(1, Target::K)));
-        assert_eq!(scales.get(1, Target::Down, Side::Input).unwrap().len(), 64);
+        assert_eq!(scales.get(1, Target::Down, ScaledSide::Input).unwrap().len(), 64);
         assert!(
-            scales.get(1, Target::Down, Side::Output).is_none()
-                && scales.get(0, Target::Q, Side::Output).is_none()
+            scales.get(1, Target::Down, ScaledSide::Output).is_none()
+                && scales.get(0, Target::Q, ScaledSide::Output).is_none()
         );
         assert_eq!((adapter.base_model.as_deref(), adapter.stored_in_16_bits), (Some("org/tiny"), false));
     }
@@ -120,12 +120,12 @@ fn feed_forward_layers_are_found_by_the_end_of_their_name_or_by_a_whole_expressi
         ia3(&with(json!({"target_modules": ["down_proj"]}), &changes), &entries)
     };
     for names in [json!(["down_proj"]), json!(["own_proj"]), json!([""]), json!(r".*\.mlp\.down_proj")] {
-        assert!(side(json!({"feedforward_modules": names}), Side::Input).is_ok(), "{names}");
+        assert!(side(json!({"feedforward_modules": names}), ScaledSide::Input).is_ok(), "{names}");
     }
     for names in [json!([]), json!(["mlp.down"]), json!("down_proj"), json!("all-linear")] {
-        assert!(side(json!({"feedforward_modules": names}), Side::Output).is_ok(), "{names}");
+        assert!(side(json!({"feedforward_modules": names}), ScaledSide::Output).is_ok(), "{names}");
         assert_says(
-            side(json!({"feedforward_modules": names}), Side::Input),
+            side(json!({"feedforward_modules": names}), ScaledSide::Input),
             &["down_proj.ia3_l", "[1, 64]", "[32, 1]"],
         );
     }
@@ -152,7 +152,7 @@ fn ia3_options_and_tensors_that_are_not_supported_are_refused_by_name() {
     missing.remove(4);
     assert_says(ia3(&json!({}), &missing), &["layers.1.self_attn.k_proj.ia3_l` is missing"]);
     let mut more = vectors();
-    more.push(vector(0, Target::O, Side::Output));
+    more.push(vector(0, Target::O, ScaledSide::Output));
     assert_says(ia3(&json!({}), &more), &["`model.layers.0.self_attn.o_proj`", "target_modules"]);
     more.last_mut().unwrap().0 = "base_model.model.model.embed_tokens.ia3_l".to_owned();
     assert_says(ia3(&json!({}), &more), &["embed_tokens.ia3_l`", "changes nothing"]);
@@ -170,7 +170,7 @@ fn a_prefix_reads_as_keys_and_values_of_every_token_and_layer() {
     let adapter = prefix(&json!({}), &embeddings(3)).unwrap();
     assert_eq!((adapter.method.kind(), adapter.method.virtual_tokens()), (AdapterKind::Prefix, 3));
     assert_eq!((adapter.method.linear_layers(), adapter.method.least_bytes()), (4, 3 * 64 * 4));
-    let Method::Prefix(read) = &adapter.method else { panic!("{:?}", adapter.method) };
+    let MethodWeights::Prefix(read) = &adapter.method else { panic!("{:?}", adapter.method) };
     // Token 2, layer 1: keys of both heads, then values of both heads.
     assert_eq!(read.keys_and_values(2, 1), &numbers(3 * 64, 7)[2 * 64 + 32..]);
     for harmless in [
@@ -232,8 +232,8 @@ fn a_generation_tells_methods_and_contents_apart() {
     };
     add(prefix(&json!({}), &half(3 * 64)));
     // As many numbers on the other side of the same layer.
-    for side in [Side::Input, Side::Output] {
-        let names = if side == Side::Input { json!(["o_proj"]) } else { json!([]) };
+    for side in [ScaledSide::Input, ScaledSide::Output] {
+        let names = if side == ScaledSide::Input { json!(["o_proj"]) } else { json!([]) };
         let entries = vec![vector(0, Target::O, side), vector(1, Target::O, side)];
         add(ia3(&json!({"target_modules": ["o_proj"], "feedforward_modules": names}), &entries));
     }
@@ -255,7 +255,7 @@ fn vera_config() -> Value {
 }
 
 /// Matrices as wide as the widest of both layers, and two vectors for each.
-fn vera_entries() -> Entries {
+fn vera_entries() -> MethodTensors {
     let of = |name: &str, shape: Vec<usize>, seed: usize| {
         (name.to_owned(), "F32", shape.clone(), f32_bytes(&numbers(shape.iter().product(), seed)))
     };
@@ -320,7 +320,7 @@ fn veras_that_cannot_be_drawn_are_refused_by_name() {
 
 #[test]
 fn veras_that_do_not_fit_are_refused_by_name() {
-    let vera = |changes: Value, entries: &Entries| read(&with(vera_config(), &changes), entries);
+    let vera = |changes: Value, entries: &MethodTensors| read(&with(vera_config(), &changes), entries);
     for rank in [0, 2, 4, 5000] {
         assert!(vera(json!({ "r": rank }), &vera_entries()).is_err(), "{rank}");
     }

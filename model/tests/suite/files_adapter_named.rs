@@ -8,7 +8,7 @@ use model::{
     adapter::{
         Adapter, AnyAdapter,
         named::{MergeError, NamedLora, NamedModule},
-        sum::{SumError, sum},
+        sum::{AdapterMergeError, sum},
     },
     sources::open::open,
 };
@@ -102,7 +102,7 @@ fn what_cannot_be_merged_is_refused_by_name() {
     assert!(dora().modules.values().all(|module| module.magnitude.is_some()));
     let lora = || NamedLora::read(&golden("adapters/llama-tied/rank16-all-linear")).unwrap();
     let error = NamedLora::merge(&[(dora(), 1.0), (lora(), 1.0)]).unwrap_err();
-    assert!(matches!(error, MergeError::Sum(SumError::Kind(_))), "{error}");
+    assert!(matches!(error, MergeError::Sum(AdapterMergeError::Kind(_))), "{error}");
     let other = NamedLora::read(&golden("adapters/gemma3/rank16-all-linear")).unwrap();
     let error = NamedLora::merge(&[(lora(), 1.0), (other, 1.0)]).unwrap_err().to_string();
     assert!(error.contains("same base") && error.contains("layers.0.self_attn.k_proj"), "{error}");

@@ -3,13 +3,13 @@
 
 use crate::files_support::{assert_says, f32_bytes, numbers, safetensors, tiny};
 use model::{
-    adapter::{AdapterError, AdapterNote, AnyAdapter, named::NamedLora},
+    adapter::{AdapterError, AdapterWarning, AnyAdapter, named::NamedLora},
     shape::config::ModelConfig,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-type Entries = Vec<(String, &'static str, Vec<usize>, Vec<u8>)>;
+type NamedTensors = Vec<(String, &'static str, Vec<usize>, Vec<u8>)>;
 
 const Q: &str = "base_model.model.model.layers.{}.self_attn.q_proj";
 const HEAD: &str = "base_model.model.lm_head";
@@ -27,50 +27,50 @@ fn matrix(name: &str, [rows, cols]: [usize; 2], seed: usize) -> (String, &'stati
     (name.to_owned(), "F32", vec![rows, cols], f32_bytes(&numbers(rows * cols, seed)))
 }
 
-fn factors(module: &str, [rows, cols]: [usize; 2], seed: usize) -> Entries {
+fn factors(module: &str, [rows, cols]: [usize; 2], seed: usize) -> NamedTensors {
     let [a, b] = ["A", "B"].map(|part| format!("{module}.lora_{part}.weight"));
     vec![matrix(&a, [2, cols], seed), matrix(&b, [rows, 2], seed + 1)]
 }
 
 /// Factors of q in both layers.
-fn queries() -> Entries {
+fn queries() -> NamedTensors {
     (0..2).flat_map(|layer| factors(&Q.replace("{}", &layer.to_string()), [32, 32], 10 * layer)).collect()
 }
 
 /// Factors of q and of the head.
-fn with_head() -> Entries {
+fn with_head() -> NamedTensors {
     [queries(), factors(HEAD, [tiny().vocab_size, tiny().hidden_size], 7)].concat()
 }
 
-fn renamed(mut entries: Entries, rename: impl Fn(&str) -> String) -> Entries {
+fn renamed(mut entries: NamedTensors, rename: impl Fn(&str) -> String) -> NamedTensors {
     entries.iter_mut().for_each(|entry| entry.0 = rename(&entry.0));
     entries
 }
 
-fn write(config: &Value, entries: &Entries) -> TempDir {
+fn write(config: &Value, entries: &NamedTensors) -> TempDir {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("adapter_config.json"), config.to_string()).unwrap();
     std::fs::write(directory.path().join("adapter_model.safetensors"), safetensors(entries)).unwrap();
     directory
 }
 
-type Read = Result<(AnyAdapter, Vec<AdapterNote>), AdapterError>;
+type ReadAdapter = Result<(AnyAdapter, Vec<AdapterWarning>), AdapterError>;
 
-fn read_for(model: &ModelConfig, changes: &Value, entries: &Entries) -> Read {
+fn read_for(model: &ModelConfig, changes: &Value, entries: &NamedTensors) -> ReadAdapter {
     AnyAdapter::read_with_notes(write(&config(changes), entries).path(), model)
 }
 
-fn read(changes: &Value, entries: &Entries) -> Read {
+fn read(changes: &Value, entries: &NamedTensors) -> ReadAdapter {
     read_for(&tiny(), changes, entries)
 }
 
 /// What a wrapper makes of a tensor's name.
-type Rename = fn(&str) -> String;
+type TensorRename = fn(&str) -> String;
 
 #[test]
 fn wrapped_names_are_the_same_adapter_of_the_same_generation() {
     let (expected, _) = read(&json!({}), &queries()).unwrap();
-    let renames: [(&str, Rename); 8] = [
+    let renames: [(&str, TensorRename); 8] = [
         ("an adapter's name", |name| name.replace(".weight", ".default.weight")),
         ("PEFT twice", |name| format!("base_model.model.{name}")),
         ("a compiled model", |name| format!("_orig_mod.{name}")),
@@ -102,7 +102,7 @@ fn patterns_mean_the_names_of_the_model_that_was_trained() {
     assert_eq!(adapter.adapter().generation, read(&json!({}), &queries()).unwrap().0.adapter().generation);
     assert_says(read(&expression, &queries()), &["model.layers.0.self_attn.q_proj", "target_modules"]);
     let alphas = json!({ "alpha_pattern": { "model.language_model.layers.1.self_attn.q_proj": 8 } });
-    let scales = |entries: &Entries| {
+    let scales = |entries: &NamedTensors| {
         let (adapter, notes) = read(&alphas, entries).unwrap();
         let scales: Vec<_> = adapter.adapter().modules().iter().map(|module| module.scale).collect();
         (scales, notes.len())
@@ -168,7 +168,7 @@ fn a_copy_of_the_bases_embedding_or_head_is_not_used_and_told() {
         entries.push(matrix(&copy, [vocab, hidden], 3));
         let (adapter, notes) = read(&targets, &entries).unwrap();
         assert_eq!(adapter, expected, "{copy}");
-        assert_eq!(notes, [AdapterNote::BaseCopy { tensor: copy.clone() }]);
+        assert_eq!(notes, [AdapterWarning::BaseCopy { tensor: copy.clone() }]);
         assert!(notes[0].to_string().contains(&copy), "{}", notes[0]);
         *entries.last_mut().unwrap() = matrix(&copy, [vocab + 8, hidden], 3);
         let rows = [vocab, vocab + 8].map(|rows| rows.to_string());
@@ -184,7 +184,7 @@ fn keys_of_patterns_that_match_nothing_are_told() {
     // `^` stands behind an optional prefix: only a layer whose whole name is `q_proj` would match.
     let expected = [("rank_pattern", "^q_proj"), ("alpha_pattern", "k_proj")];
     let unused =
-        expected.map(|(option, pattern)| AdapterNote::UnusedPattern { option, pattern: pattern.into() });
+        expected.map(|(option, pattern)| AdapterWarning::UnusedPattern { option, pattern: pattern.into() });
     assert_eq!(notes, unused);
 }
 

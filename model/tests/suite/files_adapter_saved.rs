@@ -7,13 +7,13 @@ use model::{
     adapter::{
         Adapter, AdapterError, AdapterKind, AnyAdapter, EmbeddingChange, SavedMatrix, VocabularyAdapter,
         named::NamedLora,
-        sum::{SumError, sum},
+        sum::{AdapterMergeError, sum},
     },
     shape::{config::ModelConfig, source::Target},
 };
 use serde_json::{Value, json};
 
-type Entry = (String, &'static str, Vec<usize>, Vec<u8>);
+type SavedTensor = (String, &'static str, Vec<usize>, Vec<u8>);
 
 const EMBEDDING: &str = "base_model.model.model.embed_tokens";
 const HEAD: &str = "base_model.model.lm_head";
@@ -32,7 +32,7 @@ fn both() -> Value {
     config(&json!({ "modules_to_save": ["embed_tokens", "lm_head"] }))
 }
 
-fn floats(name: &str, shape: [usize; 2], seed: usize) -> Entry {
+fn floats(name: &str, shape: [usize; 2], seed: usize) -> SavedTensor {
     (name.to_owned(), "F32", shape.to_vec(), f32_bytes(&numbers(shape[0] * shape[1], seed)))
 }
 
@@ -42,7 +42,7 @@ fn shape() -> [usize; 2] {
 }
 
 /// The queries, and copies of these modules.
-fn entries(copies: &[&str]) -> Vec<Entry> {
+fn entries(copies: &[&str]) -> Vec<SavedTensor> {
     let layer = |layer| {
         let name = format!("base_model.model.{}", hf_name(layer, Target::Q));
         [
@@ -54,7 +54,7 @@ fn entries(copies: &[&str]) -> Vec<Entry> {
     (0..2).flat_map(layer).chain(copies).collect()
 }
 
-fn in_directory<T>(config: &Value, entries: &[Entry], use_it: impl FnOnce(&std::path::Path) -> T) -> T {
+fn in_directory<T>(config: &Value, entries: &[SavedTensor], use_it: impl FnOnce(&std::path::Path) -> T) -> T {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("adapter_config.json"), config.to_string()).unwrap();
     std::fs::write(directory.path().join("adapter_model.safetensors"), safetensors(entries)).unwrap();
@@ -64,7 +64,7 @@ fn in_directory<T>(config: &Value, entries: &[Entry], use_it: impl FnOnce(&std::
 fn read_for(
     model: &ModelConfig,
     config: &Value,
-    entries: &[Entry],
+    entries: &[SavedTensor],
 ) -> Result<VocabularyAdapter, AdapterError> {
     in_directory(config, entries, |path| {
         let adapter = AnyAdapter::read(path, model);
@@ -77,7 +77,7 @@ fn read_for(
     })
 }
 
-fn read(config: &Value, entries: &[Entry]) -> Result<VocabularyAdapter, AdapterError> {
+fn read(config: &Value, entries: &[SavedTensor]) -> Result<VocabularyAdapter, AdapterError> {
     read_for(&tiny(), config, entries)
 }
 
@@ -137,7 +137,8 @@ fn numbers_stay_as_they_are_stored() {
 
 #[test]
 fn what_it_does_is_its_generation() {
-    let generation = |config: &Value, entries: &[Entry]| read(config, entries).unwrap().adapter.generation;
+    let generation =
+        |config: &Value, entries: &[SavedTensor]| read(config, entries).unwrap().adapter.generation;
     let saving = |module: &str| config(&json!({ "modules_to_save": [module] }));
     let mut other = entries(&[EMBEDDING, HEAD]);
     other[5].3[..4].copy_from_slice(&1.5f32.to_le_bytes());
@@ -212,7 +213,7 @@ fn peft_adapts_nothing_that_it_saves() {
 #[test]
 fn what_does_not_fit_is_refused_by_name() {
     let [vocab, hidden] = shape();
-    let refused = |changes: Value, entries: &[Entry], said: &[&str]| {
+    let refused = |changes: Value, entries: &[SavedTensor], said: &[&str]| {
         assert_says(read(&config(&changes), entries), said);
     };
     for (named, shown) in [
@@ -247,7 +248,7 @@ fn what_does_not_fit_is_refused_by_name() {
 fn nothing_adds_up_with_it_and_nobody_trains_or_merges_it() {
     let all = entries(&[EMBEDDING, HEAD]);
     let adapter = AnyAdapter::Vocabulary(read(&both(), &all).unwrap());
-    let kind = Err(SumError::Kind(AdapterKind::Saved));
+    let kind = Err(AdapterMergeError::Kind(AdapterKind::Saved));
     assert_eq!(sum(vec![(adapter.clone(), 1.0), (adapter, 1.0)]), kind);
     let named = in_directory(&both(), &all, NamedLora::read);
     assert_says(named, &["head", "merged"]);

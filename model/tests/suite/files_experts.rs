@@ -170,12 +170,12 @@ fn a_mixture_of_qwen_in_a_directory_and_in_a_gguf_file_is_one_model() {
 }
 
 /// A mixture with rows of whole blocks of every format, its linear layers in one of them.
-struct OfKind {
+struct ExpertFormatSource {
     random: RandomSource,
     kind: TensorType,
 }
 
-impl OfKind {
+impl ExpertFormatSource {
     fn new(kind: TensorType) -> Self {
         let config = json!({
             "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 256,
@@ -193,7 +193,7 @@ impl OfKind {
     }
 }
 
-impl WeightSource for OfKind {
+impl WeightSource for ExpertFormatSource {
     fn config(&self) -> &ModelConfig {
         self.random.config()
     }
@@ -238,7 +238,7 @@ fn logits(source: &(dyn WeightSource + Sync), precision: Precision) -> Vec<f32> 
 #[test]
 fn experts_of_every_format_are_read_from_their_stack_and_are_the_weights_they_stand_for() {
     for (kind, _) in KINDS {
-        let source = OfKind::new(kind);
+        let source = ExpertFormatSource::new(kind);
         let gguf = open_gguf(&converted(&source, "llama", 2)).unwrap();
         same_tensors(&source, &gguf);
         assert_eq!(logits(&source, Precision::Mixed), logits(&gguf, Precision::Mixed), "{kind:?}");

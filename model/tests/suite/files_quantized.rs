@@ -10,7 +10,7 @@ use model::{
 };
 use serde_json::json;
 
-type Entry = (String, &'static str, Vec<usize>, Vec<u8>);
+type QuantizedTensor = (String, &'static str, Vec<usize>, Vec<u8>);
 
 const LAYER: &str = "model.layers.0.self_attn.q_proj";
 
@@ -30,7 +30,7 @@ fn parts() -> [(&'static str, &'static str, Vec<usize>, Vec<u8>); 4] {
 fn open_with(
     parts: impl IntoIterator<Item = (&'static str, &'static str, Vec<usize>, Vec<u8>)>,
 ) -> Result<SafetensorsSource, SafetensorsSourceError> {
-    let mut entries: Vec<Entry> = tiny_entries(&[]);
+    let mut entries: Vec<QuantizedTensor> = tiny_entries(&[]);
     entries.retain(|entry| entry.0 != format!("{LAYER}.weight"));
     entries.extend(
         parts.into_iter().map(|(part, kind, shape, data)| (format!("{LAYER}.{part}"), kind, shape, data)),

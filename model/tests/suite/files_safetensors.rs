@@ -21,9 +21,9 @@ use model::{
 };
 use serde_json::{Value, json};
 
-type Entries = Vec<(String, &'static str, Vec<usize>, Vec<u8>)>;
+type ModelTensors = Vec<(String, &'static str, Vec<usize>, Vec<u8>)>;
 
-fn open_with(config: &Value, entries: &Entries) -> Result<SafetensorsSource, SafetensorsSourceError> {
+fn open_with(config: &Value, entries: &ModelTensors) -> Result<SafetensorsSource, SafetensorsSourceError> {
     let directory = tempfile::tempdir().unwrap();
     write_model(directory.path(), config, entries);
     SafetensorsSource::open(directory.path())

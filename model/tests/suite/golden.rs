@@ -17,15 +17,15 @@ use model::{
 };
 use serde::Deserialize;
 
-use crate::golden_support::{Asked, RealGolden, check_all, check_embeddings, generate, read};
+use crate::golden_support::{GoldenAdapter, RealGolden, check_all, check_embeddings, generate, read};
 
 #[derive(Deserialize)]
 struct Refusals {
-    refused: Vec<Refused>,
+    refused: Vec<ExpectedRefusal>,
 }
 
 #[derive(Deserialize)]
-struct Refused {
+struct ExpectedRefusal {
     name: String,
     model: String,
     because: String,
@@ -51,7 +51,7 @@ fn adapter(model: &Path, path: &Path) -> Arc<PreparedAdapter> {
     prepared(model, adapter.into())
 }
 
-fn prepared(model: &Path, asked: Asked) -> Arc<PreparedAdapter> {
+fn prepared(model: &Path, asked: GoldenAdapter) -> Arc<PreparedAdapter> {
     let source = open(model).unwrap();
     let weights = LoadedWeights::load(&*source, 1).unwrap();
     Arc::new(asked.prepared(source.config(), weights.adapter_precision()))
@@ -81,7 +81,7 @@ fn quantized_layers_are_the_weights_that_they_stand_for() {
         ResidentModel::new(LoadedWeights::load(&source, 1).unwrap(), &options).unwrap()
     };
     // Nothing is rounded, adapters neither.
-    let exact = |_: &ResidentModel, model: &Path, asked: Asked| {
+    let exact = |_: &ResidentModel, model: &Path, asked: GoldenAdapter| {
         Some(Arc::new(asked.prepared(open(model).unwrap().config(), LoraPrecision::Exact)))
     };
     // But minima and weights of 16 bits, in some of these (`sources::safetensors::quantized`).

@@ -9,7 +9,7 @@ use files::{model_files::ModelFiles, text_hash::TextHash};
 use model::{
     resident::LoadedWeights,
     shape::{
-        identity::{Hashed, Identified as _},
+        identity::{HashedWeights, Identified as _},
         source::Target,
     },
     site_model::SiteModel,
@@ -107,7 +107,7 @@ fn a_loader_and_who_only_asks_find_the_same_identity() {
     let path = directory.path().join("tiny.gguf");
     fs::write(&path, tiny_gguf("llama", &[]).bytes()).unwrap();
     let files = ModelFiles::at(&path).unwrap();
-    let source = Hashed::new(weights(&files).unwrap());
+    let source = HashedWeights::new(weights(&files).unwrap());
     drop(LoadedWeights::load(&source, 2).unwrap());
     assert_eq!(source.identity(TextHash::of(&files).unwrap()), of_model(&path).unwrap());
 }

@@ -12,7 +12,7 @@ use model::{
         source::{Target, Tensor, TensorId, WeightSource},
     },
     site_model::SiteModel,
-    sites::{EvaluateError, EvaluateSites, RingRoom, RingSite, SiteCall, SiteId, SiteOp, SitePath},
+    sites::{EvaluateError, EvaluateSites, ModularRange, ModularSite, SiteCall, SiteId, SiteOp, SitePath},
     sources::{open::open, random::RandomSource},
 };
 
@@ -45,14 +45,14 @@ fn golden(name: &str) -> Box<dyn WeightSource + Sync> {
 }
 
 /// A small model whose linear layers are of one kind, with numbers that mean nothing.
-struct OfKind {
+struct LayerFormatSource {
     random: RandomSource,
     kind: TensorType,
     /// A tensor of which one byte differs.
     bent: Option<TensorId>,
 }
 
-impl OfKind {
+impl LayerFormatSource {
     fn new(kind: TensorType) -> Self {
         let config = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256,
             "intermediate_size": 512, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -68,7 +68,7 @@ impl OfKind {
     }
 }
 
-impl WeightSource for OfKind {
+impl WeightSource for LayerFormatSource {
     fn config(&self) -> &ModelConfig {
         self.random.config()
     }
@@ -99,7 +99,7 @@ impl WeightSource for OfKind {
 fn sources() -> impl Iterator<Item = (String, bool, Box<dyn WeightSource + Sync>)> {
     let floats = MODELS.into_iter().map(|name| (name.to_owned(), false, golden(name)));
     let kind = |kind| {
-        let source: Box<dyn WeightSource + Sync> = Box::new(OfKind::new(kind));
+        let source: Box<dyn WeightSource + Sync> = Box::new(LayerFormatSource::new(kind));
         (format!("{kind:?}"), true, source)
     };
     floats.chain(KINDS.into_iter().map(kind))
@@ -145,7 +145,7 @@ fn words(count: usize, seed: u64) -> Vec<u64> {
     (0..count).map(|_| word()).collect()
 }
 
-fn ring(base: &impl EvaluateSites, site: usize) -> RingSite {
+fn ring(base: &impl EvaluateSites, site: usize) -> ModularSite {
     base.sites()[site].ring.expect("the site has a ring path")
 }
 
@@ -186,7 +186,7 @@ fn it_is_the_linear_path_within_the_rounding_of_weights_and_rows() {
                     }
                 };
                 let x = numbers(width, 1 + site);
-                let RingRoom { bits, .. } = model.sites()[site].ring_room(op).unwrap();
+                let ModularRange { bits, .. } = model.sites()[site].ring_room(op).unwrap();
                 let (x_whole, exponent) = whole(&x, bits);
                 let found = through(&mut model, call(site, op, SitePath::Ring), &x_whole);
                 let linear = evaluate(&mut model, call(site, op, SitePath::Linear), &x);
@@ -251,7 +251,7 @@ fn a_row_has_the_same_words_in_any_batch_with_any_threads_and_instructions_and_b
 
 #[test]
 fn what_is_added_to_a_row_comes_off_again_to_the_last_bit() {
-    let mut model = resident_of(&OfKind::new(TensorType::Q4_1), &[0]);
+    let mut model = resident_of(&LayerFormatSource::new(TensorType::Q4_1), &[0]);
     model.commit();
     for op in [SiteOp::ForwardNoBias, SiteOp::Backward] {
         let call = call(0, op, SitePath::Ring);
@@ -290,12 +290,12 @@ fn sums_of_magnitudes_are_those_of_the_weights() {
 #[test]
 fn commitments_differ_where_a_weight_does() {
     for kind in KINDS {
-        let committed = |source: &OfKind, cores: &[usize]| {
+        let committed = |source: &LayerFormatSource, cores: &[usize]| {
             let mut model = resident_of(source, cores);
             model.commit();
             (0..model.sites().len()).map(|site| ring(&model, site).commitment).collect::<Vec<_>>()
         };
-        let mut source = OfKind::new(kind);
+        let mut source = LayerFormatSource::new(kind);
         let (one, two) = (committed(&source, &[0]), committed(&source, &[0, 0]));
         assert_eq!(one, two, "{kind:?}");
         source.bent = Some(TensorId::Weight(0, Target::Up));
@@ -352,7 +352,7 @@ fn a_base_of_an_unknown_architecture_has_it_and_a_weight_beyond_its_range_takes_
 
 #[test]
 fn weights_leave_as_many_bits_as_no_answer_wraps_around_with() {
-    let room = |l1, is_even| RingRoom::new(l1, is_even).map(|room| (room.modulus.bits(), room.bits));
+    let room = |l1, is_even| ModularRange::new(l1, is_even).map(|room| (room.modulus.bits(), room.bits));
     let narrow = [(0, 30), (1, 30), (1 << 16, 30), ((1 << 16) + 1, 29), (1 << 28, 18)];
     for (l1, wanted) in narrow {
         assert_eq!(room(l1, true), Some((48, wanted)), "{l1}");

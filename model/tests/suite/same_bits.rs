@@ -15,7 +15,7 @@ use model::{
     sources::open::open,
 };
 
-use crate::golden_support::{Asked, summed};
+use crate::golden_support::{GoldenAdapter, summed};
 
 /// Models whose weights are of 32 bits, of 16 bits, with biases, with norms of heads, of whose layers some have a window, of
 /// other families, and with experts.
@@ -55,7 +55,7 @@ fn adapters(name: &str) -> Vec<Option<Arc<PreparedAdapter>>> {
     let source = open(&golden("models").join(name)).unwrap();
     let precision = LoadedWeights::load(&*source, 1).unwrap().adapter_precision();
     let mut adapters = vec![None];
-    let prepare = |asked: Asked| Some(Arc::new(asked.prepared(source.config(), precision)));
+    let prepare = |asked: GoldenAdapter| Some(Arc::new(asked.prepared(source.config(), precision)));
     if name == "llama-tied" {
         let asked = "rank4-attention:0.7+rank16-rslora:0.5+rank8-f16";
         let adapter = summed(&golden("adapters").join(name), asked, source.config());
@@ -64,7 +64,7 @@ fn adapters(name: &str) -> Vec<Option<Arc<PreparedAdapter>>> {
     for kind in ["dora", "embedding", "saved"] {
         for path in std::fs::read_dir(golden("adapters").join(kind).join(name)).into_iter().flatten() {
             let other = AnyAdapter::read(&path.unwrap().path(), source.config()).unwrap();
-            adapters.push(prepare(Asked::of(&golden("models").join(name), other)));
+            adapters.push(prepare(GoldenAdapter::of(&golden("models").join(name), other)));
         }
     }
     if let Ok(entries) = std::fs::read_dir(golden("adapters").join(name)) {
@@ -97,13 +97,13 @@ fn prompt(salt: u32, length: usize) -> Vec<u32> {
 }
 
 /// A request: its prompt, its adapter, its own blocks.
-struct Request<'a> {
+struct RoutedRequest<'a> {
     prompt: Vec<u32>,
     adapter: Option<&'a Arc<PreparedAdapter>>,
     blocks: Vec<BlockId>,
 }
 
-impl<'a> Request<'a> {
+impl<'a> RoutedRequest<'a> {
     fn new(index: u32, length: usize, adapter: Option<&'a Arc<PreparedAdapter>>) -> Self {
         let count = (length + 8).div_ceil(BLOCK_TOKENS) as u32;
         let blocks = (0..count).map(|block| BlockId(index * 16 + block)).collect();
@@ -125,16 +125,16 @@ fn bits(logits: &[f32]) -> Vec<u32> {
 }
 
 /// The bits of the last logits when the request is alone and computed in one piece.
-fn alone(model: &mut ResidentModel, request: &Request<'_>) -> Vec<u32> {
+fn alone(model: &mut ResidentModel, request: &RoutedRequest<'_>) -> Vec<u32> {
     let mut logits = Vec::new();
     model.forward(&[request.slice(0..request.prompt.len(), LogitRows::Last)], &mut logits);
     bits(&logits)
 }
 
-fn requests(adapters: &[Option<Arc<PreparedAdapter>>]) -> Vec<Request<'_>> {
+fn requests(adapters: &[Option<Arc<PreparedAdapter>>]) -> Vec<RoutedRequest<'_>> {
     let lengths = [1, 7, 16, 17, 40, 33, 5, 64, 2, 15, 31, 48, 3, 9, 23, 80];
     let adapter = |i: usize| adapters[i % adapters.len()].as_ref();
-    lengths.iter().enumerate().map(|(i, &length)| Request::new(i as u32, length, adapter(i))).collect()
+    lengths.iter().enumerate().map(|(i, &length)| RoutedRequest::new(i as u32, length, adapter(i))).collect()
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn a_decode_step_of_every_method_together_has_the_bits_each_has_alone() {
             "base, LoRA, one of the embedding and those with saved modules where there are some, DoRA, IA3, prefix"
         );
         let requests: Vec<_> =
-            (0..).zip(&each).map(|(index, adapter)| Request::new(index, 40, *adapter)).collect();
+            (0..).zip(&each).map(|(index, adapter)| RoutedRequest::new(index, 40, *adapter)).collect();
         for threads in [1, 2] {
             let mut model = resident(name, threads);
             let expected: Vec<_> = requests.iter().map(|request| alone(&mut model, request)).collect();
@@ -198,7 +198,7 @@ fn heads_of_their_own_have_the_same_bits_in_whatever_order_their_rows_lie() {
     let [one, other] = saved[..] else { panic!("two have a head of their own") };
     let asked = [Some(one), None, Some(other), Some(one), Some(one), None, Some(other)];
     let mut requests: Vec<_> =
-        (0..).zip(asked).map(|(index, adapter)| Request::new(index, 20, adapter)).collect();
+        (0..).zip(asked).map(|(index, adapter)| RoutedRequest::new(index, 20, adapter)).collect();
     for threads in [1, 2] {
         let mut model = resident(name, threads);
         for _ in 0..requests.len() {
@@ -219,7 +219,7 @@ fn a_prompt_in_chunks_has_the_bits_it_has_in_one_piece() {
     for name in MODELS {
         let mut model = resident(name, 2);
         for adapter in one_of_each(&adapters(name)) {
-            let request = Request::new(0, 80, adapter);
+            let request = RoutedRequest::new(0, 80, adapter);
             let expected = alone(&mut model, &request);
             for chunk in [1, 3, 16, 31, 79] {
                 let mut logits = Vec::new();
@@ -238,10 +238,10 @@ fn a_prefix_from_another_requests_blocks_has_the_bits_of_one_computed_anew() {
     for name in MODELS {
         let mut model = resident(name, 1);
         for adapter in one_of_each(&adapters(name)) {
-            let first = Request::new(0, 64, adapter);
+            let first = RoutedRequest::new(0, 64, adapter);
             let expected = alone(&mut model, &first);
             // The second request takes over three full blocks and computes the rest in its own.
-            let mut second = Request::new(0, 64, adapter);
+            let mut second = RoutedRequest::new(0, 64, adapter);
             for (index, block) in second.blocks.iter_mut().enumerate().skip(3) {
                 *block = BlockId(100 + index as u32);
             }
@@ -257,9 +257,9 @@ fn a_prefix_that_came_as_bytes_from_another_model_has_the_bits_of_one_computed_h
     for name in MODELS {
         let (mut first, mut second) = (resident(name, 1), resident(name, 2));
         for adapter in one_of_each(&adapters(name)) {
-            let here = Request::new(0, 80, adapter);
+            let here = RoutedRequest::new(0, 80, adapter);
             let expected = alone(&mut first, &here);
-            let mut there = Request::new(0, 80, adapter);
+            let mut there = RoutedRequest::new(0, 80, adapter);
             there.blocks.iter_mut().for_each(|block| block.0 = 100 - 7 * block.0);
             let mut bytes = vec![0; first.block_bytes()];
             for (from, to) in here.blocks.iter().zip(&there.blocks).take(3) {
@@ -278,7 +278,7 @@ fn a_prefix_that_came_as_bytes_from_another_model_has_the_bits_of_one_computed_h
 fn the_logits_of_all_rows_are_those_of_each_row_as_the_last() {
     for name in MODELS {
         let adapters = adapters(name);
-        let request = Request::new(0, 40, adapters.last().unwrap().as_ref());
+        let request = RoutedRequest::new(0, 40, adapters.last().unwrap().as_ref());
         let mut model = resident(name, 2);
         let mut all = Vec::new();
         model.forward(&[request.slice(0..40, LogitRows::All)], &mut all);
@@ -292,7 +292,7 @@ fn the_logits_of_all_rows_are_those_of_each_row_as_the_last() {
 
 #[test]
 fn every_instruction_set_agrees_to_a_rounding_error() {
-    let request = Request::new(0, 40, None);
+    let request = RoutedRequest::new(0, 40, None);
     let mut logits = Vec::new();
     for isa in Isa::available() {
         let mut model = resident("llama-tied", 1).with_isa(isa);
@@ -312,7 +312,7 @@ const FORKS: [(Option<(usize, usize)>, usize); 4] =
     [(None, 7), (Some((0, 2)), 5), (Some((0, 4)), 3), (Some((1, 2)), 20)];
 
 /// A branch: its path from the pending token on, and how many of its tokens are rows of its own.
-struct Branch {
+struct TreeBranch {
     path: Vec<u32>,
     own: usize,
     /// First row in the batch, and the ancestors' rows: first, count, depth.
@@ -320,8 +320,8 @@ struct Branch {
     ancestors: Vec<(usize, usize, usize)>,
 }
 
-fn branches() -> Vec<Branch> {
-    let mut branches: Vec<Branch> = Vec::new();
+fn branches() -> Vec<TreeBranch> {
+    let mut branches: Vec<TreeBranch> = Vec::new();
     let mut rows = 0;
     for (index, (fork, own)) in FORKS.into_iter().enumerate() {
         let (mut path, mut ancestors) = (Vec::new(), Vec::new());
@@ -333,7 +333,7 @@ fn branches() -> Vec<Branch> {
             ancestors.push((parent.first_row, kept, depth));
         }
         path.extend((0..own as u32).map(|i| (i * 29 + 31 * index as u32 + 5) % 300));
-        branches.push(Branch { path, own, first_row: rows, ancestors });
+        branches.push(TreeBranch { path, own, first_row: rows, ancestors });
         rows += own;
     }
     branches
@@ -344,7 +344,7 @@ fn a_tree_of_drafted_tokens_has_in_each_row_the_bits_of_its_path_alone() {
     for name in MODELS {
         let adapters = adapters(name);
         for (adapter, length) in one_of_each(&adapters).into_iter().zip([37, 32, 15, 1].into_iter().cycle()) {
-            let request = Request::new(0, length, adapter);
+            let request = RoutedRequest::new(0, length, adapter);
             let mut model = resident(name, 2);
             let mut logits = Vec::new();
             model.forward(&[request.slice(0..length, LogitRows::None)], &mut logits);
@@ -387,7 +387,7 @@ fn a_tree_of_drafted_tokens_has_in_each_row_the_bits_of_its_path_alone() {
             model.forward(&slices, &mut logits);
             let rows: Vec<_> = logits.chunks(model.vocab_size()).map(bits).collect();
             for (index, branch) in tree.iter().enumerate() {
-                let mut alone = Request::new(4, length + branch.path.len(), adapter);
+                let mut alone = RoutedRequest::new(4, length + branch.path.len(), adapter);
                 alone.prompt = [&request.prompt[..], &branch.path].concat();
                 let mut logits = Vec::new();
                 model.forward(&[alone.slice(0..alone.prompt.len(), LogitRows::All)], &mut logits);

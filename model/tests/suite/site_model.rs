@@ -15,17 +15,17 @@ use model::{
 };
 use serde_json::{Value, json};
 
-type Entry = (String, &'static str, Vec<usize>, Vec<u8>);
+type SiteTensor = (String, &'static str, Vec<usize>, Vec<u8>);
 
-fn matrix(name: &str, shape: [usize; 2], seed: usize) -> Entry {
+fn matrix(name: &str, shape: [usize; 2], seed: usize) -> SiteTensor {
     (name.to_owned(), "F32", shape.to_vec(), f32_bytes(&numbers(shape[0] * shape[1], seed)))
 }
 
-fn vector(name: &str, length: usize, seed: usize) -> Entry {
+fn vector(name: &str, length: usize, seed: usize) -> SiteTensor {
     (name.to_owned(), "F32", vec![length], f32_bytes(&numbers(length, seed)))
 }
 
-fn open_with(config: &Value, entries: &[Entry]) -> Result<SiteModel, SiteModelError> {
+fn open_with(config: &Value, entries: &[SiteTensor]) -> Result<SiteModel, SiteModelError> {
     let directory = tempfile::tempdir().unwrap();
     write_model(directory.path(), config, entries);
     SiteModel::open(directory.path(), &[])
@@ -87,7 +87,7 @@ fn transposed(values: &[f32], [rows, columns]: [usize; 2]) -> Vec<f32> {
 }
 
 /// A block of GPT-2 or of its relative with one key head: the same names, matrices the other way round.
-fn block(prefix: &str, layer: usize, shapes: [[usize; 2]; 4]) -> Vec<Entry> {
+fn block(prefix: &str, layer: usize, shapes: [[usize; 2]; 4]) -> Vec<SiteTensor> {
     let of = |name: &str| format!("{prefix}h.{layer}.{name}");
     let kinds = ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"];
     let mut entries = vec![vector(&of("ln_1.weight"), 8, 1), vector(&of("ln_1.bias"), 8, 2)];
@@ -99,7 +99,7 @@ fn block(prefix: &str, layer: usize, shapes: [[usize; 2]; 4]) -> Vec<Entry> {
 
 const GPT2: [[usize; 2]; 4] = [[8, 24], [8, 8], [8, 32], [32, 8]];
 
-fn gpt2() -> (Value, Vec<Entry>) {
+fn gpt2() -> (Value, Vec<SiteTensor>) {
     let config = json!({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 11});
     let mut entries = vec![matrix("wte.weight", [10, 8], 5), matrix("wpe.weight", [4, 8], 6)];
     for layer in [0, 2, 10] {
@@ -295,7 +295,7 @@ fn what_cannot_be_served_is_refused_by_name() {
         &["config.json", "quantized"],
     );
     assert_says(with(json!({"model_type": 7})), &["config.json", "model_type"]);
-    let and = |entry: Entry| open_with(&config, &[entries.clone(), vec![entry]].concat());
+    let and = |entry: SiteTensor| open_with(&config, &[entries.clone(), vec![entry]].concat());
     let eight_bits = ("h.3.mlp.c_fc.weight".to_owned(), "I8", vec![8, 4], vec![0; 32]);
     assert_says(and(eight_bits), &["h.3.mlp.c_fc.weight", "I8"]);
     let bias = vector("h.2.mlp.c_fc.bias", 31, 0);

@@ -17,7 +17,7 @@ use model::{
         layout::{group_weights, model_groups, tensor_shape},
         source::{Target, TensorId, WeightSource},
     },
-    sites::{Company, EvaluateSites, SiteCall, SiteId, SiteOp, SitePath},
+    sites::{EvaluateSites, PassHooks, SiteCall, SiteId, SiteOp, SitePath},
     sources::open::open,
 };
 
@@ -189,7 +189,7 @@ fn where_the_fast_path_rounds_nothing_both_paths_have_the_same_bits() {
 }
 
 /// Joins a pass at every site with so many rows, and asks for something else before some.
-struct Guests {
+struct RowJoiningHooks {
     rows: usize,
     sites: Vec<(usize, usize)>,
     asked: Vec<SiteCall>,
@@ -197,7 +197,7 @@ struct Guests {
     before: Vec<(SiteId, Vec<f32>)>,
 }
 
-impl Guests {
+impl RowJoiningHooks {
     fn of(model: &ResidentModel, rows: usize) -> Self {
         let sites = model.sites().iter().map(|site| site.widths(None, SiteOp::Forward).unwrap()).collect();
         Self { rows, sites, asked: Vec::new(), answers: Vec::new(), before: Vec::new() }
@@ -212,7 +212,7 @@ impl Guests {
 const BEFORE: SiteCall =
     SiteCall { site: SiteId(2), part: Some(1), op: SiteOp::Backward, path: SitePath::Linear };
 
-impl Company for Guests {
+impl PassHooks for RowJoiningHooks {
     fn is_waiting(&mut self) -> bool {
         true
     }
@@ -268,7 +268,7 @@ fn same_in_company(model: &Path, adapter_directory: &Path) {
         for wanted in [LogitRows::Last, LogitRows::All] {
             let (mut alone, mut together) = (Vec::new(), Vec::new());
             model.forward(&batch(&tokens, &blocks, adapter, wanted), &mut alone);
-            let mut guests = Guests::of(&model, 5);
+            let mut guests = RowJoiningHooks::of(&model, 5);
             model.forward_in_company(&batch(&tokens, &blocks, adapter, wanted), &mut together, &mut guests);
             assert_eq!(bits(&alone), bits(&together), "{name}");
             // But for experts that none of the rows takes.
@@ -312,7 +312,7 @@ fn company_of_a_quantized_base_changes_no_bit_either() {
 #[test]
 fn a_pass_in_which_nobody_joins_asks_at_every_site_in_order() {
     let mut model = resident("llama-tied");
-    let mut guests = Guests { rows: 0, ..Guests::of(&model, 0) };
+    let mut guests = RowJoiningHooks { rows: 0, ..RowJoiningHooks::of(&model, 0) };
     let mut logits = Vec::new();
     let one = batch(&[1], &[BlockId(0)], None, LogitRows::None);
     model.forward_in_company(&one, &mut logits, &mut guests);

@@ -18,7 +18,8 @@ use model::{
         source::{Target, Tensor, WeightSource},
     },
     skeleton::{
-        SkeletonFile, SkeletonPlan, SkeletonReadError, SparseCopy, SparseCopyError, client_base::ClientBase,
+        ClientWeightsFile, ClientWeightsPlan, ClientWeightsReadError, SparseCopy, SparseCopyError,
+        client_base::ClientBase,
     },
     sources::{open::open, safetensors::SafetensorsSource},
     weights::load_norms,
@@ -37,7 +38,7 @@ fn smollm2() -> PathBuf {
 }
 
 /// Copies what `plan` gives out to `directory`, `step` bytes at a time.
-fn copied(plan: &SkeletonPlan, directory: &Path, step: u32) -> PathBuf {
+fn copied(plan: &ClientWeightsPlan, directory: &Path, step: u32) -> PathBuf {
     let mut copy = SparseCopy::create(directory, plan.files(), BUDGET).unwrap();
     while let Some(wanted) = copy.wanted() {
         copy.write(&plan.read(wanted.file, wanted.offset, step).unwrap()).unwrap();
@@ -46,7 +47,7 @@ fn copied(plan: &SkeletonPlan, directory: &Path, step: u32) -> PathBuf {
 }
 
 fn sparse_copy(model: &Path, into: &Path) -> PathBuf {
-    copied(&SkeletonPlan::of(model).unwrap(), &into.join("copy"), 40_000)
+    copied(&ClientWeightsPlan::of(model).unwrap(), &into.join("copy"), 40_000)
 }
 
 /// A directory with the tiny model in both formats, and where the second is.
@@ -93,7 +94,7 @@ fn agrees(client: &ClientBase, model: &Path) {
 #[test]
 fn a_sparse_copy_of_the_real_model_has_its_tokenizer_norms_and_embeddings_and_nothing_else() {
     let (path, directory) = (smollm2(), tempfile::tempdir().unwrap());
-    let plan = SkeletonPlan::of(&path).unwrap();
+    let plan = ClientWeightsPlan::of(&path).unwrap();
     let copy = copied(&plan, &directory.path().join("copy"), 48 << 10);
     let client = ClientBase::open(&copy).unwrap();
     agrees(&client, &path);
@@ -166,7 +167,7 @@ fn small_files_of_a_directory_are_given_out_whole_and_others_not_at_all() {
     write("tokenizer_config.json", "{}");
     write("chat_template.jinja", "{{ messages }}");
     write("secrets.txt", "not for clients");
-    let plan = SkeletonPlan::of(models.path()).unwrap();
+    let plan = ClientWeightsPlan::of(models.path()).unwrap();
     let names: Vec<&str> = plan.files().iter().map(|file| file.name.as_str()).collect();
     let expected = [
         "config.json",
@@ -211,7 +212,7 @@ fn of_an_unknown_architecture_everything_but_the_sites_is_given_out() {
 #[test]
 fn only_what_is_planned_is_read() {
     let (_models, gguf) = tiny_models();
-    let plan = SkeletonPlan::of(&gguf).unwrap();
+    let plan = ClientWeightsPlan::of(&gguf).unwrap();
     let [file] = plan.files() else { panic!("a GGUF file is one file") };
     let whole = std::fs::read(&gguf).unwrap();
     let mut given = 0;
@@ -219,7 +220,7 @@ fn only_what_is_planned_is_read() {
         let planned = file.ranges.iter().find(|range| range.contains(&offset));
         match (plan.read(0, offset, 1), planned) {
             (Ok(bytes), Some(_)) => assert_eq!(bytes, [whole[offset as usize]]),
-            (Err(SkeletonReadError::NotPlanned { .. }), None) => {}
+            (Err(ClientWeightsReadError::NotPlanned { .. }), None) => {}
             (other, planned) => panic!("byte {offset}, {planned:?}: {other:?}"),
         }
         given += u64::from(planned.is_some());
@@ -235,7 +236,7 @@ fn only_what_is_planned_is_read() {
 #[test]
 fn a_file_that_was_written_to_is_not_given_out_and_a_replaced_one_is_as_it_was() {
     let (_models, gguf) = tiny_models();
-    let plan = SkeletonPlan::of(&gguf).unwrap();
+    let plan = ClientWeightsPlan::of(&gguf).unwrap();
     let before = plan.read(0, 0, 64).unwrap();
     assert!(plan.is_current());
     let other = gguf.with_file_name("other");
@@ -245,23 +246,23 @@ fn a_file_that_was_written_to_is_not_given_out_and_a_replaced_one_is_as_it_was()
     assert!(!plan.is_current());
 
     std::fs::write(&gguf, tiny_gguf("llama", &[]).bytes()).unwrap();
-    let plan = SkeletonPlan::of(&gguf).unwrap();
+    let plan = ClientWeightsPlan::of(&gguf).unwrap();
     // Cut short: who has mapped it would die of it.
     std::fs::write(&gguf, b"GGUF").unwrap();
     assert_says(plan.read(0, 0, 64), &["tiny.gguf", "written to"]);
 }
 
 /// A file of which the bytes from each first to before each second are given out.
-fn file(name: &str, bytes: u64, ranges: &[(u64, u64)]) -> SkeletonFile {
+fn file(name: &str, bytes: u64, ranges: &[(u64, u64)]) -> ClientWeightsFile {
     let ranges = ranges.iter().map(|&(start, end)| start..end).collect();
-    SkeletonFile { name: name.to_owned(), bytes, ranges }
+    ClientWeightsFile { name: name.to_owned(), bytes, ranges }
 }
 
 #[test]
 fn lists_that_make_no_sense_are_refused_before_anything_is_written() {
     let parent = tempfile::tempdir().unwrap();
     let directory = parent.path().join("copy");
-    let refused = |files: &[SkeletonFile], parts: &[&str]| {
+    let refused = |files: &[ClientWeightsFile], parts: &[&str]| {
         assert_says(SparseCopy::create(&directory, files, 100), parts);
         assert_eq!(std::fs::read_dir(parent.path()).unwrap().count(), 0);
     };

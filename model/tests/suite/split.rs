@@ -7,7 +7,7 @@ use std::{
 };
 
 use ids::BlockId;
-use kernels::{Activations, Isa, Pool, attention::KvPrecision, lora::LoraPrecision};
+use kernels::{Activations, Isa, ThreadPool, attention::KvPrecision, lora::LoraPrecision};
 use model::{
     adapter::{Adapter, AdapterKind, sum::sum},
     cpu::{Compute, kv::PagedKv},
@@ -21,7 +21,7 @@ use model::{
     shape::{config::ModelConfig, source::WeightSource},
     site_model::SiteModel,
     sites::{EvaluateSites, SiteCall, SiteId, SiteOp, SitePath},
-    skeleton::{SkeletonPlan, SparseCopy, client_base::ClientBase},
+    skeleton::{ClientWeightsPlan, SparseCopy, client_base::ClientBase},
     sources::{dequantized::Dequantized, gguf::GgufSource, open::open},
     weights::embedding::Embedding,
 };
@@ -43,7 +43,7 @@ fn resident(source: &(dyn WeightSource + Sync), kv_dtype: KvDtype) -> ResidentMo
 }
 
 fn sparse_copy(model: &Path, into: &Path) -> PathBuf {
-    let plan = SkeletonPlan::of(model).unwrap();
+    let plan = ClientWeightsPlan::of(model).unwrap();
     let mut copy = SparseCopy::create(&into.join("copy"), plan.files(), 1 << 30).unwrap();
     while let Some(wanted) = copy.wanted() {
         copy.write(&plan.read(wanted.file, wanted.offset, 1 << 16).unwrap()).unwrap();
@@ -52,14 +52,14 @@ fn sparse_copy(model: &Path, into: &Path) -> PathBuf {
 }
 
 /// Base layers that somebody else evaluates: as a client's do, row by row of numbers.
-struct Elsewhere<'a, E> {
+struct RemoteBase<'a, E> {
     base: &'a mut E,
     embedding: &'a Embedding,
     config: &'a ModelConfig,
     path: SitePath,
 }
 
-impl<E: EvaluateSites> BaseLayers<Compute> for Elsewhere<'_, E> {
+impl<E: EvaluateSites> BaseLayers<Compute> for RemoteBase<'_, E> {
     type Error = Infallible;
 
     fn linear(
@@ -91,26 +91,26 @@ impl<E: EvaluateSites> BaseLayers<Compute> for Elsewhere<'_, E> {
     }
 }
 
-struct Split<'a, E> {
+struct SplitPass<'a, E> {
     base: &'a mut E,
     client: &'a ClientBase,
     kv: PagedKv,
     path: SitePath,
 }
 
-impl<'a, E: EvaluateSites> Split<'a, E> {
+impl<'a, E: EvaluateSites> SplitPass<'a, E> {
     fn new(base: &'a mut E, client: &'a ClientBase, path: SitePath, kv: KvPrecision) -> Self {
         let kv = PagedKv::new(kv_shape(client.config(), kv), 64, client.config().limits()).unwrap();
         Self { base, client, kv, path }
     }
 
     fn forward(&mut self, batch: &[SequenceSlice<'_, PreparedAdapter>]) -> Vec<f32> {
-        let mut compute = Compute { pool: Pool::new(&[]).unwrap(), isa: Isa::best() };
+        let mut compute = Compute { pool: ThreadPool::new(&[]).unwrap(), isa: Isa::best() };
         let (config, mut scratch, mut logits) = (self.client.config(), DeltaScratch::default(), Vec::new());
         let found = AdapterRows::of(batch);
         let mut deltas = BatchDeltas::new(config, None, &mut scratch, &found);
         let mut base =
-            Elsewhere { base: &mut *self.base, embedding: &self.client.embedding, config, path: self.path };
+            RemoteBase { base: &mut *self.base, embedding: &self.client.embedding, config, path: self.path };
         let parts = (&mut base, &mut deltas, &mut self.kv);
         let Ok(()) = run(&self.client.frame, parts, &mut compute, &mut Scratch::empty(), batch, &mut logits);
         logits
@@ -168,8 +168,8 @@ fn same_bits(model: &Path, adapter_directory: &Path) {
             slice(&tokens[19..20], 19, adapter),
             slice(&tokens[20..], 20, adapter),
         ];
-        let mut from_lent = Split::new(&mut lent, &client, SitePath::Fast, kv);
-        let mut from_bare = Split::new(&mut bare, &client, SitePath::Fast, kv);
+        let mut from_lent = SplitPass::new(&mut lent, &client, SitePath::Fast, kv);
+        let mut from_bare = SplitPass::new(&mut bare, &client, SitePath::Fast, kv);
         for step in &steps {
             let mut expected = Vec::new();
             let step = std::slice::from_ref(step);
@@ -203,12 +203,12 @@ fn on_the_linear_path_the_real_model_is_its_dequantized_weights() {
     exact.forward(&[slice(&tokens, 0, None)], &mut expected);
     drop(exact);
     let mut base = SiteModel::open(&path, &[]).unwrap();
-    let found = Split::new(&mut base, &client, SitePath::Linear, KvPrecision::F32)
+    let found = SplitPass::new(&mut base, &client, SitePath::Linear, KvPrecision::F32)
         .forward(&[slice(&tokens, 0, None)]);
     let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(worst <= 1e-3, "a logit differs by {worst}");
-    let fast =
-        Split::new(&mut base, &client, SitePath::Fast, KvPrecision::F32).forward(&[slice(&tokens, 0, None)]);
+    let fast = SplitPass::new(&mut base, &client, SitePath::Fast, KvPrecision::F32)
+        .forward(&[slice(&tokens, 0, None)]);
     let rounded = fast.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(rounded > 1e-3, "the fast path rounds activations, or this test compares nothing");
 }

@@ -28,8 +28,8 @@ use model::{
     },
 };
 
-type Source = dyn WeightSource + Sync;
-type Served = ResidentModel<ServedLayers>;
+type StreamedSource = dyn WeightSource + Sync;
+type StreamedResident = ResidentModel<ServedLayers>;
 
 fn golden(part: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(part)
@@ -44,7 +44,7 @@ fn options() -> ResidentOptions {
     ResidentOptions { cores: vec![0; 2], kv_bytes: 16 << 20, kv_dtype: KvDtype::F16 }
 }
 
-fn resident(source: &Source) -> ResidentModel {
+fn resident(source: &StreamedSource) -> ResidentModel {
     ResidentModel::new(LoadedWeights::load(source, 2).unwrap(), &options()).unwrap()
 }
 
@@ -54,25 +54,25 @@ fn stream(directory: &Path, bound_bytes: u64) -> StreamOptions {
 }
 
 fn open_streamed(
-    source: &Source,
+    source: &StreamedSource,
     options: &StreamOptions,
 ) -> Result<LoadedWeights<ServedLayers>, StreamError> {
     LoadedWeights::open(source, Some((&[1; 32], options)), 2, &|_| {})
 }
 
-fn streamed(source: &Source, stream: &StreamOptions) -> Served {
+fn streamed(source: &StreamedSource, stream: &StreamOptions) -> StreamedResident {
     ResidentModel::new(open_streamed(source, stream).unwrap(), &options()).unwrap()
 }
 
 /// The least bound that the model can be streamed with.
-fn least(source: &Source, directory: &Path) -> u64 {
+fn least(source: &StreamedSource, directory: &Path) -> u64 {
     match open_streamed(source, &stream(directory, 1)) {
         Err(StreamError::Bound { least_bytes, .. }) => least_bytes,
         other => panic!("a byte is enough: {other:?}"),
     }
 }
 
-fn adapters(name: &str, source: &Source) -> Vec<Option<Arc<PreparedAdapter>>> {
+fn adapters(name: &str, source: &StreamedSource) -> Vec<Option<Arc<PreparedAdapter>>> {
     let precision = LoadedWeights::load(source, 1).unwrap().adapter_precision();
     let entries = fs::read_dir(golden("adapters").join(name)).into_iter().flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -111,7 +111,7 @@ fn talk<P: ForwardPass<Adapter = PreparedAdapter>>(
 }
 
 /// Bounds from the least to all of it.
-fn bounds(source: &Source, directory: &Path) -> [u64; 3] {
+fn bounds(source: &StreamedSource, directory: &Path) -> [u64; 3] {
     let (least, all) = (least(source, directory), LoadedWeights::load(source, 1).unwrap().bytes() as u64);
     [least, (least + all) / 2, 4 * all + (8 << 20)]
 }
@@ -150,9 +150,9 @@ fn a_real_model_streamed_through_a_sixth_of_its_memory_gives_the_same_bits() {
 }
 
 /// A small model whose linear layers are of one kind, with numbers that mean nothing.
-struct OfKind(RandomSource, TensorType);
+struct StreamedFormatSource(RandomSource, TensorType);
 
-impl OfKind {
+impl StreamedFormatSource {
     fn new(kind: TensorType, directory: &Path) -> Self {
         let config = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256,
             "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -167,7 +167,7 @@ impl OfKind {
     }
 }
 
-impl WeightSource for OfKind {
+impl WeightSource for StreamedFormatSource {
     fn config(&self) -> &ModelConfig {
         self.0.config()
     }
@@ -208,7 +208,7 @@ const KINDS: [TensorType; 11] = [
 fn every_format_of_weights_can_be_streamed() {
     for kind in KINDS {
         let directory = tempfile::tempdir().unwrap();
-        let source = OfKind::new(kind, directory.path());
+        let source = StreamedFormatSource::new(kind, directory.path());
         let Ok(wanted) = talk(&mut resident(&source), &[None]);
         let bound = least(&source, directory.path());
         let got = talk(&mut streamed(&source, &stream(directory.path(), bound)), &[None]).unwrap();
@@ -246,7 +246,7 @@ fn every_site(base: &mut impl EvaluateSites) -> Vec<u32> {
 fn single_sites_forward_and_backward_give_the_same_bits() {
     for kind in [TensorType::Q4_1, TensorType::Bf16, TensorType::F32] {
         let directory = tempfile::tempdir().unwrap();
-        let source = OfKind::new(kind, directory.path());
+        let source = StreamedFormatSource::new(kind, directory.path());
         let wanted = every_site(&mut resident(&source));
         for bound in bounds(&source, directory.path()) {
             let got = every_site(&mut streamed(&source, &stream(directory.path(), bound)));
@@ -258,7 +258,7 @@ fn single_sites_forward_and_backward_give_the_same_bits() {
 #[test]
 fn a_pass_reads_what_is_not_pinned_once_and_rows_of_the_embedding() {
     let directory = tempfile::tempdir().unwrap();
-    let source = OfKind::new(TensorType::Q8_0, directory.path());
+    let source = StreamedFormatSource::new(TensorType::Q8_0, directory.path());
     let swept = |bound| open_streamed(&source, &stream(directory.path(), bound)).unwrap().sweep_bytes();
     let least = least(&source, directory.path());
     let (sweep, half) = (swept(least), swept(least + (1 << 20)));
@@ -292,7 +292,7 @@ fn damage(path: &Path, from_end: u64) {
 #[test]
 fn a_file_that_was_changed_or_cut_fails_passes_in_words_and_is_made_anew_at_the_next_start() {
     let directory = tempfile::tempdir().unwrap();
-    let source = OfKind::new(TensorType::Q4_0, directory.path());
+    let source = StreamedFormatSource::new(TensorType::Q4_0, directory.path());
     let stream = stream(directory.path(), least(&source, directory.path()));
     let Ok(wanted) = talk(&mut resident(&source), &[None]);
     let mut model = streamed(&source, &stream);
@@ -314,7 +314,7 @@ fn a_file_that_was_changed_or_cut_fails_passes_in_words_and_is_made_anew_at_the_
 #[test]
 fn a_file_of_another_model_or_one_that_is_damaged_is_not_believed_at_a_start() {
     let directory = tempfile::tempdir().unwrap();
-    let source = OfKind::new(TensorType::Q4_0, directory.path());
+    let source = StreamedFormatSource::new(TensorType::Q4_0, directory.path());
     let stream = stream(directory.path(), least(&source, directory.path()));
     drop(streamed(&source, &stream));
     let whole = fs::read(&stream.path).unwrap();
@@ -346,7 +346,7 @@ fn a_file_of_another_model_or_one_that_is_damaged_is_not_believed_at_a_start() {
 #[test]
 fn what_happens_to_the_file_behind_what_is_pinned_or_to_another_in_its_place_changes_no_bit() {
     let directory = tempfile::tempdir().unwrap();
-    let source = OfKind::new(TensorType::Q4_0, directory.path());
+    let source = StreamedFormatSource::new(TensorType::Q4_0, directory.path());
     let half = stream(directory.path(), bounds(&source, directory.path())[1]);
     let Ok(wanted) = talk(&mut resident(&source), &[None]);
     let mut model = streamed(&source, &half);
@@ -399,7 +399,7 @@ impl Drop for SmallDisk {
 fn a_disk_that_is_full_while_weights_are_packed_is_told_and_leaves_nothing_that_is_believed() {
     let Some(disk) = SmallDisk::new(1 << 20) else { return };
     let config = tempfile::tempdir().unwrap();
-    let source = OfKind::new(TensorType::Q4_0, config.path());
+    let source = StreamedFormatSource::new(TensorType::Q4_0, config.path());
     let elsewhere = stream(config.path(), least(&source, config.path()));
     let full = StreamOptions { path: disk.0.path().join("weights.packed"), ..elsewhere.clone() };
     for _ in 0..2 {

@@ -15,10 +15,10 @@ use kernels::{
     lora::{LoraPrecision, sum_ranks},
 };
 use model::{
-    adapter::{Adapter, LoraModule, Method},
+    adapter::{Adapter, LoraModule, MethodWeights},
     cpu::Compute,
     deltas::{
-        assist::{Ask, Assist},
+        assist::{Assist, PartialSum},
         cpu_copy::CpuMemory,
         device_copy::{DeviceCopy, DeviceMemory as _},
         prepared::PreparedAdapter,
@@ -76,8 +76,12 @@ fn adapter_of_everything(
     };
     let modules = layers.into_iter().zip(ranks.iter().cycle()).map(module).collect();
     let generation = Generation([7; 32]);
-    let adapter =
-        Adapter { generation, method: Method::Lora(modules), base_model: None, stored_in_16_bits: false };
+    let adapter = Adapter {
+        generation,
+        method: MethodWeights::Lora(modules),
+        base_model: None,
+        stored_in_16_bits: false,
+    };
     Arc::new(PreparedAdapter::new(&adapter, config, precision).unwrap())
 }
 
@@ -153,14 +157,14 @@ impl Assist for Serial {
         self.in_pass = false;
     }
 
-    fn begin(&mut self, _: &Activations, asks: &[Ask<'_>]) {
+    fn begin(&mut self, _: &Activations, asks: &[PartialSum<'_>]) {
         assert!(self.in_pass && !asks.is_empty());
         self.asked = asks.len();
-        self.log.lock().unwrap().rank_rows += asks.iter().map(Ask::rank_rows).sum::<u64>();
+        self.log.lock().unwrap().rank_rows += asks.iter().map(PartialSum::rank_rows).sum::<u64>();
         self.block_arrives();
     }
 
-    fn finish(&mut self, compute: &mut Compute, x: &Activations, asks: &[Ask<'_>], sums: &mut [f32]) {
+    fn finish(&mut self, compute: &mut Compute, x: &Activations, asks: &[PartialSum<'_>], sums: &mut [f32]) {
         assert_eq!(asks.len(), self.asked, "the asks are those of the beginning");
         let mut end = 0;
         for ask in asks {
@@ -175,18 +179,18 @@ impl Assist for Serial {
 }
 
 /// A request of the tests: its prompt and its adapter. Its blocks are those of its place in the batch.
-struct Request {
+struct TierRequest {
     prompt: Vec<u32>,
     adapter: Option<Arc<PreparedAdapter>>,
 }
 
-fn request(salt: u32, length: usize, adapter: Option<&Arc<PreparedAdapter>>) -> Request {
+fn request(salt: u32, length: usize, adapter: Option<&Arc<PreparedAdapter>>) -> TierRequest {
     let prompt = (0..length as u32).map(|i| (i * 37 + salt * 101 + i * i) % 300).collect();
-    Request { prompt, adapter: adapter.cloned() }
+    TierRequest { prompt, adapter: adapter.cloned() }
 }
 
 /// Bits of the last logits of all requests, after their prompts and after each of two tokens more.
-fn bits(model: &mut ResidentModel, requests: &[Request]) -> Vec<u32> {
+fn bits(model: &mut ResidentModel, requests: &[TierRequest]) -> Vec<u32> {
     let blocks: Vec<Vec<BlockId>> = (0..requests.len() as u32)
         .map(|at| (at * BLOCKS..(at + 1) * BLOCKS).map(BlockId).collect())
         .collect();
@@ -217,7 +221,7 @@ fn best(row: &[f32]) -> usize {
 }
 
 /// The bits without a device, alone: what everything is compared with.
-fn host_bits(name: &str, request: &Request) -> Vec<u32> {
+fn host_bits(name: &str, request: &TierRequest) -> Vec<u32> {
     if let Some(adapter) = &request.adapter {
         adapter.set_device(None);
     }
@@ -225,7 +229,7 @@ fn host_bits(name: &str, request: &Request) -> Vec<u32> {
 }
 
 /// The bits of a batch whose requests are each computed alone, from the host tier.
-fn host_bits_of_all(name: &str, requests: &[Request]) -> Vec<u32> {
+fn host_bits_of_all(name: &str, requests: &[TierRequest]) -> Vec<u32> {
     let alone: Vec<Vec<u32>> = requests.iter().map(|request| host_bits(name, request)).collect();
     let vocab = alone[0].len() / 3;
     (0..3)
@@ -368,12 +372,12 @@ fn an_adapter_that_arrives_while_passes_run_changes_no_bit() {
 }
 
 #[derive(Deserialize)]
-struct Golden {
-    cases: Vec<Case>,
+struct TierGolden {
+    cases: Vec<TierCase>,
 }
 
 #[derive(Deserialize)]
-struct Case {
+struct TierCase {
     prompt: Vec<u32>,
     logits: Vec<f32>,
     greedy: Vec<u32>,
@@ -381,7 +385,11 @@ struct Case {
 }
 
 /// Logits of the first step, and greedy tokens.
-fn generate(model: &mut ResidentModel, adapter: &Arc<PreparedAdapter>, case: &Case) -> (Vec<f32>, Vec<u32>) {
+fn generate(
+    model: &mut ResidentModel,
+    adapter: &Arc<PreparedAdapter>,
+    case: &TierCase,
+) -> (Vec<f32>, Vec<u32>) {
     let count = case.greedy.len();
     let mut tokens = vec![0; adapter.virtual_tokens()];
     tokens.extend(&case.prompt);
@@ -425,7 +433,7 @@ fn cold_adapters_give_the_logits_and_tokens_of_transformers() {
                 continue;
             }
             let text = std::fs::read(golden("expected").join(model).join(format!("{name}.json"))).unwrap();
-            let golden: Golden = serde_json::from_slice(&text).unwrap();
+            let golden: TierGolden = serde_json::from_slice(&text).unwrap();
             let all = blocks_of(&adapter);
             for case in &golden.cases {
                 for blocks in [0, all / 3, all / 2, all] {

@@ -8,10 +8,10 @@ use std::{
 };
 
 use ids::BlockId;
-use kernels::{Pool, attention::KvPrecision, lora::LoraPrecision};
+use kernels::{ThreadPool, attention::KvPrecision, lora::LoraPrecision};
 use model::{
-    adapter::{Adapter, LoraModule, Method},
-    backward::{Dropout, Example, Gradients, Keep, Learner, Loss, Trainer},
+    adapter::{Adapter, LoraModule, MethodWeights},
+    backward::{Dropout, Example, Gradients, Loss, SavedScope, TrainableAdapter, Trainer},
     deltas::prepared::PreparedAdapter,
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions, kv_precision, kv_shape},
@@ -25,14 +25,14 @@ use safetensors::SafeTensors;
 use serde::Deserialize;
 
 #[derive(Debug, Deserialize)]
-struct Expected {
+struct TorchExpectation {
     loss: f64,
     logprobs: Vec<Vec<f32>>,
-    batches: Vec<Vec<Sequence>>,
+    batches: Vec<Vec<WeightedSequence>>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Sequence {
+struct WeightedSequence {
     tokens: Vec<u32>,
     weights: Vec<f32>,
 }
@@ -41,16 +41,16 @@ fn golden_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden")
 }
 
-fn trainer(model: &Path, threads: usize, keep: Keep) -> Trainer<ResidentLayers> {
+fn trainer(model: &Path, threads: usize, keep: SavedScope) -> Trainer<ResidentLayers> {
     let layers = ResidentLayers::load(&*open(model).unwrap(), 1, &|_| {}).unwrap();
     let frame = ClientBase::open(model).unwrap().frame;
     let shape = kv_shape(&frame.config, kv_precision(layers.sites().is_exact(), KvDtype::Auto));
     let cores: Vec<usize> =
         if threads == 1 { Vec::new() } else { (0..threads).map(|core| core % 2).collect() };
-    Trainer::new(frame.into(), layers, shape, Pool::new(&cores).unwrap(), keep).unwrap()
+    Trainer::new(frame.into(), layers, shape, ThreadPool::new(&cores).unwrap(), keep).unwrap()
 }
 
-fn read_adapter(trainer: &Trainer<ResidentLayers>, config: &Path, tensors: &Path) -> Method {
+fn read_adapter(trainer: &Trainer<ResidentLayers>, config: &Path, tensors: &Path) -> MethodWeights {
     let dir = tempfile::tempdir().unwrap();
     fs::copy(config, dir.path().join("adapter_config.json")).unwrap();
     fs::copy(tensors, dir.path().join("adapter_model.safetensors")).unwrap();
@@ -58,13 +58,13 @@ fn read_adapter(trainer: &Trainer<ResidentLayers>, config: &Path, tensors: &Path
 }
 
 /// The mean loss of weighted tokens.
-struct Mean<'a> {
+struct MeanLoss<'a> {
     weights: &'a [f32],
     total: f32,
     sum: f64,
 }
 
-impl<'a> Mean<'a> {
+impl<'a> MeanLoss<'a> {
     fn of(weights: &'a [f32]) -> Self {
         Self { weights, total: weights.iter().sum(), sum: 0.0 }
     }
@@ -74,7 +74,7 @@ impl<'a> Mean<'a> {
     }
 }
 
-impl Loss for Mean<'_> {
+impl Loss for MeanLoss<'_> {
     fn gradients(&mut self, targets: Range<usize>, log_probabilities: &[f32], gradients: &mut [f32]) {
         for ((&weight, &value), gradient) in
             self.weights[targets].iter().zip(log_probabilities).zip(gradients)
@@ -85,7 +85,7 @@ impl Loss for Mean<'_> {
     }
 }
 
-struct Batch {
+struct TorchBatch {
     tokens: Vec<Vec<u32>>,
     targets: Vec<Vec<Option<u32>>>,
     weights: Vec<f32>,
@@ -93,10 +93,10 @@ struct Batch {
     dropped: Option<f64>,
 }
 
-impl Batch {
-    fn of(sequences: &[Sequence]) -> Self {
-        let inputs = |of: &Sequence| of.tokens[..of.tokens.len() - 1].to_vec();
-        let targets = |of: &Sequence| of.tokens[1..].iter().map(|&token| Some(token)).collect();
+impl TorchBatch {
+    fn of(sequences: &[WeightedSequence]) -> Self {
+        let inputs = |of: &WeightedSequence| of.tokens[..of.tokens.len() - 1].to_vec();
+        let targets = |of: &WeightedSequence| of.tokens[1..].iter().map(|&token| Some(token)).collect();
         Self {
             tokens: sequences.iter().map(inputs).collect(),
             targets: sequences.iter().map(targets).collect(),
@@ -127,29 +127,30 @@ impl Batch {
 
 fn learn(
     trainer: &mut Trainer<ResidentLayers>,
-    method: &Method,
-    batch: &Batch,
+    method: &MethodWeights,
+    batch: &TorchBatch,
     together: usize,
 ) -> (f64, Vec<f32>, Gradients) {
-    let learner = Learner::new(method, &trainer.model().config, LoraPrecision::Exact).unwrap();
-    let (mut gradients, mut all, mut loss) = (Gradients::zero(method), Vec::new(), Mean::of(&batch.weights));
+    let learner = TrainableAdapter::new(method, &trainer.model().config, LoraPrecision::Exact).unwrap();
+    let (mut gradients, mut all, mut loss) =
+        (Gradients::zero(method), Vec::new(), MeanLoss::of(&batch.weights));
     for (examples, turn) in batch.examples().chunks(together).zip(gradients.turns()) {
         let tape = trainer.forward(&learner, examples).unwrap();
         let first = all.len();
         all.extend(trainer.log_probabilities(&learner, &tape).unwrap());
-        let mut part = Part { loss: &mut loss, first };
+        let mut part = LossPart { loss: &mut loss, first };
         trainer.reverse(&learner, tape, &mut part, turn).unwrap();
     }
     (loss.loss(), all, gradients)
 }
 
 /// A batch's loss, of examples that begin behind others.
-struct Part<'a, 'b> {
-    loss: &'a mut Mean<'b>,
+struct LossPart<'a, 'b> {
+    loss: &'a mut MeanLoss<'b>,
     first: usize,
 }
 
-impl Loss for Part<'_, '_> {
+impl Loss for LossPart<'_, '_> {
     fn gradients(&mut self, targets: Range<usize>, log_probabilities: &[f32], gradients: &mut [f32]) {
         let targets = self.first + targets.start..self.first + targets.end;
         self.loss.gradients(targets, log_probabilities, gradients);
@@ -182,8 +183,8 @@ const MODELS: [&str; 13] = [
 ];
 
 /// Makes gradients at what is A of several layers, one in PEFT's eyes, their sum.
-fn sum_shared(method: &Method, gradients: &mut [Vec<f32>]) {
-    let Method::Lora(modules) = method else { return };
+fn sum_shared(method: &MethodWeights, gradients: &mut [Vec<f32>]) {
+    let MethodWeights::Lora(modules) = method else { return };
     let group = |module: &LoraModule| match module.target {
         Target::Q | Target::K | Target::V => Some((module.layer, 0)),
         Target::Gate | Target::Up => Some((module.layer, 1)),
@@ -221,13 +222,13 @@ fn cases() -> Vec<(String, PathBuf)> {
 #[test]
 fn loss_log_probabilities_and_gradients_are_those_of_torch() {
     for (model, case) in cases() {
-        let mut trainer = trainer(&golden_dir().join("models").join(&model), 1, Keep::All);
-        let expected: Expected =
+        let mut trainer = trainer(&golden_dir().join("models").join(&model), 1, SavedScope::All);
+        let expected: TorchExpectation =
             serde_json::from_slice(&fs::read(case.join("expected.json")).unwrap()).unwrap();
         let config = case.join("start/adapter_config.json");
         let method = read_adapter(&trainer, &config, &case.join("start/adapter_model.safetensors"));
         let wanted = read_adapter(&trainer, &config, &case.join("gradients.safetensors"));
-        let batch = Batch::of(&expected.batches[0]);
+        let batch = TorchBatch::of(&expected.batches[0]);
         let (loss, log_probabilities, gradients) = learn(&mut trainer, &method, &batch, usize::MAX);
         let name = case.display();
         assert!((loss - expected.loss).abs() < 1e-5, "{name}: loss {loss}, not {}", expected.loss);
@@ -249,14 +250,14 @@ fn loss_log_probabilities_and_gradients_are_those_of_torch() {
 fn gradients_are_the_same_bits_in_any_batches_on_any_threads_and_whatever_is_kept() {
     for (model, case) in cases() {
         let path = golden_dir().join("models").join(&model);
-        let expected: Expected =
+        let expected: TorchExpectation =
             serde_json::from_slice(&fs::read(case.join("expected.json")).unwrap()).unwrap();
-        let mut sequences: Vec<Sequence> = expected.batches.into_iter().take(2).flatten().collect();
+        let mut sequences: Vec<WeightedSequence> = expected.batches.into_iter().take(2).flatten().collect();
         // Longer than one sum of rows.
         let long = sequences.iter().flat_map(|of| of.tokens.clone()).collect::<Vec<_>>();
-        sequences.push(Sequence { weights: vec![1.0; long.len() - 1], tokens: long });
-        let whole = Batch::of(&sequences);
-        let bits = |batch: &Batch, threads, keep, together| {
+        sequences.push(WeightedSequence { weights: vec![1.0; long.len() - 1], tokens: long });
+        let whole = TorchBatch::of(&sequences);
+        let bits = |batch: &TorchBatch, threads, keep, together| {
             let mut trainer = trainer(&path, threads, keep);
             let start = case.join("start");
             let files = ["adapter_config.json", "adapter_model.safetensors"].map(|name| start.join(name));
@@ -266,16 +267,16 @@ fn gradients_are_the_same_bits_in_any_batches_on_any_threads_and_whatever_is_kep
             let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
             (bits(log_probabilities), bits(tensors))
         };
-        let all = bits(&whole, 1, Keep::All, usize::MAX);
-        let less = Batch::of(&sequences).dropping(0.25);
-        let dropped = bits(&less, 1, Keep::All, usize::MAX);
+        let all = bits(&whole, 1, SavedScope::All, usize::MAX);
+        let less = TorchBatch::of(&sequences).dropping(0.25);
+        let dropped = bits(&less, 1, SavedScope::All, usize::MAX);
         let is_lora = !["ia3", "prefix"].contains(&case.file_name().unwrap().to_str().unwrap());
         assert_eq!(all != dropped, is_lora, "{}: only matrices are given less", case.display());
         for (threads, keep, together) in [
-            (2, Keep::All, usize::MAX),
-            (1, Keep::Inputs, usize::MAX),
-            (1, Keep::All, 1),
-            (2, Keep::Inputs, 2),
+            (2, SavedScope::All, usize::MAX),
+            (1, SavedScope::Inputs, usize::MAX),
+            (1, SavedScope::All, 1),
+            (2, SavedScope::Inputs, 2),
         ] {
             let what = || format!("{}: {threads} threads, {keep:?}, {together}", case.display());
             assert!(all == bits(&whole, threads, keep, together), "{}", what());
@@ -287,16 +288,16 @@ fn gradients_are_the_same_bits_in_any_batches_on_any_threads_and_whatever_is_kep
 #[test]
 fn a_target_that_counts_nothing_changes_no_bit_of_a_gradient() {
     for (model, case) in cases() {
-        let mut trainer = trainer(&golden_dir().join("models").join(&model), 1, Keep::All);
+        let mut trainer = trainer(&golden_dir().join("models").join(&model), 1, SavedScope::All);
         let start = case.join("start");
         let files = ["adapter_config.json", "adapter_model.safetensors"].map(|name| start.join(name));
         let method = read_adapter(&trainer, &files[0], &files[1]);
         // Prompts of which one ends within the first sum of rows, and one in the second.
-        let sequence = |prompt: usize| Sequence {
+        let sequence = |prompt: usize| WeightedSequence {
             tokens: (0..150).map(|at| (at * 7 + 3) % 60).collect(),
             weights: (0..149).map(|at| if at < prompt { 0.0 } else { 1.0 }).collect(),
         };
-        let all = Batch::of(&[sequence(10), sequence(70)]);
+        let all = TorchBatch::of(&[sequence(10), sequence(70)]);
         let bits =
             |gradients: Gradients| gradients.tensors().concat().into_iter().map(f32::to_bits).collect();
         let [all, asked]: [Vec<u32>; 2] =
@@ -308,9 +309,9 @@ fn a_target_that_counts_nothing_changes_no_bit_of_a_gradient() {
 #[test]
 fn gradients_are_what_the_loss_changes_by_where_something_is_dropped() {
     for method in ["lora-all", "lm-head"] {
-        let mut trainer = trainer(&golden_dir().join("models/llama-rope3"), 1, Keep::All);
+        let mut trainer = trainer(&golden_dir().join("models/llama-rope3"), 1, SavedScope::All);
         let case = golden_dir().join("training/llama-rope3").join(method);
-        let expected: Expected =
+        let expected: TorchExpectation =
             serde_json::from_slice(&fs::read(case.join("expected.json")).unwrap()).unwrap();
         let start = case.join("start");
         let mut method = read_adapter(
@@ -318,7 +319,7 @@ fn gradients_are_what_the_loss_changes_by_where_something_is_dropped() {
             &start.join("adapter_config.json"),
             &start.join("adapter_model.safetensors"),
         );
-        let batch = Batch::of(&expected.batches[0]).dropping(0.3);
+        let batch = TorchBatch::of(&expected.batches[0]).dropping(0.3);
         let (_, _, gradients) = learn(&mut trainer, &method, &batch, usize::MAX);
         let length: f64 = gradients.tensors().concat().iter().map(|&g| f64::from(g) * f64::from(g)).sum();
         let step = (0.01 / length) as f32;
@@ -345,7 +346,7 @@ fn real_model() -> PathBuf {
 }
 
 /// The bits of the log-probabilities that an engine reports for the tokens that follow.
-fn served(model: &Path, adapter: &Path, batch: &Batch) -> Vec<u32> {
+fn served(model: &Path, adapter: &Path, batch: &TorchBatch) -> Vec<u32> {
     let weights = LoadedWeights::load(&*open(model).unwrap(), 2).unwrap();
     let read = Adapter::read(adapter, weights.config()).unwrap();
     let prepared =
@@ -388,12 +389,12 @@ fn log_probabilities_are_bit_for_bit_those_that_serving_reports() {
     });
     let real = [(real, example, golden_dir().join("training/smollm2/expected.json"))];
     for (model, adapter, expected) in tiny.chain(real) {
-        let expected: Expected = serde_json::from_slice(&fs::read(expected).unwrap()).unwrap();
-        let batch = Batch::of(&expected.batches[0]);
-        let mut trainer = trainer(&model, 2, Keep::Inputs);
+        let expected: TorchExpectation = serde_json::from_slice(&fs::read(expected).unwrap()).unwrap();
+        let batch = TorchBatch::of(&expected.batches[0]);
+        let mut trainer = trainer(&model, 2, SavedScope::Inputs);
         let method = Adapter::read(&adapter, &trainer.model().config).unwrap().method;
         let precision = LoadedWeights::load(&*open(&model).unwrap(), 2).unwrap().adapter_precision();
-        let learner = Learner::new(&method, &trainer.model().config, precision).unwrap();
+        let learner = TrainableAdapter::new(&method, &trainer.model().config, precision).unwrap();
         let tape = trainer.forward(&learner, &batch.examples()).unwrap();
         let learned = trainer.log_probabilities(&learner, &tape).unwrap();
         let learned: Vec<u32> = learned.into_iter().map(f32::to_bits).collect();
@@ -408,11 +409,12 @@ fn off_on_the_real_model(source: &(dyn WeightSource + Sync), kv: KvPrecision, ne
     let frame = ClientBase::open(&model).unwrap().frame;
     let shape = kv_shape(&frame.config, kv);
     let mut trainer =
-        Trainer::new(frame.into(), layers, shape, Pool::new(&[0, 1]).unwrap(), Keep::All).unwrap();
-    let expected: Expected =
+        Trainer::new(frame.into(), layers, shape, ThreadPool::new(&[0, 1]).unwrap(), SavedScope::All)
+            .unwrap();
+    let expected: TorchExpectation =
         serde_json::from_slice(&fs::read(golden.join("expected.json")).unwrap()).unwrap();
     let method = Adapter::read(&golden_dir().join("../../examples/adapters/pirate"), &trainer.model().config);
-    let (method, batch) = (method.unwrap().method, Batch::of(&expected.batches[0]));
+    let (method, batch) = (method.unwrap().method, TorchBatch::of(&expected.batches[0]));
     let (loss, log_probabilities, gradients) = learn(&mut trainer, &method, &batch, usize::MAX);
     assert!((loss - expected.loss).abs() < f64::from(near) / 10.0, "loss {loss}, not {}", expected.loss);
     let far = log_probabilities.iter().zip(expected.logprobs.concat()).map(|(a, b)| (a - b).abs());
@@ -420,7 +422,7 @@ fn off_on_the_real_model(source: &(dyn WeightSource + Sync), kv: KvPrecision, ne
     let file = fs::read(golden.join("gradients.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&file).unwrap();
     let (tensors, mut compared, mut largest) = (gradients.tensors(), 0, 0.0_f32);
-    let Method::Lora(modules) = &method else { panic!("a low-rank adapter") };
+    let MethodWeights::Lora(modules) = &method else { panic!("a low-rank adapter") };
     for (number, module) in modules.iter().enumerate() {
         for (part, values) in ["A", "B"].into_iter().zip(&tensors[2 * number..]) {
             let name = module_name(module.layer, module.target);

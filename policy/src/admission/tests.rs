@@ -12,7 +12,7 @@ const SERVICE: Duration = Duration::from_secs(2);
 const PLACES: usize = 64;
 
 #[derive(Debug, Clone, Copy)]
-struct Request {
+struct SimRequest {
     arrived: Instant,
     began: Instant,
     ends: Instant,
@@ -20,20 +20,20 @@ struct Request {
 }
 
 #[derive(Debug)]
-struct Server {
+struct SimServer {
     controller: ControlledDelay,
     /// Requests that really run together.
     together: usize,
     now: Instant,
     queue: VecDeque<Instant>,
-    running: Vec<Request>,
+    running: Vec<SimRequest>,
     /// How long each that had its turn had queued, with the time of its arrival.
     turns: Vec<(Instant, Duration)>,
     refusals: Vec<Overload>,
     ended: usize,
 }
 
-impl Server {
+impl SimServer {
     fn new(together: usize) -> Self {
         Self {
             controller: ControlledDelay::new(DelayLimits::default()),
@@ -51,7 +51,7 @@ impl Server {
     fn ask(&mut self) -> bool {
         let waiting = self.queue.len() + self.running.iter().filter(|request| !request.has_token).count();
         let under_way = self.queue.len() + self.running.len();
-        let places = if under_way < PLACES { Places::Free } else { Places::Taken };
+        let places = if under_way < PLACES { SlotAvailability::Free } else { SlotAvailability::Taken };
         let verdict = self.controller.admit(waiting, places, self.now);
         match verdict {
             Ok(()) => self.queue.push_back(self.now),
@@ -72,7 +72,7 @@ impl Server {
             // Answers are of 1 to 63 tokens.
             let service = SERVICE * (1 + (self.turns.len() as u32 * 37) % 63) / 32;
             self.turns.push((arrived, now - arrived));
-            self.running.push(Request {
+            self.running.push(SimRequest {
                 arrived,
                 began: now,
                 ends: now + COMPUTING.max(service),
@@ -115,7 +115,7 @@ impl Server {
 #[test]
 fn a_burst_is_let_in_whole_at_once_or_over_some_seconds() {
     for seconds in [0, 1, 4] {
-        let mut server = Server::new(PLACES);
+        let mut server = SimServer::new(PLACES);
         if seconds == 0 {
             (0..500).for_each(|_| assert!(server.ask()));
         } else {
@@ -129,7 +129,7 @@ fn a_burst_is_let_in_whole_at_once_or_over_some_seconds() {
 
 #[test]
 fn a_sustained_overload_is_refused_and_who_is_let_in_waits_about_the_target() {
-    let mut server = Server::new(PLACES);
+    let mut server = SimServer::new(PLACES);
     server.load(320.0, 120);
     let (since, ended) = (server.now, server.ended);
     server.load(320.0, 60);
@@ -141,7 +141,7 @@ fn a_sustained_overload_is_refused_and_who_is_let_in_waits_about_the_target() {
 
 #[test]
 fn a_pool_that_holds_fewer_than_may_run_changes_nothing() {
-    let mut server = Server::new(8);
+    let mut server = SimServer::new(8);
     server.load(40.0, 300);
     let (since, ended) = (server.now, server.ended);
     server.load(40.0, 60);
@@ -152,7 +152,7 @@ fn a_pool_that_holds_fewer_than_may_run_changes_nothing() {
 #[test]
 fn a_queue_that_is_short_because_of_refusals_lets_nobody_flood_it() {
     // So few run together that at times nobody waits, whatever the load.
-    let mut server = Server::new(2);
+    let mut server = SimServer::new(2);
     server.load(4.0, 60);
     let since = server.now;
     server.load(400.0, 60);
@@ -162,7 +162,7 @@ fn a_queue_that_is_short_because_of_refusals_lets_nobody_flood_it() {
 
 #[test]
 fn a_refusal_forecasts_the_wait_for_what_is_queued() {
-    let mut server = Server::new(PLACES);
+    let mut server = SimServer::new(PLACES);
     (0..500).for_each(|_| assert!(server.ask()));
     server.load(0.0, 8);
     assert!(!server.ask(), "the queue stands for longer than the interval");
@@ -176,7 +176,7 @@ fn a_refusal_forecasts_the_wait_for_what_is_queued() {
 
 #[test]
 fn after_an_overload_has_passed_a_burst_is_let_in_again() {
-    let mut server = Server::new(PLACES);
+    let mut server = SimServer::new(PLACES);
     server.load(320.0, 60);
     assert!(!server.refusals.is_empty());
     server.load(0.0, 120);
@@ -186,7 +186,7 @@ fn after_an_overload_has_passed_a_burst_is_let_in_again() {
 
 #[test]
 fn a_load_that_can_be_served_is_never_refused() {
-    let mut server = Server::new(PLACES);
+    let mut server = SimServer::new(PLACES);
     server.load(25.0, 300);
     assert_eq!(server.refusals, []);
 }
@@ -197,10 +197,10 @@ fn a_queue_behind_requests_that_do_not_end_is_refused_before_anybody_had_a_turn(
     let start = Instant::now();
     let limits = DelayLimits::default();
     for (count, ms) in (0..limits.interval.as_millis() as u64).step_by(100).enumerate() {
-        controller.admit(count, Places::Taken, start + Duration::from_millis(ms)).unwrap();
+        controller.admit(count, SlotAvailability::Taken, start + Duration::from_millis(ms)).unwrap();
     }
     let later = start + limits.interval + limits.target;
-    let overload = controller.admit(50, Places::Taken, later).unwrap_err();
+    let overload = controller.admit(50, SlotAvailability::Taken, later).unwrap_err();
     assert_eq!(overload.forecast, limits.interval + limits.target, "at least as long as nobody had a turn");
 }
 
@@ -209,7 +209,7 @@ fn one_long_prompt_after_the_other_is_no_queue() {
     let mut controller = ControlledDelay::new(DelayLimits::default());
     let mut now = Instant::now();
     for _ in 0..50 {
-        controller.admit(1, Places::Free, now).unwrap();
+        controller.admit(1, SlotAvailability::Free, now).unwrap();
         now += Duration::from_secs(20);
         controller.begun(FirstToken { queued: Duration::ZERO, computed: Duration::from_secs(20) }, now);
     }

@@ -21,7 +21,7 @@ const MEMORY_US: u64 = 10_000_000;
 const BACKLOG_US: u64 = 1_000_000;
 
 #[derive(Debug, Clone, PartialEq)]
-struct Tenant {
+struct TenantUsage {
     weight: u64,
     asked_us: u64,
     /// Tokens that it was served, earlier ones counting less, as of a time.
@@ -33,7 +33,7 @@ struct Tenant {
     unbegun: usize,
 }
 
-impl Tenant {
+impl TenantUsage {
     fn served_by(&self, now_us: u64) -> f64 {
         let (tokens, as_of_us) = self.served;
         tokens * (-(now_us.saturating_sub(as_of_us) as f64) / MEMORY_US as f64).exp()
@@ -46,11 +46,11 @@ impl Tenant {
 
 /// What is known of tenants, each of which is named by a `K`.
 #[derive(Debug, Clone)]
-pub struct Headroom<K> {
-    tenants: BTreeMap<K, Tenant>,
+pub struct BurstLimit<K> {
+    tenants: BTreeMap<K, TenantUsage>,
 }
 
-impl<K> Default for Headroom<K> {
+impl<K> Default for BurstLimit<K> {
     fn default() -> Self {
         Self { tenants: BTreeMap::new() }
     }
@@ -58,7 +58,7 @@ impl<K> Default for Headroom<K> {
 
 /// What executors have for those who are held back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Places {
+pub struct BurstCapacity {
     /// How many executors there are.
     pub executors: usize,
     /// Sequences that they compute together, all of them.
@@ -69,45 +69,46 @@ pub struct Places {
 
 /// Somebody who is held back.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Held<'a, K> {
+struct ThrottledTenant<'a, K> {
     key: &'a K,
-    tenant: &'a Tenant,
+    tenant: &'a TenantUsage,
     /// Its part of all, if it was served no more.
     part: Option<f64>,
 }
 
 /// Who is held back now.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Crowd<'a, K>(Vec<Held<'a, K>>);
+pub struct OverQuotaTenants<'a, K>(Vec<ThrottledTenant<'a, K>>);
 
-impl<K: Ord> Crowd<'_, K> {
+impl<K: Ord> OverQuotaTenants<'_, K> {
     /// Whether a request of `tenant` may go. One of those who were served more than their part waits for its first token in each
     /// executor: prompts lengthen a step most.
     #[must_use]
-    pub fn lets(&self, tenant: &K, places: Places) -> bool {
-        let Places { executors, all, floods } = places;
+    pub fn lets(&self, tenant: &K, places: BurstCapacity) -> bool {
+        let BurstCapacity { executors, all, floods } = places;
         if floods >= all {
             return true;
         }
         match self.0.iter().find(|held| held.key == tenant) {
             None => true,
-            Some(Held { tenant, part: Some(part), .. }) => {
+            Some(ThrottledTenant { tenant, part: Some(part), .. }) => {
                 tenant.under_way < ((all as f64 * part) as usize).max(executors)
             }
             Some(_) => {
                 let pool = || self.0.iter().filter(|held| held.part.is_none()).map(|held| held.tenant);
-                let [under_way, unbegun] = [|one: &Tenant| one.under_way, |one: &Tenant| one.unbegun]
-                    .map(|of| pool().map(of).sum::<usize>());
+                let [under_way, unbegun] =
+                    [|one: &TenantUsage| one.under_way, |one: &TenantUsage| one.unbegun]
+                        .map(|of| pool().map(of).sum::<usize>());
                 under_way < floods.max(executors) && unbegun < executors
             }
         }
     }
 }
 
-impl<K: Ord + Clone> Headroom<K> {
+impl<K: Ord + Clone> BurstLimit<K> {
     /// A tenant asks whose part of what is served, beside others, is `weight`, at least 1.
     pub fn ask(&mut self, tenant: &K, weight: u64, now_us: u64) {
-        let new = || Tenant {
+        let new = || TenantUsage {
             weight,
             asked_us: now_us,
             served: (0.0, now_us),
@@ -153,20 +154,21 @@ impl<K: Ord + Clone> Headroom<K> {
 
     /// Who is held back.
     #[must_use]
-    pub fn crowd(&self, now_us: u64) -> Crowd<'_, K> {
-        let piles_up =
-            |tenant: &Tenant| tenant.waits_since_us.is_some_and(|since_us| since_us + BACKLOG_US <= now_us);
+    pub fn crowd(&self, now_us: u64) -> OverQuotaTenants<'_, K> {
+        let piles_up = |tenant: &TenantUsage| {
+            tenant.waits_since_us.is_some_and(|since_us| since_us + BACKLOG_US <= now_us)
+        };
         if self.tenants.values().all(piles_up) {
-            return Crowd(Vec::new());
+            return OverQuotaTenants(Vec::new());
         }
         let weights: u64 = self.tenants.values().map(|tenant| tenant.weight).sum();
         let served: f64 = self.tenants.values().map(|tenant| tenant.served_by(now_us)).sum();
         let held = self.tenants.iter().filter(|(_, tenant)| piles_up(tenant)).map(|(key, tenant)| {
             let part = tenant.weight as f64 / weights as f64;
             let is_over = tenant.served_by(now_us) > served * part;
-            Held { key, tenant, part: (!is_over).then_some(part) }
+            ThrottledTenant { key, tenant, part: (!is_over).then_some(part) }
         });
-        Crowd(held.collect())
+        OverQuotaTenants(held.collect())
     }
 }
 

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn entry(item: usize, cost_tokens: u64) -> Entry<usize> {
-    Entry { item, cost_tokens, size: 1, class: 0, deadline_us: None }
+fn entry(item: usize, cost_tokens: u64) -> QueueEntry<usize> {
+    QueueEntry { item, cost_tokens, size: 1, class: 0, deadline_us: None }
 }
 
 fn any<K>(_: &K, _: &usize) -> bool {
@@ -38,14 +38,14 @@ fn weights_of_one_to_three_give_tokens_of_one_to_three() {
 
 /// What a tenant asks for in a simulation.
 #[derive(Debug, Clone, Copy)]
-struct Habit {
+struct TenantLoad {
     per_s: f64,
     weight: u64,
 }
 
 /// Tokens of each tenant that were served within `patience_s`, by a server of so many tokens a second, in a minute; and how
 /// many requests are left or came to nothing.
-fn serve(habits: &[Habit], tokens_per_s: f64, patience_s: f64) -> Vec<u64> {
+fn serve(habits: &[TenantLoad], tokens_per_s: f64, patience_s: f64) -> Vec<u64> {
     let mut queue = FairQueue::new(FairLimits { max_waiting: 1000, ..FairLimits::default() });
     let (mut in_time, mut due) = (vec![0; habits.len()], vec![0.0; habits.len()]);
     let (mut now_s, mut number, mut busy_until_s) = (0.0, 0, 0.0_f64);
@@ -56,7 +56,7 @@ fn serve(habits: &[Habit], tokens_per_s: f64, patience_s: f64) -> Vec<u64> {
                 due[tenant] -= 1.0;
                 number += 1;
                 let deadline_us = Some(((now_s + patience_s) * 1e6) as u64);
-                let asked = Entry { deadline_us, ..entry(number, cost(number as u64)) };
+                let asked = QueueEntry { deadline_us, ..entry(number, cost(number as u64)) };
                 _ = queue.push(&tenant, habit.weight, asked);
             }
         }
@@ -76,11 +76,12 @@ fn serve(habits: &[Habit], tokens_per_s: f64, patience_s: f64) -> Vec<u64> {
 #[test]
 fn a_flood_at_ten_times_its_share_leaves_the_others_what_they_get_without_it() {
     // Each of four asks for 0.18 of the server; the fifth alone or ten times its fifth.
-    let quiet = Habit { per_s: 18.0 * 0.18 / 0.2, weight: 1 };
+    let quiet = TenantLoad { per_s: 18.0 * 0.18 / 0.2, weight: 1 };
     let habits = [quiet; 4];
     let tokens_per_s = 18.0 * 210.0 / 0.2;
     let alone = serve(&habits, tokens_per_s, 2.0);
-    let flooded = serve(&[quiet, quiet, quiet, quiet, Habit { per_s: 180.0, weight: 1 }], tokens_per_s, 2.0);
+    let flooded =
+        serve(&[quiet, quiet, quiet, quiet, TenantLoad { per_s: 180.0, weight: 1 }], tokens_per_s, 2.0);
     for (tenant, (alone, flooded)) in alone.iter().zip(&flooded).enumerate() {
         assert!(*flooded as f64 >= 0.95 * *alone as f64, "tenant {tenant}: {flooded} of {alone}");
     }
@@ -144,7 +145,7 @@ fn urgent_classes_go_first_and_no_class_is_passed_over_for_ever() {
     let limits = FairLimits { max_passed_over: 4, ..FairLimits::default() };
     let mut queue = FairQueue::new(limits);
     for number in 0..30 {
-        queue.push(&0, 1, Entry { class: (number % 3) as u8, ..entry(number, 10) }).unwrap();
+        queue.push(&0, 1, QueueEntry { class: (number % 3) as u8, ..entry(number, 10) }).unwrap();
     }
     let classes: Vec<u8> = (0..16).map(|_| queue.pop(0, any).unwrap().entry.class).collect();
     assert_eq!(classes[..7], [0, 0, 0, 0, 1, 2, 0], "{classes:?}");
@@ -155,7 +156,7 @@ fn urgent_classes_go_first_and_no_class_is_passed_over_for_ever() {
 #[test]
 fn what_is_too_late_never_goes_and_what_may_not_go_keeps_nobody_waiting() {
     let mut queue = FairQueue::new(FairLimits::default());
-    queue.push(&0, 1, Entry { deadline_us: Some(10), ..entry(0, 10) }).unwrap();
+    queue.push(&0, 1, QueueEntry { deadline_us: Some(10), ..entry(0, 10) }).unwrap();
     queue.push(&0, 1, entry(1, 10)).unwrap();
     queue.push(&1, 1, entry(2, 10)).unwrap();
     assert_eq!(queue.pop(11, |_, item| *item != 1).unwrap().entry.item, 2);
@@ -181,7 +182,7 @@ fn a_full_queue_takes_from_whoever_has_most_of_it() {
     }
     queue.push(&1, 1, entry(106, 10)).unwrap_err();
     assert_eq!([0, 1].map(|tenant| queue.waiting_of(&tenant)), [5, 5]);
-    let large = |size| Entry { size, ..entry(107, 10) };
+    let large = |size| QueueEntry { size, ..entry(107, 10) };
     queue.push(&2, 1, large(6)).unwrap_err();
     assert_eq!(queue.push(&2, 1, large(3)).unwrap().len(), 3);
     assert_eq!((queue.len(), queue.waiting_of(&2)), (10, 3), "one counts for three");
@@ -189,19 +190,19 @@ fn a_full_queue_takes_from_whoever_has_most_of_it() {
 
 /// What may be done to a queue.
 #[derive(Debug, Clone, Copy)]
-enum Act {
+enum QueueAction {
     Push { tenant: u8, weight: u64, cost: u64, class: u8 },
     Pop,
 }
 
-fn act() -> impl Strategy<Value = Act> {
-    let push = (0..4_u8, 1..500_u64, 0..2_u8).prop_map(|(tenant, cost, class)| Act::Push {
+fn act() -> impl Strategy<Value = QueueAction> {
+    let push = (0..4_u8, 1..500_u64, 0..2_u8).prop_map(|(tenant, cost, class)| QueueAction::Push {
         tenant,
         weight: u64::from(tenant) + 1,
         cost,
         class,
     });
-    prop_oneof![3 => push, 2 => Just(Act::Pop)]
+    prop_oneof![3 => push, 2 => Just(QueueAction::Pop)]
 }
 
 proptest! {
@@ -213,12 +214,12 @@ proptest! {
         let mut list: Vec<(usize, u8, u64, u8)> = Vec::new();
         let (mut counters, mut floor, mut passed) = ([0.0_f64; 4], 0.0_f64, 0_u32);
         for (number, act) in acts.into_iter().enumerate() {
-            if let Act::Push { tenant, weight, cost, class } = act {
+            if let QueueAction::Push { tenant, weight, cost, class } = act {
                 if !list.iter().any(|one| one.1 == tenant) {
                     counters[usize::from(tenant)] = counters[usize::from(tenant)].max(floor);
                 }
                 list.push((number, tenant, cost, class));
-                queue.push(&tenant, weight, Entry { class, ..entry(number, cost) }).unwrap();
+                queue.push(&tenant, weight, QueueEntry { class, ..entry(number, cost) }).unwrap();
                 continue;
             }
             let Some(turn) = queue.pop(0, any) else {

@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::line::{Curve, Line, Sample, r_squared};
+use super::line::{CostCurve, LinearFit, TimingSample, r_squared};
 
 /// Timings kept for each octave of work.
 const KEPT_PER_OCTAVE: usize = 9;
@@ -37,44 +37,44 @@ const OUTLIER_MEDIANS: f64 = 3.0 * 1.4826;
 const LEAST_TOLERANCE: f64 = 1e-6;
 
 #[derive(Debug, Clone, Copy)]
-struct Seen<W> {
-    sample: Sample<W>,
+struct FitSample<W> {
+    sample: TimingSample<W>,
     /// How many timings came before it.
     number: u64,
 }
 
 /// See the module.
 #[derive(Debug, Clone)]
-pub struct Fit<C: Curve = Line> {
-    octaves: BTreeMap<C::Bucket, VecDeque<Seen<C::Work>>>,
+pub struct Fit<C: CostCurve = LinearFit> {
+    octaves: BTreeMap<C::Bucket, VecDeque<FitSample<C::Work>>>,
     seen: u64,
     curve: Option<C>,
     r_squared: f64,
     outliers: usize,
 }
 
-impl<C: Curve> Default for Fit<C> {
+impl<C: CostCurve> Default for Fit<C> {
     fn default() -> Self {
         Self { octaves: BTreeMap::new(), seen: 0, curve: None, r_squared: 0.0, outliers: 0 }
     }
 }
 
-impl Fit<Line> {
+impl Fit<LinearFit> {
     /// Takes a timing in.
     pub fn observe(&mut self, work: f64, seconds: f64) {
-        self.take(Sample::new(work, seconds));
+        self.take(TimingSample::new(work, seconds));
     }
 
     /// The line; `None` before the first timing.
     #[must_use]
-    pub fn line(&self) -> Option<Line> {
+    pub fn line(&self) -> Option<LinearFit> {
         self.curve
     }
 }
 
-impl<C: Curve> Fit<C> {
+impl<C: CostCurve> Fit<C> {
     /// Takes a timing in.
-    pub fn take(&mut self, sample: Sample<C::Work>) {
+    pub fn take(&mut self, sample: TimingSample<C::Work>) {
         let key = C::bucket(sample.work);
         if self.octaves.len() == MAX_OCTAVES && !self.octaves.contains_key(&key) {
             self.forget_an_octave();
@@ -83,7 +83,7 @@ impl<C: Curve> Fit<C> {
         if octave.len() == KEPT_PER_OCTAVE {
             octave.pop_front();
         }
-        octave.push_back(Seen { sample, number: self.seen });
+        octave.push_back(FitSample { sample, number: self.seen });
         self.seen = self.seen.saturating_add(1);
         if self.seen <= EAGER_TIMINGS || self.seen.is_multiple_of(REFIT_EVERY) {
             self.refit();
@@ -115,22 +115,22 @@ impl<C: Curve> Fit<C> {
     }
 
     fn forget_an_octave(&mut self) {
-        let newest = |octave: &VecDeque<Seen<C::Work>>| octave.back().map(|one| one.number);
+        let newest = |octave: &VecDeque<FitSample<C::Work>>| octave.back().map(|one| one.number);
         let oldest = self.octaves.iter().min_by_key(|(_, octave)| newest(octave)).map(|(&key, _)| key);
         oldest.map(|key| self.octaves.remove(&key));
     }
 
     fn refit(&mut self) {
-        let seen: Vec<Seen<C::Work>> = self.octaves.values().flatten().copied().collect();
+        let seen: Vec<FitSample<C::Work>> = self.octaves.values().flatten().copied().collect();
         let Some(first) = self.through_medians() else { return };
         let errors: Vec<f64> = seen.iter().map(|one| relative_error(first, one.sample)).collect();
         let tolerance = (median(&errors) * OUTLIER_MEDIANS).max(LEAST_TOLERANCE);
-        let kept: Vec<Seen<C::Work>> =
+        let kept: Vec<FitSample<C::Work>> =
             seen.iter().zip(&errors).filter(|&(_, &error)| error <= tolerance).map(|(&one, _)| one).collect();
         let weighted =
             kept.iter().map(|one| (one.sample, self.weight(one) / square(first.at(one.sample.work))));
         let curve = C::weighted(weighted).unwrap_or(first);
-        let samples: Vec<Sample<C::Work>> = kept.iter().map(|one| one.sample).collect();
+        let samples: Vec<TimingSample<C::Work>> = kept.iter().map(|one| one.sample).collect();
         self.r_squared = r_squared(curve, &samples);
         self.outliers = seen.len() - kept.len();
         self.curve = Some(curve);
@@ -138,33 +138,33 @@ impl<C: Curve> Fit<C> {
 
     /// A curve through one timing of each octave: the one in the middle by its time for the work.
     fn through_medians(&self) -> Option<C> {
-        let medians: Vec<(Sample<C::Work>, f64)> =
+        let medians: Vec<(TimingSample<C::Work>, f64)> =
             self.octaves.values().filter_map(|octave| self.middle(octave)).collect();
         C::weighted(medians.iter().copied())
     }
 
-    fn middle(&self, octave: &VecDeque<Seen<C::Work>>) -> Option<(Sample<C::Work>, f64)> {
-        let mut by_pace: Vec<&Seen<C::Work>> = octave.iter().collect();
+    fn middle(&self, octave: &VecDeque<FitSample<C::Work>>) -> Option<(TimingSample<C::Work>, f64)> {
+        let mut by_pace: Vec<&FitSample<C::Work>> = octave.iter().collect();
         by_pace.sort_unstable_by(|a, b| C::pace(a.sample).total_cmp(&C::pace(b.sample)));
         let middle = by_pace.get(by_pace.len() / 2)?;
         let weights: f64 = octave.iter().map(|one| self.weight(one)).sum();
         Some((middle.sample, weights / square(middle.sample.seconds)))
     }
 
-    fn weight(&self, one: &Seen<C::Work>) -> f64 {
+    fn weight(&self, one: &FitSample<C::Work>) -> f64 {
         let age = self.seen.saturating_sub(one.number) as f64;
         (-age / HALF_LIFE).exp2().max(LEAST_WEIGHT)
     }
 }
 
-fn relative_error<C: Curve>(curve: C, sample: Sample<C::Work>) -> f64 {
-    let predicted = Sample::new(0.0, curve.at(sample.work)).seconds;
+fn relative_error<C: CostCurve>(curve: C, sample: TimingSample<C::Work>) -> f64 {
+    let predicted = TimingSample::new(0.0, curve.at(sample.work)).seconds;
     (sample.seconds - predicted).abs() / predicted
 }
 
 /// The square of a time, never so small that its inverse is beyond measure.
 fn square(seconds: f64) -> f64 {
-    let seconds = Sample::new(0.0, seconds).seconds;
+    let seconds = TimingSample::new(0.0, seconds).seconds;
     seconds * seconds
 }
 

@@ -12,7 +12,7 @@ const MIN_SECONDS: f64 = 1e-9;
 pub(super) const MAX_WORK: f64 = 1e19;
 
 /// What times follow from work.
-pub trait Curve: Copy + fmt::Debug {
+pub trait CostCurve: Copy + fmt::Debug {
     /// How much there is to do.
     type Work: Copy + fmt::Debug;
     /// Work of about the same size.
@@ -21,23 +21,23 @@ pub trait Curve: Copy + fmt::Debug {
     /// Which of them it is.
     fn bucket(work: Self::Work) -> Self::Bucket;
     /// What timings of one bucket are compared by.
-    fn pace(sample: Sample<Self::Work>) -> f64;
+    fn pace(sample: TimingSample<Self::Work>) -> f64;
     /// The curve of least squares, each sample with a positive weight; `None` without samples.
-    fn weighted(samples: impl Iterator<Item = (Sample<Self::Work>, f64)> + Clone) -> Option<Self>;
+    fn weighted(samples: impl Iterator<Item = (TimingSample<Self::Work>, f64)> + Clone) -> Option<Self>;
     /// Seconds that `work` takes: finite and not negative.
     fn at(self, work: Self::Work) -> f64;
 }
 
 /// One timing.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sample<W = f64> {
+pub struct TimingSample<W = f64> {
     /// How much there was to do.
     pub work: W,
     /// How long it took.
     pub seconds: f64,
 }
 
-impl Sample {
+impl TimingSample {
     /// A timing; what is no number, negative or beyond all measure is brought to the nearest that can be.
     #[must_use]
     pub fn new(work: f64, seconds: f64) -> Self {
@@ -47,25 +47,25 @@ impl Sample {
 
 /// See the module.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Line {
+pub struct LinearFit {
     /// Seconds for a unit of work; not negative.
     pub alpha: f64,
     /// Seconds for being asked at all; not negative.
     pub beta: f64,
 }
 
-impl Line {
+impl LinearFit {
     /// The line of least squares among those that are nowhere negative; `None` without samples. Samples of one size
     /// say nothing about `beta`: the line then goes through zero.
     #[must_use]
-    pub fn least_squares(samples: &[Sample]) -> Option<Self> {
+    pub fn least_squares(samples: &[TimingSample]) -> Option<Self> {
         Self::of_weighted(samples.iter().map(|&sample| (sample, 1.0)))
     }
 
     /// As [`least_squares`](Self::least_squares), each sample with a positive weight.
-    pub(super) fn of_weighted(samples: impl Iterator<Item = (Sample, f64)> + Clone) -> Option<Self> {
+    pub(super) fn of_weighted(samples: impl Iterator<Item = (TimingSample, f64)> + Clone) -> Option<Self> {
         let (mut weights, mut works, mut times) = (0.0, 0.0, 0.0);
-        for (Sample { work, seconds }, weight) in samples.clone() {
+        for (TimingSample { work, seconds }, weight) in samples.clone() {
             weights += weight;
             works += weight * work;
             times += weight * seconds;
@@ -76,7 +76,7 @@ impl Line {
         let (mean_work, mean_time) = (works / weights, times / weights);
         // About the means, so that nothing cancels.
         let (mut variance, mut covariance, mut squares, mut products) = (0.0, 0.0, 0.0, 0.0);
-        for (Sample { work, seconds }, weight) in samples {
+        for (TimingSample { work, seconds }, weight) in samples {
             variance += weight * (work - mean_work) * (work - mean_work);
             covariance += weight * (work - mean_work) * (seconds - mean_time);
             squares += weight * work * work;
@@ -104,12 +104,12 @@ impl Line {
 
     /// The part of the samples' variance that the line explains, from 0 (no better than their mean) to 1.
     #[must_use]
-    pub fn r_squared(self, samples: &[Sample]) -> f64 {
+    pub fn r_squared(self, samples: &[TimingSample]) -> f64 {
         r_squared(self, samples)
     }
 }
 
-impl<const N: usize> Sample<[f64; N]> {
+impl<const N: usize> TimingSample<[f64; N]> {
     /// A timing of several kinds of work at once, each brought to what can be.
     #[must_use]
     pub fn of_terms(terms: [f64; N], seconds: f64) -> Self {
@@ -118,7 +118,7 @@ impl<const N: usize> Sample<[f64; N]> {
     }
 }
 
-impl Curve for Line {
+impl CostCurve for LinearFit {
     type Work = f64;
     type Bucket = u32;
 
@@ -127,11 +127,11 @@ impl Curve for Line {
         work.max(1.0).log2() as u32
     }
 
-    fn pace(sample: Sample) -> f64 {
+    fn pace(sample: TimingSample) -> f64 {
         sample.seconds / sample.work.max(1.0)
     }
 
-    fn weighted(samples: impl Iterator<Item = (Sample, f64)> + Clone) -> Option<Self> {
+    fn weighted(samples: impl Iterator<Item = (TimingSample, f64)> + Clone) -> Option<Self> {
         Self::of_weighted(samples)
     }
 
@@ -143,7 +143,7 @@ impl Curve for Line {
 /// The part of the samples' variance that a curve explains, from 0 (no better than their mean) to 1. Of samples that the
 /// curve was not drawn through, it says how well the curve foretells.
 #[must_use]
-pub fn r_squared<C: Curve>(curve: C, samples: &[Sample<C::Work>]) -> f64 {
+pub fn r_squared<C: CostCurve>(curve: C, samples: &[TimingSample<C::Work>]) -> f64 {
     let mean = samples.iter().map(|sample| sample.seconds).sum::<f64>() / samples.len().max(1) as f64;
     let unexplained: f64 = samples.iter().map(|s| (s.seconds - curve.at(s.work)).powi(2)).sum();
     let variance: f64 = samples.iter().map(|s| (s.seconds - mean).powi(2)).sum();

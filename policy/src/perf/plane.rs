@@ -1,7 +1,7 @@
-//! Sums through timings: `seconds = c0 · t0 + c1 · t1 + ...`, no coefficient negative. What a [`Line`](super::line::Line) is
+//! Sums through timings: `seconds = c0 · t0 + c1 · t1 + ...`, no coefficient negative. What a [`LinearFit`](super::line::Line) is
 //! to one kind of work, a plane is to several that are done at once.
 
-use super::line::{Curve, MAX_SECONDS, MAX_WORK, Sample, within};
+use super::line::{CostCurve, MAX_SECONDS, MAX_WORK, TimingSample, within};
 
 /// Pivots below this part of the largest are none: the terms do not differ enough to be told apart.
 const LEAST_PIVOT: f64 = 1e-9;
@@ -14,12 +14,12 @@ const MAX_OCTAVE: u8 = 63;
 
 /// See the module.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Plane<const N: usize> {
+pub struct LinearModel<const N: usize> {
     /// Seconds for a unit of each term; finite and not negative.
     pub seconds_each: [f64; N],
 }
 
-impl<const N: usize> Curve for Plane<N> {
+impl<const N: usize> CostCurve for LinearModel<N> {
     type Work = [f64; N];
     type Bucket = [u8; N];
 
@@ -27,11 +27,11 @@ impl<const N: usize> Curve for Plane<N> {
         work.map(|term| (within(term, 0.0, MAX_WORK) + 1.0).log2().min(f64::from(MAX_OCTAVE)) as u8)
     }
 
-    fn pace(sample: Sample<[f64; N]>) -> f64 {
+    fn pace(sample: TimingSample<[f64; N]>) -> f64 {
         sample.seconds
     }
 
-    fn weighted(samples: impl Iterator<Item = (Sample<[f64; N]>, f64)> + Clone) -> Option<Self> {
+    fn weighted(samples: impl Iterator<Item = (TimingSample<[f64; N]>, f64)> + Clone) -> Option<Self> {
         let rows: Vec<Vec<f64>> = samples
             .map(|(sample, weight)| {
                 let root = weight.sqrt();

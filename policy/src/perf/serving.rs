@@ -14,8 +14,8 @@ use std::{collections::VecDeque, time::Duration};
 
 use super::{
     fit::Fit,
-    line::{Curve as _, Line, Sample, r_squared},
-    plane::Plane,
+    line::{CostCurve as _, LinearFit, TimingSample, r_squared},
+    plane::LinearModel,
 };
 
 /// Every so many timings one is kept to judge by, and never fitted to.
@@ -36,7 +36,7 @@ pub enum LoraForm {
 
 /// Requests as far as time goes: those that run, those that wait, or both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Load {
+pub struct RequestLoad {
     /// How many.
     pub requests: u64,
     /// Their ranks together; a request of the base has rank 0.
@@ -49,7 +49,7 @@ pub struct Load {
     pub token_ranks: u64,
 }
 
-impl Load {
+impl RequestLoad {
     /// These and those.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
@@ -91,13 +91,13 @@ pub struct ServingModel {
     /// Its kernel.
     pub form: LoraForm,
     /// A decode step: being asked, each sequence, each token of context, each rank of the form.
-    pub decode: Plane<4>,
+    pub decode: LinearModel<4>,
     /// A prompt's pass: being asked, each token, each rank of each token.
-    pub prefill: Plane<3>,
+    pub prefill: LinearModel<3>,
     /// Bytes of an adapter from the host to the device.
-    pub link: Line,
+    pub link: LinearFit,
     /// Bytes of an adapter from the store to the host.
-    pub store: Line,
+    pub store: LinearFit,
     /// What a cold request waits for.
     pub cold: ColdStart,
 }
@@ -116,26 +116,26 @@ impl ServingModel {
     /// Seconds of a step in which each of `load` gets a token; with nobody it is what being asked costs (`DecPerf` of
     /// Algorithm 1).
     #[must_use]
-    pub fn step_s(&self, load: Load) -> f64 {
+    pub fn step_s(&self, load: RequestLoad) -> f64 {
         self.decode.at(decode_terms(self.form, load))
     }
 
     /// How much longer that is with `more` beside them. It is computed from what differs, so that equal additions cost
     /// equally to the last bit.
     #[must_use]
-    pub fn added_step_s(&self, load: Load, more: Load) -> f64 {
+    pub fn added_step_s(&self, load: RequestLoad, more: RequestLoad) -> f64 {
         self.decode.at(added(decode_terms(self.form, load.plus(more)), decode_terms(self.form, load)))
     }
 
     /// Seconds of a pass over the prompts of `load` (`PrePerf`); no tokens take none.
     #[must_use]
-    pub fn prefill_s(&self, load: Load) -> f64 {
+    pub fn prefill_s(&self, load: RequestLoad) -> f64 {
         if load.tokens == 0 { 0.0 } else { self.prefill.at(prefill_terms(self.form, load)) }
     }
 
     /// How much longer that is with `more` beside them. A pass that there is anyway is asked for once.
     #[must_use]
-    pub fn added_prefill_s(&self, load: Load, more: Load) -> f64 {
+    pub fn added_prefill_s(&self, load: RequestLoad, more: RequestLoad) -> f64 {
         let mut terms = added(prefill_terms(self.form, load.plus(more)), prefill_terms(self.form, load));
         terms[0] = if load.tokens == 0 && more.tokens > 0 { 1.0 } else { 0.0 };
         self.prefill.at(terms)
@@ -148,11 +148,11 @@ fn added<const N: usize>(with: [f64; N], without: [f64; N]) -> [f64; N] {
     differences
 }
 
-fn decode_terms(form: LoraForm, load: Load) -> [f64; 4] {
+fn decode_terms(form: LoraForm, load: RequestLoad) -> [f64; 4] {
     [1.0, load.requests as f64, load.tokens as f64, load.row_ranks(form)]
 }
 
-fn prefill_terms(form: LoraForm, load: Load) -> [f64; 3] {
+fn prefill_terms(form: LoraForm, load: RequestLoad) -> [f64; 3] {
     [1.0, load.tokens as f64, load.token_ranks(form)]
 }
 
@@ -160,8 +160,8 @@ fn prefill_terms(form: LoraForm, load: Load) -> [f64; 3] {
 #[derive(Debug, Clone)]
 pub struct ServingFit {
     form: LoraForm,
-    decode: Judged<4>,
-    prefill: Judged<3>,
+    decode: ValidatedFit<4>,
+    prefill: ValidatedFit<3>,
     link: Fit,
     store: Fit,
     cold: ColdStart,
@@ -171,17 +171,17 @@ impl ServingFit {
     /// One that knows nothing yet.
     #[must_use]
     pub fn new(form: LoraForm, cold: ColdStart) -> Self {
-        let (decode, prefill) = (Judged::default(), Judged::default());
+        let (decode, prefill) = (ValidatedFit::default(), ValidatedFit::default());
         Self { form, decode, prefill, link: Fit::default(), store: Fit::default(), cold }
     }
 
     /// A step in which each of `load` got a token took so long.
-    pub fn observe_decode(&mut self, load: Load, took: Duration) {
+    pub fn observe_decode(&mut self, load: RequestLoad, took: Duration) {
         self.decode.take(decode_terms(self.form, load), took);
     }
 
     /// A pass over the prompts of `load` took so long.
-    pub fn observe_prefill(&mut self, load: Load, took: Duration) {
+    pub fn observe_prefill(&mut self, load: RequestLoad, took: Duration) {
         self.prefill.take(prefill_terms(self.form, load), took);
     }
 
@@ -198,7 +198,7 @@ impl ServingFit {
     /// What is known; `None` before there are timings of decode and prefill. Links that nobody has seen take no time.
     #[must_use]
     pub fn model(&self) -> Option<ServingModel> {
-        const NONE: Line = Line { alpha: 0.0, beta: 0.0 };
+        const NONE: LinearFit = LinearFit { alpha: 0.0, beta: 0.0 };
         Some(ServingModel {
             form: self.form,
             decode: self.decode.fit.curve()?,
@@ -219,15 +219,15 @@ impl ServingFit {
 
 /// A fit, and timings that it is judged by.
 #[derive(Debug, Clone, Default)]
-struct Judged<const N: usize> {
-    fit: Fit<Plane<N>>,
-    held_out: VecDeque<Sample<[f64; N]>>,
+struct ValidatedFit<const N: usize> {
+    fit: Fit<LinearModel<N>>,
+    held_out: VecDeque<TimingSample<[f64; N]>>,
     seen: u64,
 }
 
-impl<const N: usize> Judged<N> {
+impl<const N: usize> ValidatedFit<N> {
     fn take(&mut self, terms: [f64; N], took: Duration) {
-        let sample = Sample::of_terms(terms, took.as_secs_f64());
+        let sample = TimingSample::of_terms(terms, took.as_secs_f64());
         self.seen += 1;
         if !self.seen.is_multiple_of(HELD_OUT_EVERY) {
             return self.fit.take(sample);

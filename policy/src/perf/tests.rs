@@ -3,11 +3,11 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::perf::line::Sample;
+use crate::perf::line::TimingSample;
 
-const CORE: Line = Line { alpha: 5e-11, beta: 4e-6 };
-const BASE: Line = Line { alpha: 3e-4, beta: 4e-3 };
-const LINK: Line = Line { alpha: 5e-10, beta: 2e-5 };
+const CORE: LinearFit = LinearFit { alpha: 5e-11, beta: 4e-6 };
+const BASE: LinearFit = LinearFit { alpha: 3e-4, beta: 4e-3 };
+const LINK: LinearFit = LinearFit { alpha: 5e-10, beta: 2e-5 };
 
 /// Rank 32 in all seven matrices of a small Llama: 30 layers of width 576.
 const COLD: ColdPrefill = ColdPrefill {
@@ -16,13 +16,13 @@ const COLD: ColdPrefill = ColdPrefill {
     layers: 30,
     missing_bytes: 20 << 20,
     queued_bytes: 0,
-    uptake: Uptake::ByLayer,
-    hands: Hands::Workers(NonZeroUsize::MIN),
+    uptake: ArrivalPolicy::ByLayer,
+    hands: HostCompute::Workers(NonZeroUsize::MIN),
     interference: 1.0,
 };
 
 /// A model whose lines are exactly these.
-fn exact(core: Line, base: Line, link: Line) -> PerfModel {
+fn exact(core: LinearFit, base: LinearFit, link: LinearFit) -> PerfModel {
     let mut model = PerfModel::new();
     let pairs = [(&mut model.core, core), (&mut model.base, base), (&mut model.link, link)];
     for (fit, line) in pairs {
@@ -39,16 +39,16 @@ fn near(found: f64, truth: f64, tolerance: f64) -> bool {
 }
 
 /// Timings of `line` with noise of up to `noise` of them, of which every fifth is `outlier` times as long.
-fn timings(line: Line, noises: &[f64], noise: f64, outlier: f64) -> Vec<Sample> {
+fn timings(line: LinearFit, noises: &[f64], noise: f64, outlier: f64) -> Vec<TimingSample> {
     let timing = |(number, &random): (usize, &f64)| {
         let work = 1.5_f64.powi(number as i32 % 24);
         let factor = if number % 5 == 4 { outlier } else { 1.0 + noise * random };
-        Sample::new(work, line.at(work) * factor)
+        TimingSample::new(work, line.at(work) * factor)
     };
     noises.iter().enumerate().map(timing).collect()
 }
 
-fn fit_to(samples: &[Sample]) -> Fit {
+fn fit_to(samples: &[TimingSample]) -> Fit {
     let mut fit = Fit::default();
     samples.iter().for_each(|sample| fit.observe(sample.work, sample.seconds));
     fit
@@ -56,21 +56,21 @@ fn fit_to(samples: &[Sample]) -> Fit {
 
 #[test]
 fn least_squares_gives_the_textbook_line_and_is_nowhere_negative() {
-    let sample = |work, seconds| Sample { work, seconds };
+    let sample = |work, seconds| TimingSample { work, seconds };
     // By hand: means 2 and 4, covariance 4, variance 2.
-    let line = Line::least_squares(&[sample(1.0, 2.0), sample(2.0, 4.0), sample(3.0, 6.0)]).unwrap();
+    let line = LinearFit::least_squares(&[sample(1.0, 2.0), sample(2.0, 4.0), sample(3.0, 6.0)]).unwrap();
     assert!(near(line.alpha, 2.0, 1e-12) && line.beta < 1e-12);
-    let line = Line::least_squares(&[sample(1.0, 3.0), sample(2.0, 4.0), sample(3.0, 8.0)]).unwrap();
+    let line = LinearFit::least_squares(&[sample(1.0, 3.0), sample(2.0, 4.0), sample(3.0, 8.0)]).unwrap();
     // Unbounded it would be 2.5 x + 0.
     assert!(near(line.at(2.0), 5.0, 1e-12));
-    let below_zero = Line::least_squares(&[sample(1.0, 1.0), sample(2.0, 4.0)]).unwrap();
+    let below_zero = LinearFit::least_squares(&[sample(1.0, 1.0), sample(2.0, 4.0)]).unwrap();
     // Through zero: (1 + 8) / (1 + 4).
     assert_eq!((below_zero.alpha, below_zero.beta), (1.8, 0.0));
-    let falling = Line::least_squares(&[sample(1.0, 4.0), sample(2.0, 2.0)]).unwrap();
+    let falling = LinearFit::least_squares(&[sample(1.0, 4.0), sample(2.0, 2.0)]).unwrap();
     assert_eq!((falling.alpha, falling.beta), (0.0, 3.0));
-    let one_size = Line::least_squares(&[sample(4.0, 2.0), sample(4.0, 6.0)]).unwrap();
+    let one_size = LinearFit::least_squares(&[sample(4.0, 2.0), sample(4.0, 6.0)]).unwrap();
     assert_eq!((one_size.alpha, one_size.beta), (1.0, 0.0));
-    assert_eq!(Line::least_squares(&[]), None);
+    assert_eq!(LinearFit::least_squares(&[]), None);
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn a_flood_of_small_passes_does_not_drive_out_what_is_known_of_large_ones() {
 #[test]
 fn a_machine_that_became_slower_is_believed_soon() {
     let mut fit = fit_to(&timings(BASE, &[0.0; 240], 0.0, 1.0));
-    let slower = Line { alpha: BASE.alpha * 3.0, beta: BASE.beta * 3.0 };
+    let slower = LinearFit { alpha: BASE.alpha * 3.0, beta: BASE.beta * 3.0 };
     for sample in timings(slower, &[0.0; 240], 0.0, 3.0) {
         fit.observe(sample.work, sample.seconds);
     }
@@ -97,14 +97,14 @@ fn a_machine_that_became_slower_is_believed_soon() {
 #[test]
 fn c_is_the_most_tokens_for_which_a_core_keeps_up_with_the_base() {
     // A layer of the base takes 1.6 ms for this pass; a core needs 0.1 ms for a token: 16 tokens, as in the paper.
-    let core = Line { alpha: 1e-9, beta: 0.0 };
-    let base = Line { alpha: 1e-4, beta: 128e-4 };
+    let core = LinearFit { alpha: 1e-9, beta: 0.0 };
+    let base = LinearFit { alpha: 1e-4, beta: 128e-4 };
     let model = exact(core, base, LINK);
     let work = LayerWork { multiply_adds: 100_000, slices: 4 };
     assert_eq!(model.tokens_per_core(work, 16, 128), Some(16));
     assert_eq!(cores_for(128, 16), 8);
     // The slices' own cost leaves room for 12: 1.6 ms - 4 · 0.1 ms.
-    let model = exact(Line { beta: 1e-4, ..core }, base, LINK);
+    let model = exact(LinearFit { beta: 1e-4, ..core }, base, LINK);
     assert_eq!(model.tokens_per_core(work, 16, 128), Some(12));
     assert_eq!(cores_for(128, 12), 11);
     // And none where they cost more than the layer.
@@ -132,9 +132,9 @@ fn a_model_that_knows_nothing_assists() {
 fn both_ways_are_forecast_as_by_hand() {
     // 10 layers; the base 1 ms a layer, a worker 4 ms, the load 10 ms: two and a half layers, and half a one more.
     let model = exact(
-        Line { alpha: 1e-9, beta: 0.0 },
-        Line { alpha: 1e-5, beta: 9e-3 },
-        Line { alpha: 1e-9, beta: 0.0 },
+        LinearFit { alpha: 1e-9, beta: 0.0 },
+        LinearFit { alpha: 1e-5, beta: 9e-3 },
+        LinearFit { alpha: 1e-9, beta: 0.0 },
     );
     let cold = ColdPrefill {
         tokens: 100,
@@ -148,15 +148,15 @@ fn both_ways_are_forecast_as_by_hand() {
     assert!(near(forecast.assist_s, 3.0 * 4e-3 + 7.0 * 1e-3, 1e-6), "{forecast:?}");
     assert!(near(forecast.wait_s, 10e-3 + 10.0 * 1e-3, 1e-6), "{forecast:?}");
     // A pass that is taken whole: the worker computes all ten layers, wherever the load has come to.
-    let whole = model.forecast(&ColdPrefill { uptake: Uptake::ByPass, ..cold }).unwrap();
+    let whole = model.forecast(&ColdPrefill { uptake: ArrivalPolicy::ByPass, ..cold }).unwrap();
     assert!(near(whole.assist_s, 10.0 * 4e-3, 1e-6), "{whole:?}");
     assert_eq!((whole.wait_s, whole.decision()), (forecast.wait_s, Decision::Wait));
     // The executor's own threads add to the base's time instead of running beside it: 5 ms, two layers and a half.
-    let alone = ColdPrefill { hands: Hands::of(0, 1), ..cold };
+    let alone = ColdPrefill { hands: HostCompute::of(0, 1), ..cold };
     let forecast = model.forecast(&alone).unwrap();
     assert!(near(forecast.assist_s, 2.5 * 5e-3 + 7.5 * 1e-3, 1e-6), "{forecast:?}");
     // Two workers on the base's cores: 2 ms against 3 ms of a base that they slow down.
-    let shared = ColdPrefill { hands: Hands::of(2, 1), interference: 3.0, ..cold };
+    let shared = ColdPrefill { hands: HostCompute::of(2, 1), interference: 3.0, ..cold };
     let (load, both) = (10e-3, 3e-3);
     let layers = load / both + 0.5;
     let forecast = model.forecast(&shared).unwrap();
@@ -180,13 +180,14 @@ fn a_short_prompt_is_assisted_and_a_long_one_waits_from_the_crossover_on() {
     assert!(crossover > 1);
     let at = |tokens| model.decide(&ColdPrefill { tokens, ..slow });
     assert_eq!((at(crossover - 1), at(crossover)), (Decision::Assist, Decision::Wait));
-    let more_workers = ColdPrefill { hands: Hands::of(8, 1), ..slow };
+    let more_workers = ColdPrefill { hands: HostCompute::of(8, 1), ..slow };
     assert!(model.crossover_tokens(&more_workers, 100_000).is_none_or(|later| later > crossover));
     assert_eq!(model.crossover_tokens(&slow, crossover - 1), None);
 }
 
-fn planted() -> impl Strategy<Value = Line> {
-    (-12.0..-3.0_f64, -7.0..-2.0_f64).prop_map(|(a, b)| Line { alpha: 10_f64.powf(a), beta: 10_f64.powf(b) })
+fn planted() -> impl Strategy<Value = LinearFit> {
+    (-12.0..-3.0_f64, -7.0..-2.0_f64)
+        .prop_map(|(a, b)| LinearFit { alpha: 10_f64.powf(a), beta: 10_f64.powf(b) })
 }
 
 /// Anything a caller could bring.
@@ -200,8 +201,8 @@ fn anything() -> impl Strategy<Value = ColdPrefill> {
                 layers,
                 missing_bytes,
                 queued_bytes,
-                uptake: if hands & 4 == 0 { Uptake::ByLayer } else { Uptake::ByPass },
-                hands: Hands::of(hands & 3, hands >> 3),
+                uptake: if hands & 4 == 0 { ArrivalPolicy::ByLayer } else { ArrivalPolicy::ByPass },
+                hands: HostCompute::of(hands & 3, hands >> 3),
                 interference,
             }
         },
@@ -249,13 +250,13 @@ proptest! {
         // Where what a core costs per slice is not more, against its tokens, than the base's pass against its own.
         let multiply_adds = (1e3 * slowness) as u64;
         let relative = base.beta / base.alpha * core.alpha * multiply_adds as f64 / workers as f64;
-        let core = Line { beta: core.beta.min(relative), ..core };
+        let core = LinearFit { beta: core.beta.min(relative), ..core };
         let model = exact(core, base, link);
         let cold = ColdPrefill {
             work: LayerWork { multiply_adds, slices: 1 },
             layers,
             missing_bytes: bytes,
-            hands: Hands::of(workers, 1),
+            hands: HostCompute::of(workers, 1),
             interference,
             ..COLD
         };
@@ -303,7 +304,7 @@ proptest! {
         }
         strange.iter().for_each(|&(work, seconds)| model.core.observe(work, seconds));
         for fit in [model.core(), model.base(), model.link()] {
-            if let Some(Line { alpha, beta }) = fit.line() {
+            if let Some(LinearFit { alpha, beta }) = fit.line() {
                 prop_assert!(alpha.is_finite() && alpha >= 0.0 && beta.is_finite() && beta >= 0.0);
             }
             prop_assert!((0.0..=1.0).contains(&fit.r_squared()));

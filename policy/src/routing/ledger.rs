@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::perf::serving::Load;
+use crate::perf::serving::RequestLoad;
 
 /// What [`MeanAnswer`] begins with: the answers of Alpaca (C-15).
 pub const FIRST_MEAN: f64 = 58.0;
@@ -42,16 +42,16 @@ impl MeanAnswer {
 
 /// Requests of one stage of an executor. Whoever enters says who it is, and leaves as the same.
 #[derive(Debug, Clone, Default)]
-pub struct Ledger {
+pub struct InFlightLoad {
     /// How many there are of each rank.
     by_rank: BTreeMap<u64, u64>,
     /// Of each promise of a time for a token, in microseconds.
     by_promise: BTreeMap<u64, u64>,
     /// Sums of all of them.
-    sums: Load,
+    sums: RequestLoad,
 }
 
-impl Ledger {
+impl InFlightLoad {
     /// A request comes, with so many tokens.
     pub fn enter(&mut self, rank: u64, promised_tpot_us: Option<u64>, tokens: u64) {
         *self.by_rank.entry(rank).or_default() += 1;
@@ -84,8 +84,8 @@ impl Ledger {
 
     /// What they come to.
     #[must_use]
-    pub fn load(&self) -> Load {
-        Load { max_rank: self.by_rank.last_key_value().map_or(0, |(rank, _)| *rank), ..self.sums }
+    pub fn load(&self) -> RequestLoad {
+        RequestLoad { max_rank: self.by_rank.last_key_value().map_or(0, |(rank, _)| *rank), ..self.sums }
     }
 
     /// The shortest time for a token that was promised to one of them.
@@ -110,21 +110,22 @@ mod tests {
 
     #[test]
     fn a_ledger_says_what_those_who_are_in_it_come_to() {
-        let mut ledger = Ledger::default();
+        let mut ledger = InFlightLoad::default();
         ledger.enter(32, Some(500), 10);
         ledger.enter(64, None, 20);
         ledger.enter(32, Some(400), 5);
         ledger.grow(32, 2);
         ledger.grow(64, 1);
-        let load = Load { requests: 3, ranks: 128, max_rank: 64, tokens: 38, token_ranks: 17 * 32 + 21 * 64 };
+        let load =
+            RequestLoad { requests: 3, ranks: 128, max_rank: 64, tokens: 38, token_ranks: 17 * 32 + 21 * 64 };
         assert_eq!(ledger.load(), load);
         assert_eq!(ledger.promised_tpot_us(), Some(400));
         ledger.leave(64, None, 21);
         ledger.leave(32, Some(400), 5);
-        assert_eq!(ledger.load(), Load::of(32, 12));
+        assert_eq!(ledger.load(), RequestLoad::of(32, 12));
         assert_eq!(ledger.promised_tpot_us(), Some(500));
         ledger.leave(32, Some(500), 12);
-        assert_eq!((ledger.load(), ledger.promised_tpot_us()), (Load::default(), None));
+        assert_eq!((ledger.load(), ledger.promised_tpot_us()), (RequestLoad::default(), None));
     }
 
     #[test]

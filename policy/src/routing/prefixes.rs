@@ -36,9 +36,9 @@ impl Blocks {
 
 /// How many of a prompt's first tokens each computed last.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub struct Known(Vec<(usize, u64)>);
+pub struct KnownPrefix(Vec<(usize, u64)>);
 
-impl Known {
+impl KnownPrefix {
     /// Tokens that `who` computed.
     #[must_use]
     pub fn tokens(&self, who: usize) -> u64 {
@@ -66,7 +66,7 @@ impl Prefixes {
 
     /// How many of the first tokens everybody computed last.
     #[must_use]
-    pub fn known(&self, blocks: &Blocks) -> Known {
+    pub fn known(&self, blocks: &Blocks) -> KnownPrefix {
         let mut known: Vec<(usize, u64)> = Vec::new();
         for (index, key) in blocks.keys.iter().enumerate() {
             let Some(who) = self.of.get(key) else { continue };
@@ -76,7 +76,7 @@ impl Prefixes {
                 None => known.push((*who, tokens)),
             }
         }
-        Known(known)
+        KnownPrefix(known)
     }
 
     /// `who` computes them now.

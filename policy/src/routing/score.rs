@@ -15,8 +15,8 @@
 
 use std::cmp::Ordering;
 
-use super::{Asked, Candidate, Forecast, Residency, Slo};
-use crate::perf::serving::{ColdStart, Load};
+use super::{Candidate, Forecast, PlacementRequest, Residency, Slo};
+use crate::perf::serving::{ColdStart, RequestLoad};
 
 /// What the printed form adds for a broken promise, in promises (C-15).
 const PENALTY_SLOS: f64 = 1e3;
@@ -26,7 +26,7 @@ const SHORTEST_ANSWER: f64 = 1.0;
 
 /// How good a candidate is: the least is the best.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Rank {
+pub(super) struct CandidateRank {
     /// Broken promises.
     pub(super) class: u32,
     /// Seconds for each token.
@@ -35,7 +35,7 @@ pub(super) struct Rank {
     pub(super) requests: u64,
 }
 
-impl Rank {
+impl CandidateRank {
     pub(super) fn cmp(&self, other: &Self) -> Ordering {
         let class = self.class.cmp(&other.class);
         class.then(self.cost.total_cmp(&other.cost)).then(self.requests.cmp(&other.requests))
@@ -43,7 +43,7 @@ impl Rank {
 }
 
 /// The total of the printed form, in seconds.
-pub(super) fn printed(asked: &Asked, candidate: &Candidate) -> f64 {
+pub(super) fn printed(asked: &PlacementRequest, candidate: &Candidate) -> f64 {
     let Candidate { model, running, waiting, .. } = candidate;
     let (exists, req) = (running.plus(*waiting), whole(asked));
     let mut cost = model.added_prefill_s(*waiting, req) / answer(asked) + model.added_step_s(exists, req);
@@ -56,13 +56,13 @@ pub(super) fn printed(asked: &Asked, candidate: &Candidate) -> f64 {
 }
 
 /// The mended form.
-pub(super) fn mended(asked: &Asked, candidate: &Candidate) -> Rank {
+pub(super) fn mended(asked: &PlacementRequest, candidate: &Candidate) -> CandidateRank {
     let Candidate { model, running, waiting, .. } = candidate;
     let exists = running.plus(*waiting);
     let prefill = model.added_prefill_s(*waiting, to_compute(asked, candidate));
     let others = prefill / answer(asked) + model.added_step_s(exists, whole(asked));
     let own = cold_s(asked, candidate) / answer(asked);
-    Rank {
+    CandidateRank {
         class: violations(asked, candidate),
         cost: others * exists.requests.max(1) as f64 + own,
         requests: exists.requests,
@@ -70,7 +70,7 @@ pub(super) fn mended(asked: &Asked, candidate: &Candidate) -> Rank {
 }
 
 /// Promises that would be broken.
-pub(super) fn violations(asked: &Asked, candidate: &Candidate) -> u32 {
+pub(super) fn violations(asked: &PlacementRequest, candidate: &Candidate) -> u32 {
     if asked.slo == Slo::default() && candidate.promised_tpot_us.is_none() {
         return 0;
     }
@@ -82,7 +82,7 @@ pub(super) fn violations(asked: &Asked, candidate: &Candidate) -> u32 {
 }
 
 /// What the request should see.
-pub(super) fn forecast(asked: &Asked, candidate: &Candidate) -> Forecast {
+pub(super) fn forecast(asked: &PlacementRequest, candidate: &Candidate) -> Forecast {
     let Candidate { model, running, waiting, .. } = candidate;
     let step_s = model.step_s(running.plus(*waiting).plus(whole(asked)));
     // A step is under way, of which half is left in the mean.
@@ -96,13 +96,13 @@ pub(super) fn forecast(asked: &Asked, candidate: &Candidate) -> Forecast {
 }
 
 /// How long it waits for a place: of those that run, one ends each `answer / places` steps.
-fn place_s(asked: &Asked, candidate: &Candidate, step_s: f64) -> f64 {
+fn place_s(asked: &PlacementRequest, candidate: &Candidate, step_s: f64) -> f64 {
     let missing = candidate.requests().saturating_add(1).saturating_sub(candidate.places) as f64;
     missing * answer(asked) * step_s / candidate.places.max(1) as f64
 }
 
 /// How long the request waits for its adapter beyond what it waits for anyway (D4.5).
-fn cold_s(asked: &Asked, candidate: &Candidate) -> f64 {
+fn cold_s(asked: &PlacementRequest, candidate: &Candidate) -> f64 {
     let model = &candidate.model;
     let (store_s, bytes) = match candidate.adapter {
         Residency::Device => return 0.0,
@@ -121,16 +121,16 @@ fn cold_s(asked: &Asked, candidate: &Candidate) -> f64 {
     }
 }
 
-fn whole(asked: &Asked) -> Load {
-    Load::of(asked.rank, asked.prompt_tokens)
+fn whole(asked: &PlacementRequest) -> RequestLoad {
+    RequestLoad::of(asked.rank, asked.prompt_tokens)
 }
 
 /// At least the last token is computed, whatever is known.
-fn to_compute(asked: &Asked, candidate: &Candidate) -> Load {
-    Load::of(asked.rank, asked.prompt_tokens.saturating_sub(candidate.cached_tokens).max(1))
+fn to_compute(asked: &PlacementRequest, candidate: &Candidate) -> RequestLoad {
+    RequestLoad::of(asked.rank, asked.prompt_tokens.saturating_sub(candidate.cached_tokens).max(1))
 }
 
-fn answer(asked: &Asked) -> f64 {
+fn answer(asked: &PlacementRequest) -> f64 {
     asked.answer_tokens.max(SHORTEST_ANSWER)
 }
 

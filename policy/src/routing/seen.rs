@@ -1,26 +1,26 @@
 //! What executors are taken to need, from what was seen of them.
 
-use super::Asked;
+use super::PlacementRequest;
 use crate::perf::{
-    line::Line,
-    plane::Plane,
-    serving::{ColdStart, Load, LoraForm, ServingModel},
+    line::LinearFit,
+    plane::LinearModel,
+    serving::{ColdStart, LoraForm, RequestLoad, ServingModel},
 };
 
 /// What an executor is taken to need as long as one of them has not been seen to work: milliseconds for a step and each of
 /// its sequences, and for a prompt's tokens; a store of 1 GB/s. Alike for all, so only their proportions matter.
 pub const UNSEEN: ServingModel = ServingModel {
     form: LoraForm::TrueRank,
-    decode: Plane { seconds_each: [5e-3, 1e-3, 1e-6, 1e-6] },
-    prefill: Plane { seconds_each: [5e-3, 1e-3, 1e-6] },
-    link: Line { alpha: 0.0, beta: 0.0 },
-    store: Line { alpha: 1e-9, beta: 5e-3 },
+    decode: LinearModel { seconds_each: [5e-3, 1e-3, 1e-6, 1e-6] },
+    prefill: LinearModel { seconds_each: [5e-3, 1e-3, 1e-6] },
+    link: LinearFit { alpha: 0.0, beta: 0.0 },
+    store: LinearFit { alpha: 1e-9, beta: 5e-3 },
     cold: ColdStart::Assisted,
 };
 
 /// What an executor takes, as far as it was seen.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Seen {
+pub struct CostEstimate {
     /// What its timings say.
     pub model: ServingModel,
     /// Whether it has nothing to do, and they are old: it may have become faster, and nobody would notice.
@@ -31,17 +31,20 @@ pub struct Seen {
 /// work. One whose timings are old counts as the fastest of the others until it is timed again: who was slow once would otherwise
 /// never be asked again, and so never be seen to be fast.
 #[derive(Debug)]
-pub struct Judge<'a> {
-    asked: &'a Asked,
+pub struct EstimateSelector<'a> {
+    asked: &'a PlacementRequest,
     are_seen: bool,
     /// Of those whose timings are new.
     fastest: Option<ServingModel>,
 }
 
-impl<'a> Judge<'a> {
+impl<'a> EstimateSelector<'a> {
     /// Of all executors together.
     #[must_use]
-    pub fn of(asked: &'a Asked, all: &(impl Iterator<Item = Option<Seen>> + Clone)) -> Self {
+    pub fn of(
+        asked: &'a PlacementRequest,
+        all: &(impl Iterator<Item = Option<CostEstimate>> + Clone),
+    ) -> Self {
         let are_seen = all.clone().all(|seen| seen.is_some());
         let seen = || all.clone().flatten();
         // Only those whose timings are old are compared with it.
@@ -53,7 +56,7 @@ impl<'a> Judge<'a> {
 
     /// What one of them is taken to need.
     #[must_use]
-    pub fn model(&self, seen: Option<Seen>) -> ServingModel {
+    pub fn model(&self, seen: Option<CostEstimate>) -> ServingModel {
         match (seen, self.fastest) {
             (Some(seen), Some(fastest)) if self.are_seen && seen.is_stale => self.faster(seen.model, fastest),
             (Some(seen), _) if self.are_seen => seen.model,
@@ -63,7 +66,7 @@ impl<'a> Judge<'a> {
 
     /// The one that takes less for the request; the first if both take the same.
     fn faster(&self, one: ServingModel, other: ServingModel) -> ServingModel {
-        let load = Load::of(self.asked.rank, self.asked.prompt_tokens);
+        let load = RequestLoad::of(self.asked.rank, self.asked.prompt_tokens);
         let takes =
             |model: &ServingModel| model.prefill_s(load) + self.asked.answer_tokens * model.step_s(load);
         if takes(&other) < takes(&one) { other } else { one }
@@ -77,11 +80,11 @@ mod tests {
 
     #[test]
     fn who_was_slow_long_ago_is_tried_again() {
-        let asked = Asked { prompt_tokens: 10, rank: 8, slo: Slo::default(), answer_tokens: 20.0 };
-        let slow = ServingModel { decode: Plane { seconds_each: [5.0; 4] }, ..UNSEEN };
-        let seen = |model, is_stale| Some(Seen { model, is_stale });
-        let judged = |all: &[Option<Seen>]| {
-            let judge = Judge::of(&asked, &all.iter().copied());
+        let asked = PlacementRequest { prompt_tokens: 10, rank: 8, slo: Slo::default(), answer_tokens: 20.0 };
+        let slow = ServingModel { decode: LinearModel { seconds_each: [5.0; 4] }, ..UNSEEN };
+        let seen = |model, is_stale| Some(CostEstimate { model, is_stale });
+        let judged = |all: &[Option<CostEstimate>]| {
+            let judge = EstimateSelector::of(&asked, &all.iter().copied());
             all.iter().map(|seen| judge.model(*seen)).collect::<Vec<_>>()
         };
         assert_eq!(judged(&[seen(slow, false), seen(UNSEEN, false)]), [slow, UNSEEN]);

@@ -4,31 +4,31 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::perf::{
-    line::Line,
-    plane::Plane,
+    line::LinearFit,
+    plane::LinearModel,
     serving::{ColdStart, LoraForm},
 };
 use crate::random::Rng;
 
-const FREE: Line = Line { alpha: 0.0, beta: 0.0 };
+const FREE: LinearFit = LinearFit { alpha: 0.0, beta: 0.0 };
 
 fn model(form: LoraForm, decode: [f64; 4], prefill: [f64; 3]) -> ServingModel {
     ServingModel {
         form,
-        decode: Plane { seconds_each: decode },
-        prefill: Plane { seconds_each: prefill },
+        decode: LinearModel { seconds_each: decode },
+        prefill: LinearModel { seconds_each: prefill },
         link: FREE,
         store: FREE,
         cold: ColdStart::Waits,
     }
 }
 
-fn candidate(executor: usize, model: ServingModel, running: Load) -> Candidate {
+fn candidate(executor: usize, model: ServingModel, running: RequestLoad) -> Candidate {
     Candidate {
         executor,
         model,
         running,
-        waiting: Load::default(),
+        waiting: RequestLoad::default(),
         places: 32,
         adapter: Residency::Device,
         cached_tokens: 0,
@@ -37,12 +37,12 @@ fn candidate(executor: usize, model: ServingModel, running: Load) -> Candidate {
     }
 }
 
-fn same(requests: u64, rank: u64) -> Load {
-    Load { requests, ranks: requests * rank, max_rank: rank, ..Load::default() }
+fn same(requests: u64, rank: u64) -> RequestLoad {
+    RequestLoad { requests, ranks: requests * rank, max_rank: rank, ..RequestLoad::default() }
 }
 
-fn asked(rank: u64, prompt_tokens: u64, tpot_us: Option<u64>) -> Asked {
-    Asked { prompt_tokens, rank, slo: Slo { ttft_us: None, tpot_us }, answer_tokens: 58.0 }
+fn asked(rank: u64, prompt_tokens: u64, tpot_us: Option<u64>) -> PlacementRequest {
+    PlacementRequest { prompt_tokens, rank, slo: Slo { ttft_us: None, tpot_us }, answer_tokens: 58.0 }
 }
 
 /// Fig. 5: instance 1 has 24 requests of rank 32, instance 2 16 of rank 64; a line through both times.
@@ -52,7 +52,7 @@ fn figure_5(form: LoraForm, slo_us: u64) -> [Option<usize>; 2] {
     let step_ms = first_ms - slope_ms * 24.0 * 32.0;
     let model = model(form, [step_ms * 1e-3, 0.0, 0.0, slope_ms * 1e-3], [0.0; 3]);
     let candidates = [candidate(1, model, same(24, 32)), candidate(2, model, same(16, 64))];
-    [Policy::RankAware, Policy::Algo1Printed].map(|policy| {
+    [RoutingPolicy::RankAware, RoutingPolicy::Algo1Printed].map(|policy| {
         choose(policy, &asked(64, 1, Some(slo_us)), &candidates, 0).map(|choice| choice.executor)
     })
 }
@@ -68,11 +68,11 @@ fn the_example_of_figure_5_goes_where_the_paper_sends_it() {
 fn an_idle_executor_is_free_as_printed_and_not_when_mended() {
     let [fast, slow] = [0.020, 0.050].map(|s| model(LoraForm::TrueRank, [s, 1e-4, 0.0, 1e-6], [0.0; 3]));
     // Number 1 is idle and too slow for the promise, number 0 has company and is in time.
-    let candidates = [candidate(0, fast, same(4, 32)), candidate(1, slow, Load::default())];
+    let candidates = [candidate(0, fast, same(4, 32)), candidate(1, slow, RequestLoad::default())];
     let request = asked(32, 20, Some(36_000));
     let chosen = |policy| choose(policy, &request, &candidates, 0).map(|choice| choice.executor);
-    assert_eq!(chosen(Policy::Algo1Printed), Some(1));
-    assert_eq!(chosen(Policy::RankAware), Some(0));
+    assert_eq!(chosen(RoutingPolicy::Algo1Printed), Some(1));
+    assert_eq!(chosen(RoutingPolicy::RankAware), Some(0));
     assert_eq!(violations(&request, &candidates[1]), 1);
 }
 
@@ -94,7 +94,7 @@ fn scores_and_choices_are_those_of_an_independent_implementation() {
                 let load = |at: usize| {
                     let [requests, ranks, max_rank, tokens, token_ranks] =
                         [0, 1, 2, 3, 4].map(|index| number(at + index) as u64);
-                    Load { requests, ranks, max_rank, tokens, token_ranks }
+                    RequestLoad { requests, ranks, max_rank, tokens, token_ranks }
                 };
                 let (running, waiting) = (load(9), load(14));
                 let one = Candidate { waiting, ..candidate(candidates.len(), model, running) };
@@ -112,7 +112,7 @@ fn scores_and_choices_are_those_of_an_independent_implementation() {
                 candidates.push(one);
             }
             _ => {
-                let chosen = [Policy::Algo1Printed, Policy::RankAware]
+                let chosen = [RoutingPolicy::Algo1Printed, RoutingPolicy::RankAware]
                     .map(|policy| choose(policy, &request, &candidates, 0).unwrap().executor);
                 assert_eq!(chosen.map(|executor| executor as f64), [number(1), number(2)], "case {cases}");
                 cases += 1;
@@ -126,15 +126,15 @@ fn scores_and_choices_are_those_of_an_independent_implementation() {
 fn an_adapter_that_is_far_away_and_a_beginning_that_is_known_count() {
     let base = model(LoraForm::TrueRank, [0.02, 1e-4, 0.0, 1e-6], [1e-3, 2e-4, 0.0]);
     let waits = ServingModel {
-        link: Line { alpha: 1e-9, beta: 0.0 },
-        store: Line { alpha: 1e-8, beta: 0.0 },
+        link: LinearFit { alpha: 1e-9, beta: 0.0 },
+        store: LinearFit { alpha: 1e-8, beta: 0.0 },
         ..base
     };
     let there = candidate(0, waits, same(3, 32));
     let with = |adapter, model| Candidate { executor: 1, adapter, model, ..there };
     let bytes = 100 << 20;
     let request = asked(32, 200, None);
-    let chosen = |other| choose(Policy::RankAware, &request, &[there, other], 0).unwrap().executor;
+    let chosen = |other| choose(RoutingPolicy::RankAware, &request, &[there, other], 0).unwrap().executor;
     // Number 1 would be chosen for its place, were it not for the load.
     let idler = |one: Candidate| Candidate { running: same(2, 32), ..one };
     assert_eq!(chosen(idler(with(Residency::Device, waits))), 1);
@@ -162,28 +162,32 @@ fn the_baselines_are_what_they_are_called() {
         [(0, 32), (1, 7), (2, 3), (3, 3)].map(|(number, n)| candidate(number, model, same(n, 8)));
     let request = asked(8, 10, None);
     let chosen = |policy, draw| choose(policy, &request, &candidates, draw).unwrap().executor;
-    assert_eq!(chosen(Policy::MostIdle, 0), 2);
-    assert_eq!(chosen(Policy::FirstFit, 0), 1, "number 0 is full");
+    assert_eq!(chosen(RoutingPolicy::MostIdle, 0), 2);
+    assert_eq!(chosen(RoutingPolicy::FirstFit, 0), 1, "number 0 is full");
     let full = candidates.map(|one| Candidate { places: 1, ..one });
-    assert_eq!(choose(Policy::FirstFit, &request, &full, 0).unwrap().executor, 2, "else who has least");
+    assert_eq!(
+        choose(RoutingPolicy::FirstFit, &request, &full, 0).unwrap().executor,
+        2,
+        "else who has least"
+    );
     let mut counts = [0_u32; 4];
-    (0..4000).for_each(|draw| counts[chosen(Policy::Random, Rng::seeded(7).bits(draw))] += 1);
+    (0..4000).for_each(|draw| counts[chosen(RoutingPolicy::Random, Rng::seeded(7).bits(draw))] += 1);
     assert!(counts.iter().all(|count| (900..1100).contains(count)), "{counts:?}");
 }
 
 #[test]
 fn policies_are_read_by_the_names_they_are_written_with() {
-    for policy in Policy::ALL {
+    for policy in RoutingPolicy::ALL {
         assert_eq!(policy.to_string().parse(), Ok(policy));
     }
-    let error = "best".parse::<Policy>().unwrap_err();
+    let error = "best".parse::<RoutingPolicy>().unwrap_err();
     assert!(error.to_string().contains("rank-aware"), "{error}");
 }
 
-fn any_load() -> impl Strategy<Value = Load> {
+fn any_load() -> impl Strategy<Value = RequestLoad> {
     prop::collection::vec((0..5_usize, 1..900_u64), 0..40).prop_map(|requests| {
-        let each = requests.iter().map(|&(rank, tokens)| Load::of([0, 8, 32, 64, 128][rank], tokens));
-        each.fold(Load::default(), Load::plus)
+        let each = requests.iter().map(|&(rank, tokens)| RequestLoad::of([0, 8, 32, 64, 128][rank], tokens));
+        each.fold(RequestLoad::default(), RequestLoad::plus)
     })
 }
 
@@ -206,7 +210,7 @@ fn any_candidate() -> impl Strategy<Value = Candidate> {
         )| {
             let form = if pads { LoraForm::Padded } else { LoraForm::TrueRank };
             let cold = if waits { ColdStart::Waits } else { ColdStart::Assisted };
-            let line = Line { alpha: 1e-9, beta: 1e-4 };
+            let line = LinearFit { alpha: 1e-9, beta: 1e-4 };
             let model = ServingModel { link: line, store: line, cold, ..model(form, decode, prefill) };
             let availability = if is_open { Availability::Open } else { Availability::Closed };
             Candidate {
@@ -232,17 +236,17 @@ proptest! {
         at in 0..12_usize,
     ) {
         candidates.iter_mut().enumerate().for_each(|(number, one)| one.executor = number);
-        let request = Asked { slo: Slo { ttft_us, tpot_us }, ..asked(rank, prompt, None) };
+        let request = PlacementRequest { slo: Slo { ttft_us, tpot_us }, ..asked(rank, prompt, None) };
         let open: Vec<&Candidate> =
             candidates.iter().filter(|one| one.availability == Availability::Open).collect();
-        for policy in Policy::ALL {
+        for policy in RoutingPolicy::ALL {
             let choice = choose(policy, &request, &candidates, draw);
             prop_assert_eq!(choice.is_some(), !open.is_empty());
             let Some(choice) = choice else { continue };
             let chosen = &candidates[choice.executor];
             prop_assert_eq!(chosen.availability, Availability::Open);
             prop_assert_eq!(choice.forecast, forecast(&request, chosen));
-            if policy == Policy::RankAware {
+            if policy == RoutingPolicy::RankAware {
                 let least = open.iter().map(|one| violations(&request, one)).min();
                 prop_assert_eq!(Some(violations(&request, chosen)), least);
             }
@@ -260,10 +264,10 @@ proptest! {
         one in any_candidate(), more in 1..20_u64, rank in 1..129_u64,
     ) {
         // Of requests of one rank, so that only how many there are differs.
-        let idle = Candidate { running: Load::default(), waiting: Load::default(), availability: Availability::Open, ..one };
+        let idle = Candidate { running: RequestLoad::default(), waiting: RequestLoad::default(), availability: Availability::Open, ..one };
         let busy = Candidate { executor: 1, running: same(more, rank), ..idle };
         let request = asked(rank, 100, None);
-        prop_assert_eq!(choose(Policy::RankAware, &request, &[idle, busy], 0).unwrap().executor, 0);
+        prop_assert_eq!(choose(RoutingPolicy::RankAware, &request, &[idle, busy], 0).unwrap().executor, 0);
     }
 
     #[test]
@@ -272,8 +276,8 @@ proptest! {
     ) {
         one.availability = Availability::Open;
         one.cached_tokens = prompt;
-        let request = Asked { answer_tokens: answer, ..asked(u64::from(rank), prompt, Some(1)) };
-        for policy in Policy::ALL {
+        let request = PlacementRequest { answer_tokens: answer, ..asked(u64::from(rank), prompt, Some(1)) };
+        for policy in RoutingPolicy::ALL {
             prop_assert!(choose(policy, &request, &[one], 3).is_some());
         }
     }

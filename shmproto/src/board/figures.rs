@@ -2,13 +2,13 @@
 
 use crate::atomic::plain::{AtomicU64, Ordering::Relaxed};
 
-use super::{SeatNumber, WorkerNumber};
+use super::{SlotNumber, WorkerNumber};
 
 /// A worker's figures, counted by the executor but for the heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SeatFigures {
+pub struct SlotStats {
     /// Where it sits.
-    pub seat: SeatNumber,
+    pub seat: SlotNumber,
     /// Which worker it is.
     pub worker: WorkerNumber,
     /// What its heartbeat word says now. Nothing but a change of it means anything.
@@ -23,9 +23,9 @@ pub struct SeatFigures {
 
 /// What happens at a board.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BoardFigures {
+pub struct BoardStats {
     /// Everybody who is seated, by seat.
-    pub seats: Vec<SeatFigures>,
+    pub seats: Vec<SlotStats>,
     /// State words that no honest worker writes.
     pub violations: u64,
     /// State words of workers that had been fenced.
@@ -50,7 +50,7 @@ impl Counter {
 
 /// What the executor saw of a worker.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct WorkerCounters {
     pub(super) slices: Counter,
     pub(super) rank_rows: Counter,
     pub(super) taken_back: Counter,

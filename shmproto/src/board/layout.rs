@@ -70,7 +70,7 @@ line! {
 line! {
     /// How far a slice is. Everybody writes, by compare-and-swap or swap.
     Progress {
-        /// A [`Word`].
+        /// A [`SliceWord`].
         0 word: AtomicU64,
     }
 }
@@ -104,7 +104,7 @@ line! {
 /// A seat: two lines.
 #[repr(C)]
 #[derive(Debug, Default)]
-pub(super) struct SeatEntry {
+pub(super) struct SlotEntry {
     pub(super) desk: Desk,
     pub(super) pulse: Pulse,
 }
@@ -129,9 +129,9 @@ pub(super) struct Header {
 #[cfg(not(loom))]
 const _: () = {
     use core::mem::offset_of;
-    assert!(size_of::<Header>() == 192 && size_of::<SeatEntry>() == 128 && size_of::<SliceEntry>() == 128);
+    assert!(size_of::<Header>() == 192 && size_of::<SlotEntry>() == 128 && size_of::<SliceEntry>() == 128);
     assert!(offset_of!(Header, signal) == 64 && offset_of!(Header, parked) == 128);
-    assert!(offset_of!(SeatEntry, pulse) == 64 && offset_of!(SliceEntry, descriptor) == 64);
+    assert!(offset_of!(SlotEntry, pulse) == 64 && offset_of!(SliceEntry, descriptor) == 64);
 };
 
 /// Where the seat table begins, in bytes.
@@ -179,7 +179,7 @@ mod tests {
         let places: Vec<&str> =
             ruler.unwrap().split("  ").map(str::trim).filter(|it| !it.is_empty()).collect();
         let seats = SEATS_OFFSET.to_string();
-        let slices = format!("{SEATS_OFFSET} + {} seats", size_of::<SeatEntry>());
+        let slices = format!("{SEATS_OFFSET} + {} seats", size_of::<SlotEntry>());
         let end = format!("{SEATS_OFFSET} + {} (seats + slices)", size_of::<SliceEntry>());
         assert_eq!(places, ["control", "0", "64", "128", &seats, &slices, &end]);
     }

@@ -9,7 +9,7 @@ pub(super) use self::mapped::{Control, Slab};
 #[cfg(loom)]
 pub(super) use self::modelled::{Control, Slab};
 
-use super::layout::{Header, SeatEntry, SliceEntry};
+use super::layout::{Header, SliceEntry, SlotEntry};
 #[cfg(not(loom))]
 use crate::atomic::AtomicU32;
 use crate::atomic::AtomicU64;
@@ -33,14 +33,14 @@ mod mapped;
 /// Loom's atomics are objects with a place in the model: nothing to cast from bytes.
 #[cfg(loom)]
 mod modelled {
-    use super::{AtomicU64, Header, SeatEntry, SliceEntry};
+    use super::{AtomicU64, Header, SliceEntry, SlotEntry};
     use crate::board::Geometry;
 
     /// See the other one.
     #[derive(Debug)]
     pub(in crate::board) struct Control {
         header: Header,
-        seats: Vec<SeatEntry>,
+        seats: Vec<SlotEntry>,
         slices: Vec<SliceEntry>,
     }
 
@@ -48,7 +48,7 @@ mod modelled {
         pub(in crate::board) fn on_heap(geometry: &Geometry) -> Self {
             Self {
                 header: Header::default(),
-                seats: (0..geometry.seats).map(|_| SeatEntry::default()).collect(),
+                seats: (0..geometry.seats).map(|_| SlotEntry::default()).collect(),
                 slices: (0..geometry.slices).map(|_| SliceEntry::default()).collect(),
             }
         }
@@ -57,7 +57,7 @@ mod modelled {
             &self.header
         }
 
-        pub(in crate::board) fn seats(&self) -> &[SeatEntry] {
+        pub(in crate::board) fn seats(&self) -> &[SlotEntry] {
             &self.seats
         }
 

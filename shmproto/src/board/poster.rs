@@ -5,10 +5,10 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::WorkerNumber;
-use super::shared::{Seated, Shared};
+use super::shared::{AdmittedWorker, BoardShared};
 use super::slice::{Slice, SliceError};
 use super::sums::SliceSums;
-use super::word::{Job, State, Word};
+use super::word::{JobNumber, SlicePhase, SliceWord};
 use crate::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use crate::atomic::fence;
 use crate::futex;
@@ -75,46 +75,46 @@ pub enum TakeBack {
 /// The sums of a slice are not there: not done, taken back, or their worker was fenced. Compute them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("the sums of slice {index} are not there: compute them here")]
-pub struct Gone {
+pub struct WorkerGone {
     /// Its place in the list that was posted.
     pub index: usize,
 }
 
-/// The one end that posts jobs. One thread; only posting, [`Poster::announce`] and fencing a worker that broke
+/// The one end that posts jobs. One thread; only posting, [`Producer::announce`] and fencing a worker that broke
 /// the protocol may call the system, and the first two only while somebody sleeps.
 #[derive(Debug)]
-pub struct Poster {
-    shared: Arc<Shared>,
-    job: Job,
+pub struct Producer {
+    shared: Arc<BoardShared>,
+    job: JobNumber,
     /// The slices of the job. What counts is written here; the shared words only say what workers claim to have done.
-    slices: Vec<Posted>,
+    slices: Vec<PostedSlice>,
     /// Who is seated, as of `changes`.
-    seated: Vec<Option<Seated>>,
+    seated: Vec<Option<AdmittedWorker>>,
     issued: u32,
     changes: u64,
 }
 
 /// What the executor knows of a slice it posted.
 #[derive(Debug, Clone, Copy)]
-struct Posted {
+struct PostedSlice {
     slice: Slice,
-    end: End,
+    end: SliceEnd,
 }
 
 /// Whether a slice is settled, whatever the shared word says from then on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+enum SliceEnd {
     Pending,
     Done(WorkerNumber),
     Lost,
     Taken,
 }
 
-impl Poster {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+impl Producer {
+    pub(super) fn new(shared: Arc<BoardShared>) -> Self {
         let slices = Vec::with_capacity(shared.geometry.slices);
         let seated = vec![None; shared.geometry.seats];
-        Self { shared, job: Job::NONE, slices, seated, issued: 0, changes: 0 }
+        Self { shared, job: JobNumber::NONE, slices, seated, issued: 0, changes: 0 }
     }
 
     /// How large the board is.
@@ -130,7 +130,7 @@ impl Poster {
     }
 
     /// Says that a pass begins that will post jobs for `workers` of them, and wakes so many of those who sleep. They
-    /// spin until [`Poster::rest`], as long as their own limit lets them.
+    /// spin until [`Producer::rest`], as long as their own limit lets them.
     pub fn announce(&self, workers: u32) {
         self.shared.control.header().signal.announced.store(workers, Relaxed);
         self.ring(workers);
@@ -157,7 +157,7 @@ impl Poster {
         Ok(())
     }
 
-    /// Posts a job whose x somebody else has written: the first `x_elements` numbers of the slab ([`super::XSlab`]). What
+    /// Posts a job whose x somebody else has written: the first `x_elements` numbers of the slab ([`super::ActivationSlab`]). What
     /// is left of the job before is taken back first.
     ///
     /// Whoever wrote them did so after every slice of the job before was done or taken back, and this thread has
@@ -183,12 +183,12 @@ impl Poster {
     /// Opens the slices of the next job.
     fn open(&mut self, slices: &[Slice]) {
         self.job = self.job.next();
-        let opened = Word { job: self.job, state: State::Open }.encode();
+        let opened = SliceWord { job: self.job, state: SlicePhase::Open }.encode();
         for (entry, slice) in self.shared.control.slices().iter().zip(slices) {
             entry.descriptor.write(slice);
             // SYNC POINT post: releases x and the descriptor.
             entry.progress.word.store(opened, Release);
-            self.slices.push(Posted { slice: *slice, end: End::Pending });
+            self.slices.push(PostedSlice { slice: *slice, end: SliceEnd::Pending });
         }
         let signal = &self.shared.control.header().signal;
         let posted = u32::try_from(slices.len()).unwrap_or(u32::MAX);
@@ -222,7 +222,7 @@ impl Poster {
 
     /// Wakes at most `count` of those who sleep; makes no system call if nobody does.
     fn ring(&self, count: u32) {
-        // Pairs with the fence in `Seat::park`, which says why no wake-up is lost.
+        // Pairs with the fence in `Consumer::park`, which says why no wake-up is lost.
         fence(SeqCst);
         let header = self.shared.control.header();
         let asleep = header.parked.seats.load(Relaxed).count_ones();
@@ -245,10 +245,10 @@ impl Poster {
     /// If the job has no such slice.
     pub fn state(&mut self, index: usize) -> SliceState {
         match self.slices[index].end {
-            End::Done(worker) => SliceState::Done(worker),
-            End::Lost => SliceState::Lost,
-            End::Taken => SliceState::Taken,
-            End::Pending => {
+            SliceEnd::Done(worker) => SliceState::Done(worker),
+            SliceEnd::Lost => SliceState::Lost,
+            SliceEnd::Taken => SliceState::Taken,
+            SliceEnd::Pending => {
                 // SYNC POINT done: acquires the sums.
                 let word = self.shared.control.slices()[index].progress.word.load(Acquire);
                 self.judge(index, word)
@@ -262,8 +262,8 @@ impl Poster {
     ///
     /// If the job has no such slice.
     pub fn take_back(&mut self, index: usize) -> TakeBack {
-        if self.slices[index].end == End::Pending {
-            let taken = Word { job: self.job, state: State::Taken }.encode();
+        if self.slices[index].end == SliceEnd::Pending {
+            let taken = SliceWord { job: self.job, state: SlicePhase::Taken }.encode();
             // One swap and no loop: a peer that keeps changing the word holds nobody up.
             // SYNC POINT done: acquires the sums. SYNC POINT claim: acquires the end of the descriptor's copy.
             let word = self.shared.control.slices()[index].progress.word.swap(taken, AcqRel);
@@ -272,9 +272,9 @@ impl Poster {
             }
         }
         match self.slices[index].end {
-            End::Done(worker) => TakeBack::AlreadyDone(worker),
-            End::Pending | End::Lost | End::Taken => {
-                self.slices[index].end = End::Taken;
+            SliceEnd::Done(worker) => TakeBack::AlreadyDone(worker),
+            SliceEnd::Pending | SliceEnd::Lost | SliceEnd::Taken => {
+                self.slices[index].end = SliceEnd::Taken;
                 TakeBack::Taken
             }
         }
@@ -284,16 +284,16 @@ impl Poster {
     ///
     /// # Errors
     ///
-    /// [`Gone`] if they are not there, or not any more.
+    /// [`WorkerGone`] if they are not there, or not any more.
     ///
     /// # Panics
     ///
     /// If the job has no such slice.
-    pub fn done(&mut self, index: usize) -> Result<SliceSums, Gone> {
-        let Posted { slice, .. } = self.slices[index];
-        let SliceState::Done(worker) = self.state(index) else { return Err(Gone { index }) };
+    pub fn done(&mut self, index: usize) -> Result<SliceSums, WorkerGone> {
+        let PostedSlice { slice, .. } = self.slices[index];
+        let SliceState::Done(worker) = self.state(index) else { return Err(WorkerGone { index }) };
         self.refresh();
-        let seated = self.find(worker).ok_or(Gone { index })?;
+        let seated = self.find(worker).ok_or(WorkerGone { index })?;
         seated.tally.slices.add(1);
         seated.tally.rank_rows.add(slice.rank_rows());
         Ok(SliceSums::new(Arc::clone(&seated.sums), slice.sums_range()))
@@ -309,23 +309,23 @@ impl Poster {
     /// What a shared word is worth. Settles the slice where it says something final.
     fn judge(&mut self, index: usize, word: u64) -> SliceState {
         self.refresh();
-        let end = match Word::decode(word) {
-            Some(Word { job, state }) if job == self.job => match state {
-                State::Open => return SliceState::Open,
-                State::Claimed(worker) if self.find(worker).is_some() => {
+        let end = match SliceWord::decode(word) {
+            Some(SliceWord { job, state }) if job == self.job => match state {
+                SlicePhase::Open => return SliceState::Open,
+                SlicePhase::Claimed(worker) if self.find(worker).is_some() => {
                     return SliceState::Claimed(worker);
                 }
-                State::Done(worker) if self.find(worker).is_some() => End::Done(worker),
-                State::Failed(worker) if self.find(worker).is_some() => {
+                SlicePhase::Done(worker) if self.find(worker).is_some() => SliceEnd::Done(worker),
+                SlicePhase::Failed(worker) if self.find(worker).is_some() => {
                     self.tally_taken_back(worker);
-                    End::Lost
+                    SliceEnd::Lost
                 }
-                State::Claimed(worker) | State::Done(worker) | State::Failed(worker)
+                SlicePhase::Claimed(worker) | SlicePhase::Done(worker) | SlicePhase::Failed(worker)
                     if worker.get() <= self.issued =>
                 {
                     // It was fenced in the meantime, and is not to blame.
                     self.shared.late_words.add(1);
-                    End::Lost
+                    SliceEnd::Lost
                 }
                 // Nobody but the executor takes back, and no worker has a number that was not given out.
                 _ => self.violation(word),
@@ -334,18 +334,18 @@ impl Poster {
         };
         self.slices[index].end = end;
         match end {
-            End::Done(worker) => SliceState::Done(worker),
+            SliceEnd::Done(worker) => SliceState::Done(worker),
             _ => SliceState::Lost,
         }
     }
 
     /// A word that no honest worker writes: counted, and the worker that it names is fenced.
-    fn violation(&mut self, word: u64) -> End {
+    fn violation(&mut self, word: u64) -> SliceEnd {
         self.shared.violations.add(1);
-        if let Some(worker) = Word::claimant(word) {
+        if let Some(worker) = SliceWord::claimant(word) {
             self.shared.fence(worker);
         }
-        End::Lost
+        SliceEnd::Lost
     }
 
     fn tally_taken_back(&self, worker: WorkerNumber) {
@@ -354,7 +354,7 @@ impl Poster {
         }
     }
 
-    fn find(&self, worker: WorkerNumber) -> Option<&Seated> {
+    fn find(&self, worker: WorkerNumber) -> Option<&AdmittedWorker> {
         self.seated.iter().flatten().find(|seated| seated.worker == worker)
     }
 
@@ -373,7 +373,7 @@ impl Poster {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::{Board, Geometry, Wake};
+    use super::super::{Board, Geometry, WakeReason};
     use super::*;
     use std::time::Duration;
 
@@ -399,12 +399,12 @@ mod tests {
         // Its word names job 1, which comes again.
         let claim = late.claim(|_, _| true).unwrap();
         poster.finish();
-        poster.job = Job(u32::MAX - 2);
+        poster.job = JobNumber(u32::MAX - 2);
         for job in [u32::MAX - 1, u32::MAX, 1, 2] {
             poster.post(&[1.0; 2], &[SLICE]).unwrap();
-            assert_eq!(poster.job, Job(job));
+            assert_eq!(poster.job, JobNumber(job));
             assert!(!claim.is_wanted());
-            assert_eq!(seat.wait(Duration::ZERO), Wake::Job);
+            assert_eq!(seat.wait(Duration::ZERO), WakeReason::Job);
             assert!(seat.claim(|_, _| true).unwrap().done(&[3.0; 2]));
             let mut sums = [0.0; 2];
             assert_eq!((poster.done(0).map(|done| done.read(0, &mut sums)), sums), (Ok(()), [3.0; 2]));

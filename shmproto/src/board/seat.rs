@@ -8,10 +8,10 @@ use std::{
 
 use thiserror::Error;
 
-use super::layout::{Identity, LAYOUT_HASH, MAGIC, SeatEntry, SliceEntry};
+use super::layout::{Identity, LAYOUT_HASH, MAGIC, SliceEntry, SlotEntry};
 use super::memory::{Control, Slab};
-use super::word::{Job, State, Word};
-use super::{Geometry, GeometryError, SeatNumber, Slice, SliceError, WorkerNumber};
+use super::word::{JobNumber, SlicePhase, SliceWord};
+use super::{Geometry, GeometryError, Slice, SliceError, SlotNumber, WorkerNumber};
 use crate::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use crate::atomic::{fence, spin_loop};
 use crate::futex;
@@ -60,7 +60,7 @@ pub enum JoinError {
     #[error("seat {seat} is not among the board's {seats}: say hello to the executor again")]
     Seat {
         /// The seat that was given.
-        seat: SeatNumber,
+        seat: SlotNumber,
         /// How many there are.
         seats: usize,
     },
@@ -99,9 +99,9 @@ fn read_identity(identity: &Identity) -> Result<Geometry, JoinError> {
     Ok(geometry)
 }
 
-/// Why [`Seat::wait`] came back.
+/// Why [`Consumer::wait`] came back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wake {
+pub enum WakeReason {
     /// There is a job that was not looked at: claim slices until there are none.
     Job,
     /// The worker is not admitted any more: leave, and say hello again.
@@ -112,7 +112,7 @@ pub enum Wake {
 
 /// What a worker was asked to do and could not understand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Refused {
+pub struct RefusedSlices {
     /// How many slices.
     pub slices: u64,
     /// What was wrong with the last one.
@@ -121,7 +121,7 @@ pub struct Refused {
 
 /// A worker's place at a board. One thread; nothing here allocates, locks, or calls the system, but for sleeping.
 #[derive(Debug)]
-pub struct Seat {
+pub struct Consumer {
     control: Arc<Control>,
     x: Arc<Slab>,
     sums: Arc<Slab>,
@@ -129,21 +129,21 @@ pub struct Seat {
     seat: usize,
     worker: WorkerNumber,
     /// The job that was looked at last.
-    seen: Job,
+    seen: JobNumber,
     /// Where in the table the next look begins.
     cursor: usize,
     heartbeat: u32,
-    refused: Option<Refused>,
+    refused: Option<RefusedSlices>,
 }
 
-impl Seat {
+impl Consumer {
     /// Sits down with the three regions that the executor handed over, after checking them.
     ///
     /// # Errors
     ///
     /// See [`JoinError`]; nothing was written then.
     #[cfg(not(loom))]
-    pub fn join(fds: SeatFds, seat: SeatNumber, worker: WorkerNumber) -> Result<Self, JoinError> {
+    pub fn join(fds: ConsumerFds, seat: SlotNumber, worker: WorkerNumber) -> Result<Self, JoinError> {
         use super::{MAX_ELEMENTS, MAX_SEATS, MAX_SLICES};
         use crate::region::{Access, Region};
         let least = Geometry { x_elements: 1, sums_elements: 1, slices: 1, seats: 1 };
@@ -177,7 +177,7 @@ impl Seat {
         x: Arc<Slab>,
         sums: Arc<Slab>,
         geometry: Geometry,
-        seat: SeatNumber,
+        seat: SlotNumber,
         worker: WorkerNumber,
     ) -> Self {
         Self {
@@ -187,7 +187,7 @@ impl Seat {
             geometry,
             seat: usize::from(seat.0),
             worker,
-            seen: Job::NONE,
+            seen: JobNumber::NONE,
             cursor: 0,
             heartbeat: 0,
             refused: None,
@@ -208,7 +208,7 @@ impl Seat {
 
     /// Slices that were claimed and made no sense, if there were any: the board is not to be trusted then.
     #[must_use]
-    pub fn refused(&self) -> Option<Refused> {
+    pub fn refused(&self) -> Option<RefusedSlices> {
         self.refused
     }
 
@@ -220,7 +220,7 @@ impl Seat {
 
     /// Waits for a job that was not looked at: spins for `spin` at most while the executor has announced one, then
     /// sleeps for a tenth of a second at most.
-    pub fn wait(&mut self, spin: Duration) -> Wake {
+    pub fn wait(&mut self, spin: Duration) -> WakeReason {
         // A bell that rings without reason would hold the worker from its other business: so twice, and no more.
         for _ in 0..2 {
             self.beat();
@@ -235,21 +235,21 @@ impl Seat {
                 break;
             }
         }
-        Wake::Rest
+        WakeReason::Rest
     }
 
     /// Claims a slice of the newest job whose adapter and matrix it `knows`, if there is an open one.
     ///
     /// Meant to be called until there is none. A slice that makes no sense is failed and counted in
-    /// [`Seat::refused`].
-    pub fn claim(&mut self, knows: impl Fn(u64, u32) -> bool) -> Option<Claim<'_>> {
+    /// [`Consumer::refused`].
+    pub fn claim(&mut self, knows: impl Fn(u64, u32) -> bool) -> Option<ClaimedSlice<'_>> {
         self.beat();
         if !self.is_admitted() {
             return None;
         }
         let signal = &self.control.header().signal;
         // SYNC POINT job: acquires what was posted before the number.
-        let job = Job(signal.job.load(Acquire));
+        let job = JobNumber(signal.job.load(Acquire));
         let posted = (signal.posted.load(Relaxed) as usize).min(self.geometry.slices);
         if job != self.seen {
             self.seen = job;
@@ -260,16 +260,16 @@ impl Seat {
             let index = (self.cursor + step) % posted;
             if let Some(slice) = self.try_claim(index, job, &knows) {
                 self.cursor = index + 1;
-                return Some(Claim { seat: self, job, index, slice });
+                return Some(ClaimedSlice { seat: self, job, index, slice });
             }
         }
         None
     }
 
     /// Claims one slice if it is open for the job, known, and makes sense.
-    fn try_claim(&mut self, index: usize, job: Job, knows: impl Fn(u64, u32) -> bool) -> Option<Slice> {
+    fn try_claim(&mut self, index: usize, job: JobNumber, knows: impl Fn(u64, u32) -> bool) -> Option<Slice> {
         let entry = &self.control.slices()[index];
-        let open = Word { job, state: State::Open }.encode();
+        let open = SliceWord { job, state: SlicePhase::Open }.encode();
         // SYNC POINT post: acquires, with Open(job), the descriptor and x.
         if entry.progress.word.load(Acquire) != open {
             return None;
@@ -278,21 +278,21 @@ impl Seat {
         if !knows(slice.image, slice.module) {
             return None;
         }
-        let claimed = Word { job, state: State::Claimed(self.worker) }.encode();
+        let claimed = SliceWord { job, state: SlicePhase::Claimed(self.worker) }.encode();
         // SYNC POINT claim: releases the copy above. Who rewrites the descriptor acquires this word, or one after it,
         // first, so if this succeeds the copy was the job's own.
         entry.progress.word.compare_exchange(open, claimed, AcqRel, Relaxed).ok()?;
         if let Err(last) = slice.check(&self.geometry) {
             let slices = self.refused.map_or(0, |refused| refused.slices) + 1;
-            let failed = Word { job, state: State::Failed(self.worker) }.encode();
+            let failed = SliceWord { job, state: SlicePhase::Failed(self.worker) }.encode();
             let _ = entry.progress.word.compare_exchange(claimed, failed, Release, Relaxed);
-            self.refused = Some(Refused { slices, last });
+            self.refused = Some(RefusedSlices { slices, last });
             return None;
         }
         Some(slice)
     }
 
-    fn entry(&self) -> &SeatEntry {
+    fn entry(&self) -> &SlotEntry {
         &self.control.seats()[self.seat]
     }
 
@@ -301,15 +301,15 @@ impl Seat {
     }
 
     /// What there is to know without waiting.
-    fn look(&mut self) -> Option<Wake> {
+    fn look(&mut self) -> Option<WakeReason> {
         if !self.is_admitted() {
-            return Some(Wake::Fenced);
+            return Some(WakeReason::Fenced);
         }
-        let job = Job(self.control.header().signal.job.load(Acquire));
-        (job != self.seen).then_some(Wake::Job)
+        let job = JobNumber(self.control.header().signal.job.load(Acquire));
+        (job != self.seen).then_some(WakeReason::Job)
     }
 
-    fn spin(&mut self, limit: Duration) -> Option<Wake> {
+    fn spin(&mut self, limit: Duration) -> Option<WakeReason> {
         let first = self.look();
         if first.is_some() || limit.is_zero() {
             return first;
@@ -333,7 +333,7 @@ impl Seat {
         let bell = header.signal.bell.load(Acquire);
         let announced = header.signal.announced.load(Relaxed);
         header.parked.seats.fetch_or(me, Relaxed);
-        // Pairs with the fences in `Poster::ring` and `Shared::fence`. Of two fences one is first. If it is this one,
+        // Pairs with the fences in `Producer::ring` and `Shared::fence`. Of two fences one is first. If it is this one,
         // the other side sees the bit and rings. If it is the other, what was written before it is seen here.
         fence(SeqCst);
         let news = !self.is_admitted()
@@ -351,7 +351,7 @@ impl Seat {
 /// The descriptors that a worker is given.
 #[cfg(not(loom))]
 #[derive(Debug)]
-pub struct SeatFds {
+pub struct ConsumerFds {
     /// Of the control region.
     pub control: std::os::fd::OwnedFd,
     /// Of the x slab.
@@ -362,14 +362,14 @@ pub struct SeatFds {
 
 /// A slice that is this worker's until it is done, or taken back. Dropped without an end, it is failed.
 #[derive(Debug)]
-pub struct Claim<'a> {
-    seat: &'a mut Seat,
-    job: Job,
+pub struct ClaimedSlice<'a> {
+    seat: &'a mut Consumer,
+    job: JobNumber,
     index: usize,
     slice: Slice,
 }
 
-impl Claim<'_> {
+impl ClaimedSlice<'_> {
     /// What to do; every field was checked against the board.
     #[must_use]
     pub fn slice(&self) -> &Slice {
@@ -389,7 +389,7 @@ impl Claim<'_> {
     /// Whether anybody still waits for the sums. Reading a shared word costs little beside a slice.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
-        self.entry().progress.word.load(Relaxed) == self.word(State::Claimed(self.seat.worker))
+        self.entry().progress.word.load(Relaxed) == self.word(SlicePhase::Claimed(self.seat.worker))
     }
 
     /// Hands the sums over, `[rows, columns]`; says whether they came in time.
@@ -402,7 +402,7 @@ impl Claim<'_> {
         assert_eq!(sums.len(), range.len(), "the sums of the slice, neither more nor less");
         self.seat.sums.write(range.start, sums);
         // SYNC POINT done: releases the sums.
-        let in_time = self.end(State::Done(self.seat.worker));
+        let in_time = self.end(SlicePhase::Done(self.seat.worker));
         // It holds nothing but a borrow, and the word needs no second look.
         mem::forget(self);
         in_time
@@ -411,13 +411,13 @@ impl Claim<'_> {
     /// Gives the slice back undone. Dropping the claim does the same.
     pub fn fail(self) {}
 
-    fn end(&self, state: State) -> bool {
-        let claimed = self.word(State::Claimed(self.seat.worker));
+    fn end(&self, state: SlicePhase) -> bool {
+        let claimed = self.word(SlicePhase::Claimed(self.seat.worker));
         self.entry().progress.word.compare_exchange(claimed, self.word(state), Release, Relaxed).is_ok()
     }
 
-    fn word(&self, state: State) -> u64 {
-        Word { job: self.job, state }.encode()
+    fn word(&self, state: SlicePhase) -> u64 {
+        SliceWord { job: self.job, state }.encode()
     }
 
     fn entry(&self) -> &SliceEntry {
@@ -425,8 +425,8 @@ impl Claim<'_> {
     }
 }
 
-impl Drop for Claim<'_> {
+impl Drop for ClaimedSlice<'_> {
     fn drop(&mut self) {
-        self.end(State::Failed(self.seat.worker));
+        self.end(SlicePhase::Failed(self.seat.worker));
     }
 }

@@ -2,16 +2,16 @@
 
 use std::sync::{Arc, PoisonError};
 
-use super::figures::{Counter, Tally};
+use super::figures::{Counter, WorkerCounters};
 use super::memory::{Control, Slab};
-use super::{BoardError, Geometry, SeatNumber, WorkerNumber};
+use super::{BoardError, Geometry, SlotNumber, WorkerNumber};
 use crate::atomic::{AtomicU64, Mutex, MutexGuard, Ordering, fence};
 use crate::futex;
 use crate::region::RegionError;
 
 /// Where the regions of a board are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Transport {
+pub(super) enum RegionSource {
     #[cfg(not(loom))]
     Memfd,
     InProcess,
@@ -19,12 +19,12 @@ pub(super) enum Transport {
 
 /// What the executor's threads have in common.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) transport: Transport,
+pub(super) struct BoardShared {
+    pub(super) transport: RegionSource,
     pub(super) geometry: Geometry,
     pub(super) control: Arc<Control>,
     pub(super) x: Arc<Slab>,
-    pub(super) seating: Mutex<Seating>,
+    pub(super) seating: Mutex<SlotTable>,
     /// Moves with every change of `seating`, so that the poster looks there only then.
     pub(super) changes: AtomicU64,
     pub(super) violations: Counter,
@@ -33,27 +33,27 @@ pub(super) struct Shared {
 
 /// Who sits where.
 #[derive(Debug, Default)]
-pub(super) struct Seating {
+pub(super) struct SlotTable {
     /// The last worker number that was given out.
     pub(super) issued: u32,
-    pub(super) seats: Vec<Option<Seated>>,
+    pub(super) seats: Vec<Option<AdmittedWorker>>,
 }
 
 /// An admitted worker, as the executor knows it.
 #[derive(Debug, Clone)]
-pub(super) struct Seated {
+pub(super) struct AdmittedWorker {
     pub(super) worker: WorkerNumber,
     pub(super) sums: Arc<Slab>,
-    pub(super) tally: Arc<Tally>,
+    pub(super) tally: Arc<WorkerCounters>,
 }
 
-impl Seating {
+impl SlotTable {
     /// A seat nobody has, and the number its worker would get.
-    pub(super) fn free_seat(&self) -> Result<(SeatNumber, WorkerNumber), BoardError> {
+    pub(super) fn free_seat(&self) -> Result<(SlotNumber, WorkerNumber), BoardError> {
         let free = self.seats.iter().zip(0..).find(|(seated, _)| seated.is_none());
         let (_, seat) = free.ok_or(BoardError::Full { seats: self.seats.len() })?;
         let worker = WorkerNumber::new(self.issued + 1).ok_or(BoardError::Exhausted)?;
-        Ok((SeatNumber(seat), worker))
+        Ok((SlotNumber(seat), worker))
     }
 
     /// Where a worker sits.
@@ -62,14 +62,14 @@ impl Seating {
     }
 }
 
-impl Shared {
-    pub(super) fn new(transport: Transport, geometry: Geometry, control: Control, x: Slab) -> Self {
+impl BoardShared {
+    pub(super) fn new(transport: RegionSource, geometry: Geometry, control: Control, x: Slab) -> Self {
         Self {
             transport,
             geometry,
             control: Arc::new(control),
             x: Arc::new(x),
-            seating: Mutex::new(Seating { issued: 0, seats: vec![None; geometry.seats] }),
+            seating: Mutex::new(SlotTable { issued: 0, seats: vec![None; geometry.seats] }),
             changes: AtomicU64::new(0),
             violations: Counter::default(),
             late_words: Counter::default(),
@@ -77,14 +77,14 @@ impl Shared {
     }
 
     /// Held for a few instructions only, by whoever holds it.
-    pub(super) fn lock(&self) -> MutexGuard<'_, Seating> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, SlotTable> {
         self.seating.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn fresh_sums(&self) -> Result<Slab, RegionError> {
         match self.transport {
             #[cfg(not(loom))]
-            Transport::Memfd => {
+            RegionSource::Memfd => {
                 use crate::region::{PeerAccess, Region};
                 let region = Region::create(
                     "holobiont-board-sums",
@@ -95,12 +95,12 @@ impl Shared {
                 let sums = Slab::mapped(region, self.geometry.sums_elements);
                 Ok(sums.expect("a region is as large as was asked for"))
             }
-            Transport::InProcess => Ok(Slab::on_heap(self.geometry.sums_elements)),
+            RegionSource::InProcess => Ok(Slab::on_heap(self.geometry.sums_elements)),
         }
     }
 
     /// Writes a worker's admission down, with the seating locked.
-    pub(super) fn admit(&self, seat: SeatNumber, worker: WorkerNumber) {
+    pub(super) fn admit(&self, seat: SlotNumber, worker: WorkerNumber) {
         let entry = &self.control.seats()[usize::from(seat.0)];
         entry.pulse.heartbeat.store(0, Ordering::Relaxed);
         self.control.header().parked.seats.fetch_and(!(1 << seat.0), Ordering::Relaxed);
@@ -120,7 +120,7 @@ impl Shared {
         // Unmapping takes a while, and is nobody else's business.
         drop(gone);
         let header = self.control.header();
-        // Pairs with the fence in `Seat::park`: either the worker sees that it is fenced, or the bell wakes it.
+        // Pairs with the fence in `Consumer::park`: either the worker sees that it is fenced, or the bell wakes it.
         fence(Ordering::SeqCst);
         header.parked.seats.fetch_and(!(1 << seat), Ordering::Relaxed);
         header.signal.bell.fetch_add(1, Ordering::Relaxed);

@@ -4,9 +4,9 @@ use super::WorkerNumber;
 
 /// Number of a job; 0 is none, and is skipped when the numbers come round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Job(pub(super) u32);
+pub(super) struct JobNumber(pub(super) u32);
 
-impl Job {
+impl JobNumber {
     /// Before the first job.
     pub(super) const NONE: Self = Self(0);
 
@@ -21,14 +21,14 @@ impl Job {
 /// It names the claimant by its number and not by its seat: a worker that was fenced, stopped, and goes on when its seat
 /// has long been somebody else's, must not be taken for that somebody.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Word {
-    pub(super) job: Job,
-    pub(super) state: State,
+pub(super) struct SliceWord {
+    pub(super) job: JobNumber,
+    pub(super) state: SlicePhase,
 }
 
 /// How far a slice is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum SlicePhase {
     Open,
     Claimed(WorkerNumber),
     Done(WorkerNumber),
@@ -42,15 +42,15 @@ const DONE: u8 = 3;
 const FAILED: u8 = 4;
 const TAKEN: u8 = 5;
 
-impl Word {
+impl SliceWord {
     /// The number that stands in memory.
     pub(super) fn encode(self) -> u64 {
         let (code, worker) = match self.state {
-            State::Open => (OPEN, 0),
-            State::Claimed(worker) => (CLAIMED, worker.get()),
-            State::Done(worker) => (DONE, worker.get()),
-            State::Failed(worker) => (FAILED, worker.get()),
-            State::Taken => (TAKEN, 0),
+            SlicePhase::Open => (OPEN, 0),
+            SlicePhase::Claimed(worker) => (CLAIMED, worker.get()),
+            SlicePhase::Done(worker) => (DONE, worker.get()),
+            SlicePhase::Failed(worker) => (FAILED, worker.get()),
+            SlicePhase::Taken => (TAKEN, 0),
         };
         u64::from(self.job.0) << 32 | u64::from(worker) << 8 | u64::from(code)
     }
@@ -60,14 +60,14 @@ impl Word {
         let [code, low, middle, high, job @ ..] = number.to_le_bytes();
         let claimant = u32::from_le_bytes([low, middle, high, 0]);
         let state = match (code, WorkerNumber::new(claimant)) {
-            (OPEN, None) => State::Open,
-            (TAKEN, None) => State::Taken,
-            (CLAIMED, Some(worker)) => State::Claimed(worker),
-            (DONE, Some(worker)) => State::Done(worker),
-            (FAILED, Some(worker)) => State::Failed(worker),
+            (OPEN, None) => SlicePhase::Open,
+            (TAKEN, None) => SlicePhase::Taken,
+            (CLAIMED, Some(worker)) => SlicePhase::Claimed(worker),
+            (DONE, Some(worker)) => SlicePhase::Done(worker),
+            (FAILED, Some(worker)) => SlicePhase::Failed(worker),
             _ => return None,
         };
-        Some(Self { job: Job(u32::from_le_bytes(job)), state })
+        Some(Self { job: JobNumber(u32::from_le_bytes(job)), state })
     }
 
     /// The worker number that stands in a word, whatever else does.
@@ -83,8 +83,8 @@ mod tests {
 
     #[test]
     fn job_numbers_come_round_without_zero() {
-        assert_eq!(Job::NONE.next(), Job(1));
-        assert_eq!(Job(u32::MAX).next(), Job(1));
+        assert_eq!(JobNumber::NONE.next(), JobNumber(1));
+        assert_eq!(JobNumber(u32::MAX).next(), JobNumber(1));
     }
 
     #[test]
@@ -100,14 +100,18 @@ mod tests {
     #[test]
     fn a_word_says_what_was_put_into_it_and_nothing_else_is_a_word() {
         let worker = WorkerNumber::new(0x00ab_cdef).unwrap();
-        for state in
-            [State::Open, State::Claimed(worker), State::Done(worker), State::Failed(worker), State::Taken]
-        {
-            let word = Word { job: Job(0xfeed_beef), state };
-            assert_eq!(Word::decode(word.encode()), Some(word));
+        for state in [
+            SlicePhase::Open,
+            SlicePhase::Claimed(worker),
+            SlicePhase::Done(worker),
+            SlicePhase::Failed(worker),
+            SlicePhase::Taken,
+        ] {
+            let word = SliceWord { job: JobNumber(0xfeed_beef), state };
+            assert_eq!(SliceWord::decode(word.encode()), Some(word));
         }
         for wrong in [0, 6, 0xff, 1 << 8 | 1, 2, 3, 4, 1 << 8 | 5, u64::MAX] {
-            assert_eq!(Word::decode(wrong), None, "{wrong:#x}");
+            assert_eq!(SliceWord::decode(wrong), None, "{wrong:#x}");
         }
     }
 }

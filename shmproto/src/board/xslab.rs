@@ -5,14 +5,14 @@ use std::sync::Arc;
 use super::memory::Slab;
 
 /// The x slab of a board, for whoever writes rows there in the poster's stead; the poster then calls
-/// [`Poster::post_in_place`](super::Poster::post_in_place), whose conditions the two keep between them.
+/// [`Producer::post_in_place`](super::Poster::post_in_place), whose conditions the two keep between them.
 ///
 /// A job's rows may be written once every slice of the job before is done or taken back. Whoever writes too early breaks
 /// sums, not memory: to everybody this is words that anybody may change.
 #[derive(Debug, Clone)]
-pub struct XSlab(Arc<Slab>);
+pub struct ActivationSlab(Arc<Slab>);
 
-impl XSlab {
+impl ActivationSlab {
     pub(super) fn new(slab: Arc<Slab>) -> Self {
         Self(slab)
     }
@@ -39,7 +39,7 @@ impl XSlab {
 /// All numbers as words, to be registered with a device. On a board of regions they begin at a page, and are mapped for
 /// as long as this or a clone of it lives.
 #[cfg(not(loom))]
-impl AsRef<[crate::atomic::plain::AtomicU32]> for XSlab {
+impl AsRef<[crate::atomic::plain::AtomicU32]> for ActivationSlab {
     fn as_ref(&self) -> &[crate::atomic::plain::AtomicU32] {
         self.0.words_to_write()
     }

@@ -16,7 +16,7 @@ const LOOKS_PER_TICK: u32 = 64;
 ///
 /// Any number of threads ring, one waits. As a [`task::Waker`] it makes the waiting thread poll a future.
 #[derive(Debug, Default)]
-pub struct Bell {
+pub struct Doorbell {
     /// How often it rang. The futex word.
     rung: AtomicU32,
     /// How often it had rung when the waiting thread last came back. That thread writes it.
@@ -25,7 +25,7 @@ pub struct Bell {
     parked: AtomicU32,
 }
 
-impl Bell {
+impl Doorbell {
     /// Wakes who waits, now or the next time. Costs no call of the system if nobody sleeps.
     pub fn ring(&self) {
         // SYNC POINT bell: releases what the ringer has done before.
@@ -50,7 +50,7 @@ impl Bell {
     }
 }
 
-impl task::Wake for Bell {
+impl task::Wake for Doorbell {
     fn wake(self: Arc<Self>) {
         self.ring();
     }
@@ -62,7 +62,7 @@ impl task::Wake for Bell {
 
 /// Why [`wait_any`] came back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Woken {
+pub enum WakeCause {
     /// The bell rang since it last came back.
     Rung,
     /// A channel has calls.
@@ -77,14 +77,14 @@ pub enum Woken {
 /// Above 127 channels, and before Linux 5.16, calls are looked for every millisecond instead.
 #[allow(clippy::needless_pass_by_value, reason = "iterators are handed over, not lent")]
 pub fn wait_any<'a>(
-    bell: &Bell,
+    bell: &Doorbell,
     channels: impl Iterator<Item = &'a ExecutorChannel> + Clone,
     spin: Duration,
     until: Option<Instant>,
-) -> Woken {
+) -> WakeCause {
     let look = || match bell.hear() {
-        true => Some(Woken::Rung),
-        false => channels.clone().any(ExecutorChannel::has_calls).then_some(Woken::Called),
+        true => Some(WakeCause::Rung),
+        false => channels.clone().any(ExecutorChannel::has_calls).then_some(WakeCause::Called),
     };
     let is_late = || until.is_some_and(|until| Instant::now() >= until);
     if let Some(woken) = look() {
@@ -101,7 +101,7 @@ pub fn wait_any<'a>(
     }
     loop {
         if is_late() {
-            return Woken::Late;
+            return WakeCause::Late;
         }
         park(bell, channels.clone(), until);
         if let Some(woken) = look() {
@@ -112,13 +112,13 @@ pub fn wait_any<'a>(
 
 /// Sleeps until something changes, or for no reason, or until the limit.
 fn park<'a: 'b, 'b>(
-    bell: &'b Bell,
+    bell: &'b Doorbell,
     channels: impl Iterator<Item = &'a ExecutorChannel> + Clone,
     until: Option<Instant>,
 ) {
     bell.parked.store(1, Relaxed);
     channels.clone().for_each(|channel| channel.set_parked(1));
-    // Pairs with the fences in `Bell::ring` and `ClientChannel::submit`: whoever comes after this one sees the flag, and
+    // Pairs with the fences in `Doorbell::ring` and `ClientChannel::submit`: whoever comes after this one sees the flag, and
     // what was done before is seen by the kernel, which compares each word before it lets anybody sleep.
     fence(SeqCst);
     let bell_word = (&bell.rung, bell.heard.load(Relaxed));

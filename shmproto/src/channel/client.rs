@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::memory::Shared;
-use super::ring::{Reader, Writer};
-use super::{Full, Geometry, GeometryError, PlaceError, Violation, layout, rows};
+use super::memory::ChannelMemory;
+use super::ring::{RingReader, RingWriter};
+use super::{Geometry, GeometryError, RingFull, SlabRangeError, Violation, layout, rows};
 use crate::atomic::Ordering::{Relaxed, SeqCst};
 use crate::atomic::{fence, spin_loop};
 use crate::futex;
@@ -53,9 +53,9 @@ pub enum JoinError {
 /// sleeping and waking.
 #[derive(Debug)]
 pub struct ClientChannel {
-    shared: Arc<Shared>,
-    calls: Writer,
-    replies: Reader,
+    shared: Arc<ChannelMemory>,
+    calls: RingWriter,
+    replies: RingReader,
 }
 
 impl ClientChannel {
@@ -72,7 +72,7 @@ impl ClientChannel {
         let size = || JoinError::Size { found: region_bytes, wanted };
         let bytes = usize::try_from(region_bytes).ok().filter(|_| region_bytes == wanted).ok_or_else(size)?;
         let region = Region::map(fd, bytes..=bytes, Access::ReadWrite)?;
-        let shared = Shared::mapped(region, geometry).ok_or_else(size)?;
+        let shared = ChannelMemory::mapped(region, geometry).ok_or_else(size)?;
         let nameplate = &shared.head().nameplate;
         let found = nameplate.magic.load(Relaxed);
         if found != layout::MAGIC {
@@ -85,8 +85,8 @@ impl ClientChannel {
         Ok(Self::over(Arc::new(shared)))
     }
 
-    pub(super) fn over(shared: Arc<Shared>) -> Self {
-        Self { shared, calls: Writer::default(), replies: Reader::default() }
+    pub(super) fn over(shared: Arc<ChannelMemory>) -> Self {
+        Self { shared, calls: RingWriter::default(), replies: RingReader::default() }
     }
 
     /// How large the channel is.
@@ -100,7 +100,7 @@ impl ClientChannel {
     /// # Errors
     ///
     /// If they do not lie in the slab; nothing was written then.
-    pub fn write_rows(&self, input: u64, dtype: Dtype, rows: &[f32]) -> Result<(), PlaceError> {
+    pub fn write_rows(&self, input: u64, dtype: Dtype, rows: &[f32]) -> Result<(), SlabRangeError> {
         let start = rows::place(&self.geometry(), input, dtype, rows.len())?;
         rows::write(self.shared.slab(), start, dtype, rows);
         Ok(())
@@ -111,7 +111,7 @@ impl ClientChannel {
     /// # Errors
     ///
     /// If they do not lie in the slab.
-    pub fn read_rows(&self, output: u64, dtype: Dtype, out: &mut [f32]) -> Result<(), PlaceError> {
+    pub fn read_rows(&self, output: u64, dtype: Dtype, out: &mut [f32]) -> Result<(), SlabRangeError> {
         let start = rows::place(&self.geometry(), output, dtype, out.len())?;
         rows::read(self.shared.slab(), start, dtype, out);
         Ok(())
@@ -122,11 +122,11 @@ impl ClientChannel {
     /// # Errors
     ///
     /// If the executor has taken none of the calls that fill the ring.
-    pub fn submit(&mut self, call: &CallHeader) -> Result<(), Full> {
+    pub fn submit(&mut self, call: &CallHeader) -> Result<(), RingFull> {
         let head = self.shared.head();
         let (submitted, taken) = (&head.submitted.calls, &head.taken.calls);
         // An executor that counts what it never got has no room either.
-        self.calls.publish(self.shared.calls(), submitted, taken, &call.to_bytes()).map_err(|_| Full)?;
+        self.calls.publish(self.shared.calls(), submitted, taken, &call.to_bytes()).map_err(|_| RingFull)?;
         // Pairs with the fence in `bell::park`, as in `ExecutorChannel::reply`.
         fence(SeqCst);
         if head.executor_parked.executor.load(Relaxed) != 0 {

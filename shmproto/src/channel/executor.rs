@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::client::ClientChannel;
 use super::layout::{LAYOUT_HASH, MAGIC, Nameplate};
-use super::memory::Shared;
-use super::ring::{Reader, Writer};
-use super::{Geometry, GeometryError, PLACE_ALIGN, PlaceError, Violation, rows};
+use super::memory::ChannelMemory;
+use super::ring::{RingReader, RingWriter};
+use super::{Geometry, GeometryError, PLACE_ALIGN, SlabRangeError, Violation, rows};
 use crate::atomic::Ordering::{Relaxed, SeqCst};
 use crate::atomic::{AtomicU32, fence};
 use crate::futex;
@@ -15,9 +15,9 @@ use crate::layer::{CallHeader, Dtype, ReplyHeader};
 /// The end that takes calls and gives replies. Nothing here allocates, waits, or panics whatever the client does.
 #[derive(Debug)]
 pub struct ExecutorChannel {
-    shared: Arc<Shared>,
-    calls: Reader,
-    replies: Writer,
+    shared: Arc<ChannelMemory>,
+    calls: RingReader,
+    replies: RingWriter,
 }
 
 /// Says what a region is, before anybody else has it.
@@ -42,7 +42,7 @@ impl ExecutorChannel {
         let bytes = usize::try_from(geometry.region_bytes());
         let bytes = bytes.map_err(|_| RegionError::Size { bytes: usize::MAX })?;
         let region = Region::create("holobiont-channel", bytes, PeerAccess::ReadWrite)?;
-        let shared = Shared::mapped(region.emptied_when_dropped(), geometry)
+        let shared = ChannelMemory::mapped(region.emptied_when_dropped(), geometry)
             .expect("a region is as large as was asked for");
         Ok(Self::over(Arc::new(shared)))
     }
@@ -54,13 +54,13 @@ impl ExecutorChannel {
     /// If no channel can have this geometry.
     pub fn in_process(geometry: Geometry) -> Result<(Self, ClientChannel), GeometryError> {
         geometry.check()?;
-        let shared = Arc::new(Shared::on_heap(geometry));
+        let shared = Arc::new(ChannelMemory::on_heap(geometry));
         Ok((Self::over(Arc::clone(&shared)), ClientChannel::over(shared)))
     }
 
-    fn over(shared: Arc<Shared>) -> Self {
+    fn over(shared: Arc<ChannelMemory>) -> Self {
         write_nameplate(&shared.head().nameplate, &shared.geometry());
-        Self { shared, calls: Reader::default(), replies: Writer::default() }
+        Self { shared, calls: RingReader::default(), replies: RingWriter::default() }
     }
 
     /// How large the channel is.
@@ -101,7 +101,7 @@ impl ExecutorChannel {
         let slab_bytes = self.geometry().slab_bytes;
         for offset in [call.input, call.output] {
             if offset >= slab_bytes || !offset.is_multiple_of(PLACE_ALIGN) {
-                return Err(PlaceError { offset, bytes: 1, slab_bytes }.into());
+                return Err(SlabRangeError { offset, bytes: 1, slab_bytes }.into());
             }
         }
         Ok(Some(call))
@@ -133,7 +133,7 @@ impl ExecutorChannel {
     ///
     /// # Errors
     ///
-    /// [`Violation::Full`] if the client does not take its replies.
+    /// [`Violation::RingFull`] if the client does not take its replies.
     pub fn reply(&mut self, reply: &ReplyHeader) -> Result<(), Violation> {
         let head = self.shared.head();
         let (replied, collected) = (&head.replied.replies, &head.collected.replies);

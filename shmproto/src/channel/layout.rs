@@ -75,7 +75,7 @@ line! {
 /// What the region begins with; the ring of calls, the ring of replies, and the slab follow.
 #[repr(C)]
 #[derive(Debug, Default)]
-pub(super) struct Head {
+pub(super) struct ChannelHead {
     pub(super) nameplate: Nameplate,
     pub(super) submitted: Submitted,
     pub(super) taken: Taken,
@@ -88,7 +88,7 @@ pub(super) struct Head {
 /// A place in a ring: a header, as eight little-endian words.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
-pub(super) struct Place(pub(super) [AtomicU64; HEADER_BYTES / 8]);
+pub(super) struct RingSlot(pub(super) [AtomicU64; HEADER_BYTES / 8]);
 
 /// Where the rings begin, in bytes.
 pub(super) const RINGS_OFFSET: usize = 7 * LINE_BYTES;
@@ -96,10 +96,10 @@ pub(super) const RINGS_OFFSET: usize = 7 * LINE_BYTES;
 #[cfg(not(loom))]
 const _: () = {
     use core::mem::offset_of;
-    assert!(size_of::<Head>() == RINGS_OFFSET && size_of::<Place>() == LINE_BYTES);
-    assert!(offset_of!(Head, submitted) == 64 && offset_of!(Head, taken) == 128);
-    assert!(offset_of!(Head, replied) == 192 && offset_of!(Head, collected) == 256);
-    assert!(offset_of!(Head, executor_parked) == 320 && offset_of!(Head, client_parked) == 384);
+    assert!(size_of::<ChannelHead>() == RINGS_OFFSET && size_of::<RingSlot>() == LINE_BYTES);
+    assert!(offset_of!(ChannelHead, submitted) == 64 && offset_of!(ChannelHead, taken) == 128);
+    assert!(offset_of!(ChannelHead, replied) == 192 && offset_of!(ChannelHead, collected) == 256);
+    assert!(offset_of!(ChannelHead, executor_parked) == 320 && offset_of!(ChannelHead, client_parked) == 384);
 };
 
 /// Where the slab begins, in bytes.

@@ -1,21 +1,21 @@
 //! A ring with one writer and one reader. Each end keeps its own count and believes the other's only within bounds.
 
 use super::Violation;
-use super::layout::Place;
+use super::layout::RingSlot;
 use crate::atomic::AtomicU32;
 use crate::atomic::Ordering::{Acquire, Relaxed, Release};
 use crate::layer::HEADER_BYTES;
 
 /// The writing end.
 #[derive(Debug, Default)]
-pub(super) struct Writer {
+pub(super) struct RingWriter {
     /// Headers written so far. What stands in shared memory is a copy.
     written: u32,
 }
 
 /// The reading end.
 #[derive(Debug, Default)]
-pub(super) struct Reader {
+pub(super) struct RingReader {
     /// Headers read so far.
     read: u32,
 }
@@ -28,15 +28,15 @@ fn distance(ahead: u32, ours: u32, depth: u32, count: u32) -> Result<u32, Violat
     }
 }
 
-impl Writer {
+impl RingWriter {
     /// Writes a header into the next place, if there is one.
     ///
     /// # Errors
     ///
-    /// [`Violation::Full`], or [`Violation::Jump`] if the reader counts what was never written.
+    /// [`Violation::RingFull`], or [`Violation::Jump`] if the reader counts what was never written.
     pub(super) fn publish(
         &mut self,
-        places: &[Place],
+        places: &[RingSlot],
         written: &AtomicU32,
         read: &AtomicU32,
         header: &[u8; HEADER_BYTES],
@@ -55,7 +55,7 @@ impl Writer {
     }
 }
 
-impl Reader {
+impl RingReader {
     /// How many headers were read: what a sleeper expects of the other count.
     pub(super) fn count(&self) -> u32 {
         self.read
@@ -73,7 +73,7 @@ impl Reader {
     /// [`Violation::Jump`] if the writer counts more than there is room for.
     pub(super) fn take(
         &mut self,
-        places: &[Place],
+        places: &[RingSlot],
         written: &AtomicU32,
         read: &AtomicU32,
     ) -> Result<Option<[u8; HEADER_BYTES]>, Violation> {
@@ -91,7 +91,7 @@ impl Reader {
     }
 }
 
-impl Place {
+impl RingSlot {
     fn write(&self, header: &[u8; HEADER_BYTES]) {
         for (word, bytes) in self.0.iter().zip(header.as_chunks::<8>().0) {
             word.store(u64::from_le_bytes(*bytes), Relaxed);

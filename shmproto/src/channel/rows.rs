@@ -2,7 +2,7 @@
 //!
 //! A bf16 is the upper half of an f32; two of them travel as one number of 32 bits, through a buffer on the stack.
 
-use super::{Geometry, PLACE_ALIGN, PlaceError};
+use super::{Geometry, PLACE_ALIGN, SlabRangeError};
 use crate::atomic::AtomicU64;
 use crate::layer::Dtype;
 use crate::memory::copy;
@@ -16,13 +16,13 @@ pub(super) fn place(
     offset: u64,
     dtype: Dtype,
     numbers: usize,
-) -> Result<usize, PlaceError> {
+) -> Result<usize, SlabRangeError> {
     let Geometry { slab_bytes, .. } = *geometry;
     let bytes = (numbers as u64).saturating_mul(dtype.bytes() as u64);
     let within = offset.checked_add(bytes).is_some_and(|end| end <= slab_bytes);
     match usize::try_from(offset / 4) {
         Ok(start) if within && offset.is_multiple_of(PLACE_ALIGN) => Ok(start),
-        _ => Err(PlaceError { offset, bytes, slab_bytes }),
+        _ => Err(SlabRangeError { offset, bytes, slab_bytes }),
     }
 }
 

@@ -15,7 +15,7 @@ use rustix::{
     },
 };
 
-use super::{MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, MAX_TEXT_BYTES, Message};
+use super::{FdMessage, MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, MAX_TEXT_BYTES};
 use crate::codec::DecodeError;
 
 /// Why a message was not sent.
@@ -87,7 +87,7 @@ pub struct Connection<S, R> {
     messages: PhantomData<fn(S) -> R>,
 }
 
-impl<S: Message, R: Message> Connection<S, R> {
+impl<S: FdMessage, R: FdMessage> Connection<S, R> {
     /// Over a `SOCK_SEQPACKET` socket. Whether it blocks is the socket's own flag.
     #[must_use]
     pub fn over(socket: OwnedFd) -> Self {
@@ -97,7 +97,7 @@ impl<S: Message, R: Message> Connection<S, R> {
     /// Sends `message` and copies of `descriptors`: all or nothing.
     ///
     /// # Errors
-    /// On a socket that does not block, [`SendError::Full`] if the other side does not take its messages.
+    /// On a socket that does not block, [`SendError::RingFull`] if the other side does not take its messages.
     pub fn send(&self, message: &S, descriptors: &[BorrowedFd<'_>]) -> Result<(), SendError> {
         let wanted = message.descriptors();
         if wanted != descriptors.len() {

@@ -15,7 +15,7 @@ use rustix::{
     net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt},
 };
 
-use super::{Connection, FromWorker, Message, ToWorker, WorkerEnd};
+use super::{Connection, FdMessage, FromWorker, ToWorker, WorkerEnd};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 64;
@@ -108,21 +108,21 @@ pub struct Listening<S, R> {
 }
 
 /// The socket that workers find their executor by.
-pub type Listener = Listening<ToWorker, FromWorker>;
+pub type BoardListener = Listening<ToWorker, FromWorker>;
 
 /// A worker that called.
-pub type Accepted = Caller<ToWorker, FromWorker>;
+pub type Accepted = ConnectedPeer<ToWorker, FromWorker>;
 
 /// A worker or client that called.
 #[derive(Debug)]
-pub struct Caller<S, R> {
+pub struct ConnectedPeer<S, R> {
     /// The connection, which does not block.
     pub connection: Connection<S, R>,
     /// The caller's process, as the kernel says.
     pub pid: u32,
 }
 
-impl<S: Message, R: Message> Listening<S, R> {
+impl<S: FdMessage, R: FdMessage> Listening<S, R> {
     /// Listens on `path`, whose directory must be this user's alone. The socket of a dead process is replaced.
     pub fn bind(path: &Path) -> Result<Self, ListenError> {
         let system = |action| move |source| ListenError::System { action, path: path.to_owned(), source };
@@ -139,7 +139,7 @@ impl<S: Message, R: Message> Listening<S, R> {
     }
 
     /// The next that called; `None` if there is none.
-    pub fn accept(&self) -> Result<Option<Caller<S, R>>, AcceptError> {
+    pub fn accept(&self) -> Result<Option<ConnectedPeer<S, R>>, AcceptError> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = match rustix::io::retry_on_intr(|| net::accept_with(&self.socket, flags)) {
             Ok(socket) => socket,
@@ -151,7 +151,7 @@ impl<S: Message, R: Message> Listening<S, R> {
         if uid != own_uid() {
             return Err(AcceptError::Stranger { pid, uid });
         }
-        Ok(Some(Caller { connection: Connection::over(socket), pid }))
+        Ok(Some(ConnectedPeer { connection: Connection::over(socket), pid }))
     }
 }
 
@@ -176,7 +176,7 @@ pub fn connect(path: &Path) -> Result<WorkerEnd, ConnectError> {
     Connection::to(path)
 }
 
-impl<S: Message, R: Message> Connection<S, R> {
+impl<S: FdMessage, R: FdMessage> Connection<S, R> {
     /// Connects to the executor that listens on `path`, to send `S` and receive `R`. The connection blocks.
     ///
     /// # Errors

@@ -12,7 +12,7 @@
 //!   Close                        ->
 //! ```
 
-use crate::handover::{Connection, Listening, Message};
+use crate::handover::{Connection, FdMessage, Listening};
 use crate::{wire_enum, wire_struct};
 
 /// The blob that is the [`Catalog`], encoded; blob `n + 1` is file `n` of [`Catalog::files`].
@@ -40,12 +40,12 @@ wire_enum! {
     /// From a client to the executor.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub enum ToLayers {
-        /// First message; answered by [`FromLayers::Opened`] or [`FromLayers::Refused`].
-        Open(Open) = 0,
-        /// Part of a blob; answered by [`FromLayers::Fetched`] or [`FromLayers::Refused`].
+        /// First message; answered by [`FromLayers::SessionOpened`] or [`FromLayers::SessionRefused`].
+        Open(SessionOpen) = 0,
+        /// Part of a blob; answered by [`FromLayers::Fetched`] or [`FromLayers::SessionRefused`].
         Fetch(Fetch) = 1,
         /// A slab of at least this many bytes; local sessions only. A second time replaces the first: what was in
-        /// flight is forgotten. Answered by [`FromLayers::ChannelReady`] or [`FromLayers::Refused`].
+        /// flight is forgotten. Answered by [`FromLayers::ChannelReady`] or [`FromLayers::SessionRefused`].
         Channel(u64) = 2,
         /// What the session has used; answered by [`FromLayers::Stats`].
         GetStats = 3,
@@ -59,9 +59,9 @@ wire_enum! {
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub enum FromLayers {
         /// The session is open.
-        Opened(Opened) = 0,
-        /// What was asked for is refused; the session goes on unless it was [`ToLayers::Open`].
-        Refused(Refused) = 1,
+        Opened(SessionOpened) = 0,
+        /// What was asked for is refused; the session goes on unless it was [`ToLayers::SessionOpen`].
+        Refused(SessionRefused) = 1,
         /// Part of a blob.
         Fetched(Fetched) = 2,
         /// The channel; with the descriptor of its region.
@@ -73,20 +73,22 @@ wire_enum! {
     }
 }
 
-impl Message for ToLayers {
+impl FdMessage for ToLayers {
     fn descriptors(&self) -> usize {
         0
     }
 
     fn text_bytes(&self) -> usize {
         match self {
-            Self::Open(Open { key, name, masking, .. }) => key.len().max(name.len()).max(masking.len()),
+            Self::Open(SessionOpen { key, name, masking, .. }) => {
+                key.len().max(name.len()).max(masking.len())
+            }
             Self::Fetch(_) | Self::Channel(_) | Self::GetStats | Self::Close => 0,
         }
     }
 }
 
-impl Message for FromLayers {
+impl FdMessage for FromLayers {
     fn descriptors(&self) -> usize {
         usize::from(matches!(self, Self::ChannelReady(_)))
     }
@@ -103,7 +105,7 @@ impl Message for FromLayers {
 wire_struct! {
     /// Who wants a session.
     #[derive(Clone, PartialEq, Eq)]
-    pub struct Open {
+    pub struct SessionOpen {
         /// [`super::LAYER_VERSION`] of the client.
         pub version: u32,
         /// [`crate::channel::LAYOUT_HASH`] of a local client, else 0.
@@ -120,7 +122,7 @@ wire_struct! {
     }
 }
 
-impl std::fmt::Debug for Open {
+impl std::fmt::Debug for SessionOpen {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { version, name, masking, session, .. } = self;
         let mut shown = f.debug_struct("Open");
@@ -132,7 +134,7 @@ impl std::fmt::Debug for Open {
 wire_struct! {
     /// A session.
     #[derive(Debug, Clone, PartialEq, Eq)]
-    pub struct Opened {
+    pub struct SessionOpened {
         /// Its number, never used again by this executor.
         pub session: u64,
         /// Chosen at random when the executor starts; another one knows nothing of this session.
@@ -192,7 +194,7 @@ wire_struct! {
 wire_struct! {
     /// Why not, in words a person can act on.
     #[derive(Debug, Clone, PartialEq, Eq)]
-    pub struct Refused {
+    pub struct SessionRefused {
         /// For programs.
         pub code: RefusalCode,
         /// For people: cause and next step.
@@ -235,7 +237,7 @@ wire_struct! {
         pub calls: u64,
         /// Calls refused.
         pub refused: u64,
-        /// Rows computed, by [`super::Class`].
+        /// Rows computed, by [`super::CallClass`].
         pub rows: [u64; 5],
         /// Bytes of rows received.
         pub bytes_in: u64,
@@ -269,7 +271,7 @@ wire_struct! {
         /// The sites, by number.
         pub sites: Vec<Site>,
         /// The model's files, as far as a client needs them: everything but the linear layers.
-        pub files: Vec<SkeletonFile>,
+        pub files: Vec<ClientFileEntry>,
     }
 }
 
@@ -308,16 +310,16 @@ wire_struct! {
         /// Bit 0: it has the fast path; bit 1: the linear path; bit 2: both are the same arithmetic; bit 3: the ring path.
         pub paths: u8,
         /// Its linear layers, outputs side by side.
-        pub parts: Vec<Part>,
+        pub parts: Vec<SiteLayer>,
         /// What there is to know of the ring path; there if bit 3 is set.
-        pub ring: Option<Ring>,
+        pub ring: Option<ModularWeights>,
     }
 }
 
 wire_struct! {
     /// The integers that the weights of a site consist of: each weight is one of them times `2^weight_exponent`.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub struct Ring {
+    pub struct ModularWeights {
         /// Of all parts.
         pub weight_exponent: i32,
         /// The largest sum of magnitudes that an output is a product with, forward and backward: what bounds its answer.
@@ -330,7 +332,7 @@ wire_struct! {
 wire_struct! {
     /// A linear layer of a site.
     #[derive(Debug, Clone, PartialEq, Eq)]
-    pub struct Part {
+    pub struct SiteLayer {
         /// Name of the module.
         pub name: String,
         /// Output features.
@@ -343,7 +345,7 @@ wire_struct! {
 wire_struct! {
     /// A file of which only some ranges are given out; elsewhere a client's copy has holes.
     #[derive(Debug, Clone, PartialEq, Eq)]
-    pub struct SkeletonFile {
+    pub struct ClientFileEntry {
         /// A plain file name.
         pub name: String,
         /// Its whole length.

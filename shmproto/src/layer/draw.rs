@@ -63,14 +63,14 @@ impl fmt::Debug for Key {
 /// 0 key [u8; 32] | 32 first u64
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Draw {
+pub struct SeededRows {
     /// Whose rows.
     pub key: Key,
     /// Number of the first.
     pub first: u64,
 }
 
-impl Draw {
+impl SeededRows {
     /// As it travels where rows of f32 would: bit for bit, never taken for floats.
     #[must_use]
     pub fn to_words(&self) -> Zeroizing<[f32; DRAW_WORDS]> {
@@ -148,9 +148,9 @@ fn halves(number: u64) -> [f32; 2] {
 mod tests {
     use super::*;
 
-    fn draw(first: u64) -> Draw {
+    fn draw(first: u64) -> SeededRows {
         let bytes = std::array::from_fn(|at| u8::try_from(7 * at).expect("small"));
-        Draw { key: Key::new(&bytes), first }
+        SeededRows { key: Key::new(&bytes), first }
     }
 
     fn bits(words: &[f32]) -> Vec<u32> {
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn a_draw_arrives_as_it_was_sent() {
         for first in [0, 1, 0x0123_4567_89ab_cdef, u64::MAX] {
-            assert_eq!(Draw::from_words(&draw(first).to_words()), draw(first));
+            assert_eq!(SeededRows::from_words(&draw(first).to_words()), draw(first));
         }
     }
 
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn the_rows_of_a_key_of_zeros_begin_with_the_published_keystream() {
         let mut words = [0.0; 4];
-        Draw { key: Key::new(&[0; KEY_BYTES]), first: 0 }.fill(0, 4, &mut words);
+        SeededRows { key: Key::new(&[0; KEY_BYTES]), first: 0 }.fill(0, 4, &mut words);
         let published = [0xade0_b876, 0x903d_f1a0, 0xe56a_5d40, 0x28bd_8653_u32];
         assert_eq!(bits(&words), published);
     }

@@ -10,25 +10,25 @@ use crate::region::Region;
 /// A cache line of the heap.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
-struct Line([AtomicU64; LINE_BYTES / 8]);
+struct CacheLine([AtomicU64; LINE_BYTES / 8]);
 
 /// Where the bytes are. Neither moves nor shrinks while this lives.
 #[derive(Debug)]
 enum Owner {
     Region(Region),
-    Heap(Box<[Line]>),
+    Heap(Box<[CacheLine]>),
 }
 
 /// Bytes that others may write at any moment, aligned to a cache line.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub(crate) struct AtomicMemory {
     owner: Owner,
 }
 
-impl Memory {
+impl AtomicMemory {
     /// Zeros on the heap, whole lines.
     pub(crate) fn on_heap(bytes: usize) -> Self {
-        Self { owner: Owner::Heap((0..bytes.div_ceil(LINE_BYTES)).map(|_| Line::default()).collect()) }
+        Self { owner: Owner::Heap((0..bytes.div_ceil(LINE_BYTES)).map(|_| CacheLine::default()).collect()) }
     }
 
     /// A region's bytes.

@@ -62,7 +62,7 @@ wire_struct! {
         /// Milliseconds from receipt after which the request is given up; 0 is no deadline.
         pub deadline_ms: u32,
         /// Whether drafted tokens are told before they are verified.
-        pub provisional: Provisional,
+        pub provisional: ProvisionalMode,
         /// How finely the base's layers round what they are given.
         pub precision: Precision,
         /// What the completion has to look like, as `text::grammar` writes it; `None` lets every token come. Tokens that were generated
@@ -101,7 +101,7 @@ wire_enum! {
 wire_enum! {
     /// Whether drafted tokens are told before they are verified.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-    pub enum Provisional {
+    pub enum ProvisionalMode {
         /// Nobody wants to see them.
         #[default]
         Unwanted = 0,

@@ -255,7 +255,7 @@ wire_struct! {
 wire_struct! {
     /// Bytes of its host's memory that the process holds, by what they are for.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-    pub struct HeldStats {
+    pub struct MemoryAccountStats {
         /// The most that all of them may be together.
         pub limit_bytes: u64,
         /// Weights; none where a GPU has them.
@@ -312,7 +312,7 @@ wire_struct! {
         /// Who has most of the device, the greatest first.
         pub shares: Vec<ShareStats>,
         /// What all of it, and the rest of the process, holds in the host's memory.
-        pub held: HeldStats,
+        pub held: MemoryAccountStats,
         /// Weights that come from a disk.
         pub weights: WeightStats,
     }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::command::{Command, put_command, put_properties};
-use super::greeting::{Role, mechanism, put_rest};
-use super::link::{Link, link_methods};
-use super::{Event, Limits, Login, Mechanism, ZmtpError};
+use super::command::{ZmtpCommand, put_command, put_properties};
+use super::greeting::{PeerRole, mechanism, put_rest};
+use super::link::{ZmtpConnection, link_methods};
+use super::{Login, Mechanism, ZmtpError, ZmtpEvent, ZmtpLimits};
 
 /// Most bytes of a name or password.
 const MAX_CREDENTIAL_BYTES: usize = 255;
@@ -22,7 +22,7 @@ pub struct CredentialsError {
 
 /// How far the handshake is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum ClientStage {
     Greeting,
     /// PLAIN: may this end come in?
     Welcome,
@@ -34,20 +34,20 @@ enum Stage {
 
 /// The client's end of one connection.
 #[derive(Debug)]
-pub struct Client {
-    link: Link,
+pub struct ZmtpClient {
+    link: ZmtpConnection,
     mechanism: Mechanism,
     /// Forgotten once it is sent.
     login: Option<Login>,
-    stage: Stage,
+    stage: ClientStage,
 }
 
-impl Client {
+impl ZmtpClient {
     link_methods!();
 
     /// A connection over which the transport, or nobody, says who this is.
     #[must_use]
-    pub fn null(limits: Limits) -> Self {
+    pub fn null(limits: ZmtpLimits) -> Self {
         Self::new(limits, None)
     }
 
@@ -56,7 +56,7 @@ impl Client {
     /// # Errors
     ///
     /// If name or password are too long.
-    pub fn plain(limits: Limits, username: &str, password: &str) -> Result<Self, CredentialsError> {
+    pub fn plain(limits: ZmtpLimits, username: &str, password: &str) -> Result<Self, CredentialsError> {
         for (what, text) in [("name", username), ("password", password)] {
             if text.len() > MAX_CREDENTIAL_BYTES {
                 return Err(CredentialsError { what, bytes: text.len() });
@@ -66,11 +66,11 @@ impl Client {
         Ok(Self::new(limits, Some(login)))
     }
 
-    fn new(limits: Limits, login: Option<Login>) -> Self {
-        let mut link = Link::new(limits);
+    fn new(limits: ZmtpLimits, login: Option<Login>) -> Self {
+        let mut link = ZmtpConnection::new(limits);
         let mechanism = if login.is_some() { Mechanism::Plain } else { Mechanism::Null };
-        put_rest(link.output(), mechanism, Role::Client);
-        Self { link, mechanism, login, stage: Stage::Greeting }
+        put_rest(link.output(), mechanism, PeerRole::Client);
+        Self { link, mechanism, login, stage: ClientStage::Greeting }
     }
 
     /// What came; to be called until there is nothing.
@@ -78,36 +78,36 @@ impl Client {
     /// # Errors
     ///
     /// What the server did wrong; the same for ever.
-    pub fn next_event(&mut self) -> Result<Option<Event>, ZmtpError> {
+    pub fn next_event(&mut self) -> Result<Option<ZmtpEvent>, ZmtpError> {
         self.link.check()?;
         let step = self.step();
         self.link.fail(step)
     }
 
-    fn step(&mut self) -> Result<Option<Event>, ZmtpError> {
+    fn step(&mut self) -> Result<Option<ZmtpEvent>, ZmtpError> {
         loop {
             match self.stage {
-                Stage::Greeting => match self.link.greeting()? {
+                ClientStage::Greeting => match self.link.greeting()? {
                     None => return Ok(None),
                     Some(greeting) => self.greet(mechanism(&greeting)?)?,
                 },
-                Stage::Welcome => match self.link.handshake()? {
+                ClientStage::Welcome => match self.link.handshake()? {
                     None => return Ok(None),
-                    Some(Command::Welcome) => {
+                    Some(ZmtpCommand::Welcome) => {
                         put_properties(self.link.output(), "INITIATE", "DEALER");
-                        self.stage = Stage::Properties;
+                        self.stage = ClientStage::Properties;
                     }
-                    Some(Command::Error(reason)) => return Ok(Some(self.refused(reason))),
+                    Some(ZmtpCommand::Error(reason)) => return Ok(Some(self.refused(reason))),
                     Some(other) => return Err(other.unexpected()),
                 },
-                Stage::Properties => match self.link.handshake()? {
+                ClientStage::Properties => match self.link.handshake()? {
                     None => return Ok(None),
-                    Some(Command::Ready(kind)) => return self.ready(kind),
-                    Some(Command::Error(reason)) => return Ok(Some(self.refused(reason))),
+                    Some(ZmtpCommand::Ready(kind)) => return self.ready(kind),
+                    Some(ZmtpCommand::Error(reason)) => return Ok(Some(self.refused(reason))),
                     Some(other) => return Err(other.unexpected()),
                 },
-                Stage::Ready => return self.link.traffic(),
-                Stage::Refused => return Err(ZmtpError::Rejected),
+                ClientStage::Ready => return self.link.traffic(),
+                ClientStage::Refused => return Err(ZmtpError::Rejected),
             }
         }
     }
@@ -119,26 +119,26 @@ impl Client {
         let output = self.link.output();
         let Some(Login { username, password }) = self.login.take() else {
             put_properties(output, "READY", "DEALER");
-            self.stage = Stage::Properties;
+            self.stage = ClientStage::Properties;
             return Ok(());
         };
         let lengths = [&username, &password].map(|text| u8::try_from(text.len()).unwrap_or(u8::MAX));
         let fields = [&lengths[..1], username.as_bytes(), &lengths[1..], password.as_bytes()];
         put_command(output, "HELLO", &fields);
-        self.stage = Stage::Welcome;
+        self.stage = ClientStage::Welcome;
         Ok(())
     }
 
-    fn ready(&mut self, kind: String) -> Result<Option<Event>, ZmtpError> {
+    fn ready(&mut self, kind: String) -> Result<Option<ZmtpEvent>, ZmtpError> {
         if kind != "ROUTER" {
             return Err(ZmtpError::SocketType(kind));
         }
-        self.stage = Stage::Ready;
-        Ok(Some(Event::Ready(self.mechanism)))
+        self.stage = ClientStage::Ready;
+        Ok(Some(ZmtpEvent::Ready(self.mechanism)))
     }
 
-    fn refused(&mut self, reason: String) -> Event {
-        self.stage = Stage::Refused;
-        Event::Refused(reason)
+    fn refused(&mut self, reason: String) -> ZmtpEvent {
+        self.stage = ClientStage::Refused;
+        ZmtpEvent::Refused(reason)
     }
 }

@@ -8,7 +8,7 @@ const MAX_CONTEXT_BYTES: usize = 16;
 
 /// A command that was understood.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Command {
+pub(super) enum ZmtpCommand {
     /// PLAIN: who the client is.
     Hello(Login),
     /// PLAIN: the client may go on.
@@ -27,12 +27,12 @@ pub(super) enum Command {
 }
 
 /// The unread rest of a command's fields.
-struct Fields<'a> {
+struct CommandFields<'a> {
     rest: &'a [u8],
     name: &'static str,
 }
 
-impl<'a> Fields<'a> {
+impl<'a> CommandFields<'a> {
     fn take(&mut self, count: usize) -> Result<&'a [u8], ZmtpError> {
         let (head, rest) = self.rest.split_at_checked(count).ok_or(ZmtpError::Malformed(self.name))?;
         self.rest = rest;
@@ -75,12 +75,12 @@ impl<'a> Fields<'a> {
     }
 }
 
-impl Command {
+impl ZmtpCommand {
     /// Reads the body of a command frame.
     pub(super) fn read(body: &[u8]) -> Result<Self, ZmtpError> {
-        let mut fields = Fields { rest: body, name: "name" };
+        let mut fields = CommandFields { rest: body, name: "name" };
         let name = fields.short()?;
-        let mut named = |name| Fields { name, rest: std::mem::take(&mut fields.rest) };
+        let mut named = |name| CommandFields { name, rest: std::mem::take(&mut fields.rest) };
         let (command, fields) = match name {
             b"HELLO" => {
                 let mut fields = named("HELLO");

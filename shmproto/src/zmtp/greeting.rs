@@ -13,7 +13,7 @@ pub(super) const OPENING: [u8; 12] = [0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 1];
 
 /// Which end a greeting is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum PeerRole {
     Server,
     Client,
 }
@@ -28,12 +28,12 @@ impl Mechanism {
 }
 
 /// Appends the rest of a greeting, behind [`OPENING`].
-pub(super) fn put_rest(out: &mut Vec<u8>, mechanism: Mechanism, role: Role) {
+pub(super) fn put_rest(out: &mut Vec<u8>, mechanism: Mechanism, role: PeerRole) {
     let mut rest = [0; GREETING_BYTES - OPENING.len()];
     let name = mechanism.name();
     rest[..name.len()].copy_from_slice(name);
     // Only a mechanism with two roles has a server.
-    rest[20] = u8::from(mechanism == Mechanism::Plain && role == Role::Server);
+    rest[20] = u8::from(mechanism == Mechanism::Plain && role == PeerRole::Server);
     out.extend_from_slice(&rest);
 }
 

@@ -1,6 +1,6 @@
 //! From bytes to frames, with no more memory than bytes that came.
 
-use super::{Limits, ZmtpError};
+use super::{ZmtpError, ZmtpLimits};
 
 /// Bytes read ahead: heads, commands and small frames go through here, and the two ends of large ones.
 const STAGING_BYTES: usize = 16 << 10;
@@ -14,7 +14,7 @@ const COMMAND: u8 = 4;
 
 /// What a frame belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FrameKind {
     /// A message that goes on.
     More,
     /// A message that ends here.
@@ -25,15 +25,15 @@ pub(super) enum Kind {
 
 /// A frame.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Frame {
-    pub(super) kind: Kind,
+pub(super) struct ZmtpFrame {
+    pub(super) kind: FrameKind,
     pub(super) body: Vec<u8>,
 }
 
 /// A frame that is under way. `bytes` is room for as much as may come next, `filled` of it came.
 #[derive(Debug)]
-struct Body {
-    kind: Kind,
+struct FrameBody {
+    kind: FrameKind,
     bytes: Vec<u8>,
     filled: usize,
     length: usize,
@@ -43,14 +43,14 @@ struct Body {
 
 /// Bytes that came and mean something together only with others.
 #[derive(Debug)]
-pub(super) struct Input {
+pub(super) struct FrameInput {
     staging: Vec<u8>,
     from: usize,
     to: usize,
-    body: Option<Body>,
+    body: Option<FrameBody>,
 }
 
-impl Body {
+impl FrameBody {
     fn left(&self) -> usize {
         self.length - self.filled
     }
@@ -77,14 +77,14 @@ impl Body {
     }
 }
 
-impl Input {
+impl FrameInput {
     pub(super) fn new() -> Self {
         Self { staging: vec![0; STAGING_BYTES], from: 0, to: 0, body: None }
     }
 
     /// Whether the next bytes are wholly a large frame's, and go where it will be handed out.
     fn is_direct(&self) -> bool {
-        let is_large = |body: &Body| !body.is_skipped && body.left() >= STAGING_BYTES;
+        let is_large = |body: &FrameBody| !body.is_skipped && body.left() >= STAGING_BYTES;
         self.from == self.to && self.body.as_ref().is_some_and(is_large)
     }
 
@@ -103,7 +103,7 @@ impl Input {
         &mut self.staging[self.to..]
     }
 
-    /// So many bytes were written into [`Input::space`].
+    /// So many bytes were written into [`FrameInput::space`].
     pub(super) fn advance(&mut self, count: usize) {
         if self.is_direct()
             && let Some(body) = &mut self.body
@@ -127,7 +127,7 @@ impl Input {
     /// Bytes of the frame of a message that has begun to come; none of one that is skipped.
     pub(super) fn announced(&self) -> Option<usize> {
         let body = self.body.as_ref()?;
-        (body.kind != Kind::Command && !body.is_skipped).then_some(body.length)
+        (body.kind != FrameKind::Command && !body.is_skipped).then_some(body.length)
     }
 
     /// Keeps nothing of the frame that has begun to come: it will be handed out empty.
@@ -144,7 +144,7 @@ impl Input {
     }
 
     /// The next frame, if all of it came.
-    pub(super) fn frame(&mut self, limits: &Limits) -> Result<Option<Frame>, ZmtpError> {
+    pub(super) fn frame(&mut self, limits: &ZmtpLimits) -> Result<Option<ZmtpFrame>, ZmtpError> {
         let mut body = match self.body.take() {
             Some(body) => body,
             None => match self.head(limits)? {
@@ -156,20 +156,20 @@ impl Input {
         body.append(&self.staging[self.from..][..count]);
         self.from += count;
         if body.left() == 0 {
-            return Ok(Some(Frame { kind: body.kind, body: body.bytes }));
+            return Ok(Some(ZmtpFrame { kind: body.kind, body: body.bytes }));
         }
         self.body = Some(body);
         Ok(None)
     }
 
     /// The head of a frame, if all of it came: flags, and a length of one byte or eight.
-    fn head(&mut self, limits: &Limits) -> Result<Option<Body>, ZmtpError> {
+    fn head(&mut self, limits: &ZmtpLimits) -> Result<Option<FrameBody>, ZmtpError> {
         let staged = self.staged();
         let Some((&flags, rest)) = staged.split_first() else { return Ok(None) };
         let kind = match flags & !LONG {
-            0 => Kind::Last,
-            MORE => Kind::More,
-            COMMAND => Kind::Command,
+            0 => FrameKind::Last,
+            MORE => FrameKind::More,
+            COMMAND => FrameKind::Command,
             _ => return Err(ZmtpError::Flags(flags)),
         };
         let (bytes, head) = match (flags & LONG != 0, rest) {
@@ -178,8 +178,8 @@ impl Input {
             _ => return Ok(None),
         };
         let (most, is_command) = match kind {
-            Kind::Command => (limits.max_command_bytes, true),
-            Kind::More | Kind::Last => (limits.max_frame_bytes, false),
+            FrameKind::Command => (limits.max_command_bytes, true),
+            FrameKind::More | FrameKind::Last => (limits.max_frame_bytes, false),
         };
         let length = match usize::try_from(bytes) {
             Ok(length) if length <= most => length,
@@ -187,6 +187,6 @@ impl Input {
             _ => return Err(ZmtpError::FrameTooLong { bytes, most }),
         };
         self.consume(head);
-        Ok(Some(Body { kind, bytes: Vec::new(), filled: 0, length, is_skipped: false }))
+        Ok(Some(FrameBody { kind, bytes: Vec::new(), filled: 0, length, is_skipped: false }))
     }
 }

@@ -2,32 +2,32 @@
 
 use std::time::Duration;
 
-use super::command::{Command, put_command};
+use super::command::{ZmtpCommand, put_command};
 use super::greeting::{GREETING_BYTES, OPENING, check_beginning};
-use super::input::{Input, Kind};
-use super::{Event, Limits, ZmtpError};
+use super::input::{FrameInput, FrameKind};
+use super::{ZmtpError, ZmtpEvent, ZmtpLimits};
 
 /// Most bytes of answers to pings that a peer may leave unread.
 const MAX_OUTGOING_BYTES: usize = 16 << 10;
 
 /// A connection, whichever end this is.
 #[derive(Debug)]
-pub(super) struct Link {
-    input: Input,
+pub(super) struct ZmtpConnection {
+    input: FrameInput,
     output: Vec<u8>,
     /// Frames of a message that is not complete.
     frames: Vec<Vec<u8>>,
-    pub(super) limits: Limits,
+    pub(super) limits: ZmtpLimits,
     /// Bytes of the handshake.
     shaken: usize,
     peer_ttl: Option<Duration>,
     failed: Option<ZmtpError>,
 }
 
-impl Link {
-    pub(super) fn new(limits: Limits) -> Self {
+impl ZmtpConnection {
+    pub(super) fn new(limits: ZmtpLimits) -> Self {
         Self {
-            input: Input::new(),
+            input: FrameInput::new(),
             output: OPENING.to_vec(),
             frames: Vec::new(),
             limits,
@@ -103,35 +103,35 @@ impl Link {
     }
 
     /// The next command of the handshake, if all of it came.
-    pub(super) fn handshake(&mut self) -> Result<Option<Command>, ZmtpError> {
+    pub(super) fn handshake(&mut self) -> Result<Option<ZmtpCommand>, ZmtpError> {
         let Some(frame) = self.input.frame(&self.limits)? else { return Ok(None) };
-        if frame.kind != Kind::Command {
+        if frame.kind != FrameKind::Command {
             return Err(ZmtpError::Early);
         }
         self.shaken = self.shaken.saturating_add(frame.body.len());
         if self.shaken > self.limits.max_handshake_bytes {
             return Err(ZmtpError::HandshakeTooLong(self.limits.max_handshake_bytes));
         }
-        Command::read(&frame.body).map(Some)
+        ZmtpCommand::read(&frame.body).map(Some)
     }
 
     /// The next message or sign of life, if all of it came.
-    pub(super) fn traffic(&mut self) -> Result<Option<Event>, ZmtpError> {
+    pub(super) fn traffic(&mut self) -> Result<Option<ZmtpEvent>, ZmtpError> {
         while let Some(frame) = self.input.frame(&self.limits)? {
             match frame.kind {
                 // Also between the frames of a message: libzmq pings whenever its timer says so.
-                Kind::Command => {
+                FrameKind::Command => {
                     if let Some(event) = self.command(&frame.body)? {
                         return Ok(Some(event));
                     }
                 }
-                Kind::More | Kind::Last => {
+                FrameKind::More | FrameKind::Last => {
                     if self.frames.len() >= self.limits.max_frames {
                         return Err(ZmtpError::TooManyFrames(self.limits.max_frames));
                     }
                     self.frames.push(frame.body);
-                    if frame.kind == Kind::Last {
-                        return Ok(Some(Event::Message(std::mem::take(&mut self.frames))));
+                    if frame.kind == FrameKind::Last {
+                        return Ok(Some(ZmtpEvent::Message(std::mem::take(&mut self.frames))));
                     }
                 }
             }
@@ -139,9 +139,9 @@ impl Link {
         Ok(None)
     }
 
-    fn command(&mut self, body: &[u8]) -> Result<Option<Event>, ZmtpError> {
-        match Command::read(body)? {
-            Command::Ping(ttl, context) => {
+    fn command(&mut self, body: &[u8]) -> Result<Option<ZmtpEvent>, ZmtpError> {
+        match ZmtpCommand::read(body)? {
+            ZmtpCommand::Ping(ttl, context) => {
                 self.peer_ttl = (ttl > 0).then(|| Duration::from_millis(u64::from(ttl) * 100));
                 if self.output.len() > MAX_OUTGOING_BYTES {
                     return Err(ZmtpError::Slow);
@@ -149,14 +149,14 @@ impl Link {
                 put_command(&mut self.output, "PONG", &[&context]);
                 Ok(None)
             }
-            Command::Pong => Ok(Some(Event::Pong)),
-            Command::Error(reason) => Err(ZmtpError::Peer(reason)),
+            ZmtpCommand::Pong => Ok(Some(ZmtpEvent::Pong)),
+            ZmtpCommand::Error(reason) => Err(ZmtpError::Peer(reason)),
             other => Err(other.unexpected()),
         }
     }
 }
 
-impl Command {
+impl ZmtpCommand {
     /// This command, where it does not belong.
     pub(super) fn unexpected(self) -> ZmtpError {
         let name = match self {

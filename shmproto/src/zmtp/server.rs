@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use super::command::{Command, put_command, put_properties};
-use super::greeting::{Role, mechanism, put_rest};
-use super::link::{Link, link_methods};
-use super::{Event, Limits, Mechanism, ZmtpError};
+use super::command::{ZmtpCommand, put_command, put_properties};
+use super::greeting::{PeerRole, mechanism, put_rest};
+use super::link::{ZmtpConnection, link_methods};
+use super::{Mechanism, ZmtpError, ZmtpEvent, ZmtpLimits};
 
 /// Longest reason of a rejection, in bytes.
 const MAX_REASON_BYTES: usize = 255;
 
 /// Which mechanisms are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Accepts {
+pub enum AcceptedMechanisms {
     /// The transport says who the client is.
     Null,
     /// The client must log in.
@@ -23,7 +23,7 @@ pub enum Accepts {
 
 /// How far the handshake is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum ServerStage {
     Greeting,
     /// PLAIN: who is it?
     Hello,
@@ -39,14 +39,14 @@ enum Stage {
 
 /// The server's end of one connection.
 #[derive(Debug)]
-pub struct Server {
-    link: Link,
-    accepts: Accepts,
-    stage: Stage,
+pub struct ZmtpServer {
+    link: ZmtpConnection,
+    accepts: AcceptedMechanisms,
+    stage: ServerStage,
     mechanism: Option<Mechanism>,
 }
 
-impl Accepts {
+impl AcceptedMechanisms {
     fn takes(self, mechanism: Mechanism) -> bool {
         match self {
             Self::Null => mechanism == Mechanism::Null,
@@ -56,17 +56,17 @@ impl Accepts {
     }
 }
 
-impl Server {
+impl ZmtpServer {
     link_methods!();
 
     /// A connection that was just accepted.
     #[must_use]
-    pub fn new(limits: Limits, accepts: Accepts) -> Self {
-        Self { link: Link::new(limits), accepts, stage: Stage::Greeting, mechanism: None }
+    pub fn new(limits: ZmtpLimits, accepts: AcceptedMechanisms) -> Self {
+        Self { link: ZmtpConnection::new(limits), accepts, stage: ServerStage::Greeting, mechanism: None }
     }
 
     /// Other limits from the next frame on: once it is known who the client is.
-    pub fn set_limits(&mut self, limits: Limits) {
+    pub fn set_limits(&mut self, limits: ZmtpLimits) {
         self.link.limits = limits;
     }
 
@@ -93,60 +93,61 @@ impl Server {
     /// # Errors
     ///
     /// What the client did wrong; the same for ever.
-    pub fn next_event(&mut self) -> Result<Option<Event>, ZmtpError> {
+    pub fn next_event(&mut self) -> Result<Option<ZmtpEvent>, ZmtpError> {
         self.link.check()?;
         let step = self.step();
         self.link.fail(step)
     }
 
-    /// Lets in the client that [`Event::Login`] told of.
+    /// Lets in the client that [`ZmtpEvent::Login`] told of.
     pub fn accept(&mut self) {
-        if self.stage == Stage::Judged {
+        if self.stage == ServerStage::Judged {
             put_command(self.link.output(), "WELCOME", &[]);
-            self.stage = Stage::Initiate;
+            self.stage = ServerStage::Initiate;
         }
     }
 
     /// Turns it away. The reason, cut to 255 bytes, is to be sent before the connection is closed. libzmq takes the
     /// reasons `300`, `400` and `500` for a refusal, and others for a fault.
     pub fn reject(&mut self, reason: &str) {
-        if self.stage == Stage::Judged {
+        if self.stage == ServerStage::Judged {
             let reason = &reason[..reason.floor_char_boundary(MAX_REASON_BYTES)];
             let length = u8::try_from(reason.len()).unwrap_or(u8::MAX);
             put_command(self.link.output(), "ERROR", &[&[length], reason.as_bytes()]);
-            self.stage = Stage::Rejected;
+            self.stage = ServerStage::Rejected;
         }
     }
 
-    fn step(&mut self) -> Result<Option<Event>, ZmtpError> {
+    fn step(&mut self) -> Result<Option<ZmtpEvent>, ZmtpError> {
         loop {
             match self.stage {
-                Stage::Greeting => match self.link.greeting()? {
+                ServerStage::Greeting => match self.link.greeting()? {
                     None => return Ok(None),
                     Some(greeting) => self.greet(mechanism(&greeting)?)?,
                 },
-                Stage::Hello => match self.link.handshake()? {
+                ServerStage::Hello => match self.link.handshake()? {
                     None => return Ok(None),
-                    Some(Command::Hello(login)) => {
-                        self.stage = Stage::Judged;
-                        return Ok(Some(Event::Login(login)));
+                    Some(ZmtpCommand::Hello(login)) => {
+                        self.stage = ServerStage::Judged;
+                        return Ok(Some(ZmtpEvent::Login(login)));
                     }
                     Some(other) => return Err(other.unexpected()),
                 },
-                Stage::Judged => return Ok(None),
-                Stage::Initiate | Stage::Properties => match (self.stage, self.link.handshake()?) {
+                ServerStage::Judged => return Ok(None),
+                ServerStage::Initiate | ServerStage::Properties => match (self.stage, self.link.handshake()?)
+                {
                     (_, None) => return Ok(None),
-                    (Stage::Initiate, Some(Command::Initiate(kind))) => {
+                    (ServerStage::Initiate, Some(ZmtpCommand::Initiate(kind))) => {
                         put_properties(self.link.output(), "READY", "ROUTER");
                         return self.ready(Mechanism::Plain, kind);
                     }
-                    (Stage::Properties, Some(Command::Ready(kind))) => {
+                    (ServerStage::Properties, Some(ZmtpCommand::Ready(kind))) => {
                         return self.ready(Mechanism::Null, kind);
                     }
                     (_, Some(other)) => return Err(other.unexpected()),
                 },
-                Stage::Ready => return self.link.traffic(),
-                Stage::Rejected => return Err(ZmtpError::Rejected),
+                ServerStage::Ready => return self.link.traffic(),
+                ServerStage::Rejected => return Err(ZmtpError::Rejected),
             }
         }
     }
@@ -156,23 +157,23 @@ impl Server {
         if !self.accepts.takes(mechanism) {
             return Err(ZmtpError::Mechanism(format!("{mechanism:?}").to_uppercase()));
         }
-        put_rest(self.link.output(), mechanism, Role::Server);
+        put_rest(self.link.output(), mechanism, PeerRole::Server);
         self.mechanism = Some(mechanism);
         self.stage = match mechanism {
-            Mechanism::Plain => Stage::Hello,
+            Mechanism::Plain => ServerStage::Hello,
             Mechanism::Null => {
                 put_properties(self.link.output(), "READY", "ROUTER");
-                Stage::Properties
+                ServerStage::Properties
             }
         };
         Ok(())
     }
 
-    fn ready(&mut self, mechanism: Mechanism, kind: String) -> Result<Option<Event>, ZmtpError> {
+    fn ready(&mut self, mechanism: Mechanism, kind: String) -> Result<Option<ZmtpEvent>, ZmtpError> {
         if kind != "DEALER" {
             return Err(ZmtpError::SocketType(kind));
         }
-        self.stage = Stage::Ready;
-        Ok(Some(Event::Ready(mechanism)))
+        self.stage = ServerStage::Ready;
+        Ok(Some(ZmtpEvent::Ready(mechanism)))
     }
 }

@@ -9,7 +9,7 @@ use std::{
 
 use rustix::process::{Signal, set_parent_process_death_signal};
 use shmproto::{
-    channel::{Bell, ClientChannel, ExecutorChannel, Woken},
+    channel::{ClientChannel, Doorbell, ExecutorChannel, WakeCause},
     layer::Dtype,
 };
 
@@ -51,7 +51,7 @@ fn a_client_in_another_process_calls_until_it_is_killed_and_the_next_one_goes_on
     if let Ok(path) = env::var(REGION) {
         return client(&path);
     }
-    let bell = Bell::default();
+    let bell = Doorbell::default();
     for _ in 0..3 {
         let mut executor = ExecutorChannel::create(GEOMETRY).unwrap();
         let mut child = start(&executor);
@@ -74,6 +74,6 @@ fn a_client_in_another_process_calls_until_it_is_killed_and_the_next_one_goes_on
         child.wait().unwrap();
         // What it left is a call or none; then there is silence, and no fault.
         while executor.take().unwrap().is_some() {}
-        assert_eq!(wait_one(&bell, &executor, Duration::ZERO, Duration::from_millis(10)), Woken::Late);
+        assert_eq!(wait_one(&bell, &executor, Duration::ZERO, Duration::from_millis(10)), WakeCause::Late);
     }
 }

@@ -9,17 +9,17 @@ use std::{
 
 use shmproto::{
     channel::{ClientChannel, ExecutorChannel, Geometry, LAYOUT_HASH},
-    handover::{Caller, ReceiveError, SendError},
+    handover::{ConnectedPeer, ReceiveError, SendError},
     layer::{
         Dtype, LAYER_VERSION,
-        control::{ChannelReady, ClientEnd, FromLayers, LayersEnd, LayersListener, Open, ToLayers},
+        control::{ChannelReady, ClientEnd, FromLayers, LayersEnd, LayersListener, SessionOpen, ToLayers},
     },
 };
 
 use super::{GEOMETRY, LONG, WATCHDOG, call, serve};
 
-fn open() -> Open {
-    Open {
+fn open() -> SessionOpen {
+    SessionOpen {
         version: LAYER_VERSION,
         layout_hash: LAYOUT_HASH,
         key: String::new(),
@@ -32,7 +32,7 @@ fn open() -> Open {
 fn accept(listener: &LayersListener) -> LayersEnd {
     let end = Instant::now() + WATCHDOG;
     while Instant::now() < end {
-        if let Some(Caller { connection, .. }) = listener.accept().unwrap() {
+        if let Some(ConnectedPeer { connection, .. }) = listener.accept().unwrap() {
             return connection;
         }
         thread::sleep(Duration::from_millis(1));

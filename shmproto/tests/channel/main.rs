@@ -12,10 +12,10 @@ use std::{
 use patience::WATCHDOG;
 use shmproto::{
     channel::{
-        Bell, ChannelError, ClientChannel, ExecutorChannel, Full, Geometry, GeometryError, JoinError,
-        MAX_DEPTH, MAX_SLAB_BYTES, Violation, Woken, wait_any,
+        ChannelError, ClientChannel, Doorbell, ExecutorChannel, Geometry, GeometryError, JoinError,
+        MAX_DEPTH, MAX_SLAB_BYTES, RingFull, Violation, WakeCause, wait_any,
     },
-    layer::{CallHeader, Class, Dtype, Op, Path, ReplyHeader, Source, Status},
+    layer::{CallClass, CallHeader, CallStatus, Dtype, Op, Path, ReplyHeader, RowSource},
     region::{PeerAccess, Region, RegionError},
 };
 
@@ -28,13 +28,13 @@ const GEOMETRY: Geometry = Geometry { slab_bytes: 1 << 14, depth: 4 };
 const LONG: Duration = Duration::from_secs(20);
 
 /// How a client comes to the executor's memory.
-trait Transport {
+trait ChannelTransport {
     fn channel(geometry: Geometry) -> (ExecutorChannel, ClientChannel);
 }
 
 struct InProcess;
 
-impl Transport for InProcess {
+impl ChannelTransport for InProcess {
     fn channel(geometry: Geometry) -> (ExecutorChannel, ClientChannel) {
         ExecutorChannel::in_process(geometry).unwrap()
     }
@@ -42,7 +42,7 @@ impl Transport for InProcess {
 
 struct Mapped;
 
-impl Transport for Mapped {
+impl ChannelTransport for Mapped {
     fn channel(geometry: Geometry) -> (ExecutorChannel, ClientChannel) {
         let executor = ExecutorChannel::create(geometry).unwrap();
         let fd = executor.fd().unwrap().try_clone_to_owned().unwrap();
@@ -55,11 +55,11 @@ fn call(sequence: u64) -> CallHeader {
     CallHeader {
         op: Op::Forward,
         path: Path::Fast,
-        class: Class::Decode,
+        class: CallClass::Decode,
         dtype: Dtype::F32,
         site: 3,
         part: Some(1),
-        source: Source::Rows,
+        source: RowSource::Rows,
         sequence,
         rows: 2,
         input: 128,
@@ -68,17 +68,17 @@ fn call(sequence: u64) -> CallHeader {
 }
 
 fn reply(call: &CallHeader) -> ReplyHeader {
-    ReplyHeader { rows: call.rows, batch_rows: 9, ..ReplyHeader::refusal(call, Status::Done, 0) }
+    ReplyHeader { rows: call.rows, batch_rows: 9, ..ReplyHeader::refusal(call, CallStatus::Done, 0) }
 }
 
 /// Waits on one channel.
-fn wait_one(bell: &Bell, executor: &ExecutorChannel, spin: Duration, limit: Duration) -> Woken {
+fn wait_one(bell: &Doorbell, executor: &ExecutorChannel, spin: Duration, limit: Duration) -> WakeCause {
     wait_any(bell, std::iter::once(executor), spin, Some(Instant::now() + limit))
 }
 
 /// Answers calls until one has sequence 0: their rows, doubled.
 fn serve(executor: &mut ExecutorChannel, numbers: usize, spin: Duration) {
-    let (bell, mut rows) = (Bell::default(), vec![0.0; numbers]);
+    let (bell, mut rows) = (Doorbell::default(), vec![0.0; numbers]);
     let end = Instant::now() + WATCHDOG;
     loop {
         while let Some(call) = executor.take().unwrap() {
@@ -95,7 +95,7 @@ fn serve(executor: &mut ExecutorChannel, numbers: usize, spin: Duration) {
     }
 }
 
-fn calls_and_replies_arrive_in_order_until_a_ring_is_full<T: Transport>() {
+fn calls_and_replies_arrive_in_order_until_a_ring_is_full<T: ChannelTransport>() {
     let (mut executor, mut client) = T::channel(GEOMETRY);
     for round in 0..3_u64 {
         assert_eq!(executor.take(), Ok(None));
@@ -103,7 +103,7 @@ fn calls_and_replies_arrive_in_order_until_a_ring_is_full<T: Transport>() {
         for sequence in sequences.clone() {
             client.submit(&call(sequence)).unwrap();
         }
-        assert_eq!(client.submit(&call(99)), Err(Full));
+        assert_eq!(client.submit(&call(99)), Err(RingFull));
         for sequence in sequences.clone() {
             assert_eq!(executor.take(), Ok(Some(call(sequence))));
         }
@@ -119,7 +119,7 @@ fn calls_and_replies_arrive_in_order_until_a_ring_is_full<T: Transport>() {
     }
 }
 
-fn rows_travel_both_ways_in_both_formats<T: Transport>() {
+fn rows_travel_both_ways_in_both_formats<T: ChannelTransport>() {
     let (executor, client) = T::channel(GEOMETRY);
     let rows: Vec<f32> = (0..601).map(|number| number as f32 / 7.0 - 20.0).collect();
     let rounded = |x: &f32| {
@@ -147,7 +147,7 @@ fn rows_travel_both_ways_in_both_formats<T: Transport>() {
     }
 }
 
-fn a_thousand_calls_are_answered_whether_who_waits_spins_or_sleeps<T: Transport>() {
+fn a_thousand_calls_are_answered_whether_who_waits_spins_or_sleeps<T: ChannelTransport>() {
     for spin in [Duration::ZERO, Duration::from_micros(20), LONG] {
         let (mut executor, mut client) = T::channel(GEOMETRY);
         thread::scope(|scope| {
@@ -168,14 +168,17 @@ fn a_thousand_calls_are_answered_whether_who_waits_spins_or_sleeps<T: Transport>
     }
 }
 
-fn who_waits_for_nothing_comes_back_when_its_time_is_over<T: Transport>() {
+fn who_waits_for_nothing_comes_back_when_its_time_is_over<T: ChannelTransport>() {
     let (executor, mut client) = T::channel(GEOMETRY);
     for spin in [Duration::ZERO, Duration::from_millis(5)] {
         let start = Instant::now();
         assert_eq!(client.wait(spin, Duration::from_millis(30)), Ok(None));
         assert!(start.elapsed() >= Duration::from_millis(30));
         let start = Instant::now();
-        assert_eq!(wait_one(&Bell::default(), &executor, spin, Duration::from_millis(30)), Woken::Late);
+        assert_eq!(
+            wait_one(&Doorbell::default(), &executor, spin, Duration::from_millis(30)),
+            WakeCause::Late
+        );
         assert!(start.elapsed() >= Duration::from_millis(30));
     }
 }
@@ -199,7 +202,7 @@ fn one_wait_watches_many_channels_and_the_bell() {
     for count in [0_usize, 1, 3, 127, 130] {
         let (mut executors, mut clients): (Vec<_>, Vec<_>) =
             (0..count).map(|_| Mapped::channel(GEOMETRY)).unzip();
-        let bell = Arc::new(Bell::default());
+        let bell = Arc::new(Doorbell::default());
         let wait = |executors: &[ExecutorChannel]| {
             wait_any(&bell, executors.iter(), Duration::ZERO, Some(Instant::now() + LONG))
         };
@@ -214,7 +217,7 @@ fn one_wait_watches_many_channels_and_the_bell() {
                 caller.join().unwrap();
                 woken
             });
-            assert_eq!(woken, Woken::Called, "{caller} of {count}");
+            assert_eq!(woken, WakeCause::Called, "{caller} of {count}");
             let calling: Vec<usize> = (0..count).filter(|&index| executors[index].has_calls()).collect();
             assert_eq!(calling, [caller]);
             assert_eq!(executors[caller].take(), Ok(Some(call(5))));
@@ -228,11 +231,11 @@ fn one_wait_watches_many_channels_and_the_bell() {
             ringer.join().unwrap();
             woken
         });
-        assert_eq!(woken, Woken::Rung, "of {count}");
+        assert_eq!(woken, WakeCause::Rung, "of {count}");
         bell.ring();
         bell.ring();
-        assert_eq!(wait(&executors), Woken::Rung, "it rang before anybody waited");
-        assert_eq!(wait_any(&bell, executors.iter(), Duration::ZERO, Some(Instant::now())), Woken::Late);
+        assert_eq!(wait(&executors), WakeCause::Rung, "it rang before anybody waited");
+        assert_eq!(wait_any(&bell, executors.iter(), Duration::ZERO, Some(Instant::now())), WakeCause::Late);
     }
 }
 

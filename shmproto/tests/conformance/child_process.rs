@@ -10,7 +10,7 @@ use std::{
 
 use patience::WATCHDOG;
 use rustix::process::{Signal, set_parent_process_death_signal};
-use shmproto::board::{Board, Seat, SeatFds, SeatNumber, SeatOffer, SliceState, WorkerNumber};
+use shmproto::board::{Board, Consumer, ConsumerFds, ConsumerHandle, SliceState, SlotNumber, WorkerNumber};
 
 use super::{GEOMETRY, expected, slice, slices, sums, work_on, x};
 
@@ -29,12 +29,12 @@ fn worker(offer: &str) {
     let open = |path: &str, write| -> OwnedFd {
         fs::OpenOptions::new().read(true).write(write).open(path).expect(path).into()
     };
-    let fds = SeatFds { control: open(control, true), x: open(x, false), sums: open(sums, true) };
+    let fds = ConsumerFds { control: open(control, true), x: open(x, false), sums: open(sums, true) };
     let worker = WorkerNumber::new(worker.parse().unwrap()).unwrap();
-    work_on(Seat::join(fds, SeatNumber(seat.parse().unwrap()), worker).unwrap());
+    work_on(Consumer::join(fds, SlotNumber(seat.parse().unwrap()), worker).unwrap());
 }
 
-fn start(offer: &SeatOffer) -> Child {
+fn start(offer: &ConsumerHandle) -> Child {
     let paths = offer.fds().unwrap().map(|fd| format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd()));
     let offer = format!("{} {} {}", paths.join(" "), offer.seat, offer.worker);
     Command::new(env::current_exe().unwrap()).args(["--exact", TEST]).env(OFFER, offer).spawn().unwrap()

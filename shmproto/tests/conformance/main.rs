@@ -10,8 +10,8 @@ use std::{
 };
 
 use shmproto::board::{
-    Board, BoardError, Geometry, PostError, Poster, Seat, SeatFds, SeatNumber, SeatOffer, Slice, SliceError,
-    SliceState, TakeBack, Wake, XSlab,
+    ActivationSlab, Board, BoardError, Consumer, ConsumerFds, ConsumerHandle, Geometry, PostError, Producer,
+    Slice, SliceError, SliceState, SlotNumber, TakeBack, WakeReason,
 };
 
 mod child_process;
@@ -19,38 +19,38 @@ mod child_process;
 const GEOMETRY: Geometry = Geometry { x_elements: 64, sums_elements: 256, slices: 8, seats: 3 };
 
 /// How a worker comes to the executor's memory.
-trait Transport {
-    fn board(geometry: Geometry) -> (Board, Poster);
-    fn join(offer: SeatOffer) -> Seat;
+trait WorkerTransport {
+    fn board(geometry: Geometry) -> (Board, Producer);
+    fn join(offer: ConsumerHandle) -> Consumer;
 }
 
 struct InProcess;
 
-impl Transport for InProcess {
-    fn board(geometry: Geometry) -> (Board, Poster) {
+impl WorkerTransport for InProcess {
+    fn board(geometry: Geometry) -> (Board, Producer) {
         Board::in_process(geometry).unwrap()
     }
 
-    fn join(offer: SeatOffer) -> Seat {
+    fn join(offer: ConsumerHandle) -> Consumer {
         offer.join_here()
     }
 }
 
 struct Mapped;
 
-impl Transport for Mapped {
-    fn board(geometry: Geometry) -> (Board, Poster) {
+impl WorkerTransport for Mapped {
+    fn board(geometry: Geometry) -> (Board, Producer) {
         Board::new(geometry).unwrap()
     }
 
-    fn join(offer: SeatOffer) -> Seat {
+    fn join(offer: ConsumerHandle) -> Consumer {
         let (seat, worker) = (offer.seat, offer.worker);
         let [control, x, sums] = offer.fds().unwrap().map(|fd: BorrowedFd| fd.try_clone_to_owned().unwrap());
-        Seat::join(SeatFds { control, x, sums }, seat, worker).unwrap()
+        Consumer::join(ConsumerFds { control, x, sums }, seat, worker).unwrap()
     }
 }
 
-fn seat<T: Transport>(board: &Board) -> Seat {
+fn seat<T: WorkerTransport>(board: &Board) -> Consumer {
     T::join(board.seat().unwrap())
 }
 
@@ -87,7 +87,7 @@ fn expected(job: f32, slice: &Slice) -> Vec<f32> {
 }
 
 /// Does one slice as an honest worker would; says whether it came in time, or nothing if there is none.
-fn work(seat: &mut Seat) -> Option<bool> {
+fn work(seat: &mut Consumer) -> Option<bool> {
     let claim = seat.claim(|image, module| (image, module) == (7, 3))?;
     let slice = *claim.slice();
     let mut rows = vec![0.0; slice.x_elements()];
@@ -98,31 +98,31 @@ fn work(seat: &mut Seat) -> Option<bool> {
 }
 
 /// Works until it is fenced.
-fn work_on(mut seat: Seat) -> u64 {
+fn work_on(mut seat: Consumer) -> u64 {
     let mut in_time = 0;
     loop {
         match seat.wait(Duration::from_micros(50)) {
-            Wake::Job => {
+            WakeReason::Job => {
                 while let Some(done) = work(&mut seat) {
                     in_time += u64::from(done);
                 }
             }
-            Wake::Rest => {}
-            Wake::Fenced => return in_time,
+            WakeReason::Rest => {}
+            WakeReason::Fenced => return in_time,
         }
     }
 }
 
-fn sums(poster: &mut Poster, index: usize) -> Option<Vec<f32>> {
+fn sums(poster: &mut Producer, index: usize) -> Option<Vec<f32>> {
     let mut sums = vec![0.0; 8];
     poster.done(index).map(|done| done.read(0, &mut sums)).ok().map(|()| sums)
 }
 
-fn a_workers_sums_reach_the_executor<T: Transport>() {
+fn a_workers_sums_reach_the_executor<T: WorkerTransport>() {
     let (board, mut poster) = T::board(GEOMETRY);
     let mut seat = seat::<T>(&board);
     poster.post(&x(0.0), &slices(3)).unwrap();
-    assert_eq!(seat.wait(Duration::ZERO), Wake::Job);
+    assert_eq!(seat.wait(Duration::ZERO), WakeReason::Job);
     assert_eq!(
         [work(&mut seat), work(&mut seat), work(&mut seat), work(&mut seat)],
         [Some(true), Some(true), Some(true), None]
@@ -135,7 +135,7 @@ fn a_workers_sums_reach_the_executor<T: Transport>() {
     assert_eq!((figures.slices, figures.rank_rows, figures.taken_back), (3, 96, 0));
 }
 
-fn what_is_taken_back_is_done_by_nobody_else<T: Transport>() {
+fn what_is_taken_back_is_done_by_nobody_else<T: WorkerTransport>() {
     let (board, mut poster) = T::board(GEOMETRY);
     let mut seat = seat::<T>(&board);
     poster.post(&x(0.0), &slices(2)).unwrap();
@@ -150,7 +150,7 @@ fn what_is_taken_back_is_done_by_nobody_else<T: Transport>() {
     assert_eq!((board.figures().seats[0].taken_back, board.figures().violations), (1, 0));
 }
 
-fn what_is_done_cannot_be_taken_back<T: Transport>() {
+fn what_is_done_cannot_be_taken_back<T: WorkerTransport>() {
     let (board, mut poster) = T::board(GEOMETRY);
     let mut seat = seat::<T>(&board);
     poster.post(&x(0.0), &slices(1)).unwrap();
@@ -160,7 +160,7 @@ fn what_is_done_cannot_be_taken_back<T: Transport>() {
     assert_eq!(sums(&mut poster, 0), Some(expected(0.0, &slice(0))));
 }
 
-fn a_claim_that_is_dropped_is_lost_and_the_worker_goes_on<T: Transport>() {
+fn a_claim_that_is_dropped_is_lost_and_the_worker_goes_on<T: WorkerTransport>() {
     let (board, mut poster) = T::board(GEOMETRY);
     let mut seat = seat::<T>(&board);
     poster.post(&x(0.0), &slices(2)).unwrap();
@@ -170,7 +170,7 @@ fn a_claim_that_is_dropped_is_lost_and_the_worker_goes_on<T: Transport>() {
     assert_eq!((poster.take_back(0), poster.state(0)), (TakeBack::Taken, SliceState::Taken));
 }
 
-fn an_unknown_adapter_is_left_for_others<T: Transport>() {
+fn an_unknown_adapter_is_left_for_others<T: WorkerTransport>() {
     let (board, mut poster) = T::board(GEOMETRY);
     let mut seat = seat::<T>(&board);
     poster.post(&x(0.0), &[Slice { image: 8, ..slice(0) }, slice(1)]).unwrap();
@@ -178,7 +178,7 @@ fn an_unknown_adapter_is_left_for_others<T: Transport>() {
     assert_eq!(poster.state(0), SliceState::Open);
 }
 
-fn a_fenced_worker_leaves_and_its_seat_is_somebody_elses<T: Transport>() {
+fn a_fenced_worker_leaves_and_its_seat_is_somebody_elses<T: WorkerTransport>() {
     let (board, mut poster) = T::board(Geometry { seats: 1, ..GEOMETRY });
     let mut former = seat::<T>(&board);
     poster.post(&x(0.0), &slices(2)).unwrap();
@@ -193,7 +193,10 @@ fn a_fenced_worker_leaves_and_its_seat_is_somebody_elses<T: Transport>() {
     claim.done(&[9.0; 8]);
     assert_eq!(poster.state(1), SliceState::Lost, "the late word is not the next worker's");
     assert_eq!((sums(&mut poster, 0), sums(&mut poster, 1)), (None, None), "its sums are gone");
-    assert_eq!((former.wait(Duration::ZERO), former.claim(|_, _| true).is_none()), (Wake::Fenced, true));
+    assert_eq!(
+        (former.wait(Duration::ZERO), former.claim(|_, _| true).is_none()),
+        (WakeReason::Fenced, true)
+    );
     assert_eq!((board.figures().violations, board.figures().late_words), (0, 2));
 
     poster.post(&x(5.0), &slices(1)).unwrap();
@@ -202,14 +205,14 @@ fn a_fenced_worker_leaves_and_its_seat_is_somebody_elses<T: Transport>() {
 }
 
 /// Who claimed a slice.
-fn poster_sees(poster: &mut Poster, index: usize) -> shmproto::board::WorkerNumber {
+fn poster_sees(poster: &mut Producer, index: usize) -> shmproto::board::WorkerNumber {
     match poster.state(index) {
         SliceState::Claimed(worker) | SliceState::Done(worker) => worker,
         state => panic!("{state:?}"),
     }
 }
 
-fn a_late_workers_sums_are_not_those_of_the_next_job<T: Transport>() {
+fn a_late_workers_sums_are_not_those_of_the_next_job<T: WorkerTransport>() {
     let (board, mut poster) = T::board(GEOMETRY);
     let mut late = seat::<T>(&board);
     let mut prompt = seat::<T>(&board);
@@ -221,7 +224,7 @@ fn a_late_workers_sums_are_not_those_of_the_next_job<T: Transport>() {
     assert_eq!(sums(&mut poster, 0), Some(expected(5.0, &slice(0))));
 }
 
-fn several_workers_do_all_of_many_jobs<T: Transport>() {
+fn several_workers_do_all_of_many_jobs<T: WorkerTransport>() {
     let (board, mut poster) = T::board(GEOMETRY);
     let workers: Vec<_> =
         (0..3).map(|_| seat::<T>(&board)).map(|seat| thread::spawn(|| work_on(seat))).collect();
@@ -252,7 +255,7 @@ fn several_workers_do_all_of_many_jobs<T: Transport>() {
 }
 
 /// As a device does: it writes x, says so, and writes the next job's once this one is answered.
-fn play_device(slab: &XSlab, asked: &AtomicU32, answered: &AtomicU32, jobs: u16) {
+fn play_device(slab: &ActivationSlab, asked: &AtomicU32, answered: &AtomicU32, jobs: u16) {
     for job in 1..=jobs {
         slab.write(0, &x(job.into()));
         asked.store(job.into(), Ordering::Release);
@@ -262,7 +265,7 @@ fn play_device(slab: &XSlab, asked: &AtomicU32, answered: &AtomicU32, jobs: u16)
     }
 }
 
-fn rows_that_somebody_else_puts_into_the_slab_are_what_workers_sum<T: Transport>() {
+fn rows_that_somebody_else_puts_into_the_slab_are_what_workers_sum<T: WorkerTransport>() {
     let (board, mut poster) = T::board(GEOMETRY);
     let workers: Vec<_> =
         (0..2).map(|_| seat::<T>(&board)).map(|seat| thread::spawn(|| work_on(seat))).collect();
@@ -301,7 +304,7 @@ fn rows_that_somebody_else_puts_into_the_slab_are_what_workers_sum<T: Transport>
     assert_eq!(board.figures().violations, 0);
 }
 
-fn rows_past_those_that_were_put_there_are_no_part_of_the_job<T: Transport>() {
+fn rows_past_those_that_were_put_there_are_no_part_of_the_job<T: WorkerTransport>() {
     let (board, mut poster) = T::board(GEOMETRY);
     let mut seat = seat::<T>(&board);
     let too_large = PostError::TooLargeX { elements: 65, limit: 64 };
@@ -316,7 +319,7 @@ fn rows_past_those_that_were_put_there_are_no_part_of_the_job<T: Transport>() {
     assert_eq!(sums(&mut poster, 0), Some(expected(3.0, &slice(0))));
 }
 
-fn a_job_in_place_takes_back_what_is_left_of_the_one_before<T: Transport>() {
+fn a_job_in_place_takes_back_what_is_left_of_the_one_before<T: WorkerTransport>() {
     let (board, mut poster) = T::board(GEOMETRY);
     let mut late = seat::<T>(&board);
     poster.post(&x(0.0), &slices(1)).unwrap();
@@ -329,7 +332,7 @@ fn a_job_in_place_takes_back_what_is_left_of_the_one_before<T: Transport>() {
     assert_eq!(sums(&mut poster, 0), Some(expected(5.0, &slice(0))));
 }
 
-fn a_sleeping_worker_is_woken_by_a_job_and_by_its_fence<T: Transport>() {
+fn a_sleeping_worker_is_woken_by_a_job_and_by_its_fence<T: WorkerTransport>() {
     let (board, mut poster) = T::board(GEOMETRY);
     let seat = seat::<T>(&board);
     let number = seat.worker();
@@ -351,15 +354,15 @@ fn a_sleeping_worker_is_woken_by_a_job_and_by_its_fence<T: Transport>() {
     assert_eq!(worker.join().unwrap(), 20);
 }
 
-fn a_worker_with_nothing_to_do_comes_back_for_other_business<T: Transport>() {
+fn a_worker_with_nothing_to_do_comes_back_for_other_business<T: WorkerTransport>() {
     let (board, poster) = T::board(GEOMETRY);
     let mut seat = seat::<T>(&board);
-    assert_eq!(seat.wait(Duration::ZERO), Wake::Rest);
+    assert_eq!(seat.wait(Duration::ZERO), WakeReason::Rest);
     poster.announce(1);
-    assert_eq!(seat.wait(Duration::from_micros(50)), Wake::Rest);
+    assert_eq!(seat.wait(Duration::from_micros(50)), WakeReason::Rest);
 }
 
-fn what_does_not_fit_is_refused_and_nothing_is_on_the_board<T: Transport>() {
+fn what_does_not_fit_is_refused_and_nothing_is_on_the_board<T: WorkerTransport>() {
     let (board, mut poster) = T::board(GEOMETRY);
     let mut seat = seat::<T>(&board);
     let wrong = |slice, source| (vec![slice], PostError::Slice { index: 0, source });
@@ -389,14 +392,14 @@ fn what_does_not_fit_is_refused_and_nothing_is_on_the_board<T: Transport>() {
     );
 }
 
-fn every_worker_has_a_seat_and_a_generation_of_its_own<T: Transport>() {
+fn every_worker_has_a_seat_and_a_generation_of_its_own<T: WorkerTransport>() {
     let (board, mut poster) = T::board(GEOMETRY);
     let offers: Vec<_> = (0..3).map(|_| board.seat().unwrap()).collect();
     assert_eq!(poster.workers(), 3);
-    assert_eq!([0, 1, 2].map(SeatNumber), [offers[0].seat, offers[1].seat, offers[2].seat]);
+    assert_eq!([0, 1, 2].map(SlotNumber), [offers[0].seat, offers[1].seat, offers[2].seat]);
     assert!(board.fence(offers[1].worker));
     let next = board.seat().unwrap();
-    assert_eq!(next.seat, SeatNumber(1));
+    assert_eq!(next.seat, SlotNumber(1));
     assert!(offers.iter().all(|offer| offer.worker < next.worker));
     assert_eq!(poster.workers(), 3);
 }

@@ -8,19 +8,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cache::{Cache, Cursor, Settings, replacement::Variant};
+use cache::{Cache, CacheSettings, Cursor, replacement::Variant};
 use clap::Args;
 use serde_json::json;
 
 use super::{CommandError, print};
 use crate::{
-    random::Stream,
-    workload::{Adapter, Shares, Workload},
+    random::RandomStream,
+    workload::{ShareAccounting, Workload, WorkloadAdapter},
 };
 
 /// Times of the cache's own work, and of a choice among executors.
 #[derive(Debug, Args)]
-pub(super) struct Bench {
+pub(super) struct DecisionBench {
     /// Blocks of the device, all of which the tree knows.
     #[arg(long, default_value_t = 100_000)]
     nodes: u32,
@@ -44,10 +44,11 @@ const ROUNDS: u64 = 2000;
 /// Choices among executors that are timed.
 const DECISIONS: usize = 20_000;
 
-impl Bench {
+impl DecisionBench {
     pub(super) fn run(&self, out: &mut impl Write) -> Result<(), CommandError> {
-        let settings = Settings { variant: self.variant, ..Settings::device_alone(self.nodes, BLOCK_TOKENS) };
-        let mut stage = Stage::new(settings);
+        let settings =
+            CacheSettings { variant: self.variant, ..CacheSettings::device_alone(self.nodes, BLOCK_TOKENS) };
+        let mut stage = BenchState::new(settings);
         stage.fill(self.nodes as usize);
         let [matched, inserted, evicted, advanced, reviewed] = stage.measure();
         print(
@@ -80,21 +81,21 @@ impl Bench {
     }
 }
 
-struct Stage {
+struct BenchState {
     cache: Cache,
     adapters: Workload,
-    stream: Stream,
+    stream: RandomStream,
     now: Duration,
     prompts: Vec<(usize, Vec<u32>)>,
 }
 
-impl Stage {
-    fn new(settings: Settings) -> Self {
-        let adapters = vec![Adapter { rank: 1, tenant: 0 }; ADAPTERS];
+impl BenchState {
+    fn new(settings: CacheSettings) -> Self {
+        let adapters = vec![WorkloadAdapter { rank: 1, tenant: 0 }; ADAPTERS];
         Self {
             cache: Cache::new(settings),
-            adapters: Workload { adapters, conversations: Vec::new(), shares: Shares::ByTenant },
-            stream: Stream::new(1, "bench", 0),
+            adapters: Workload { adapters, conversations: Vec::new(), shares: ShareAccounting::ByTenant },
+            stream: RandomStream::new(1, "bench", 0),
             now: Duration::ZERO,
             prompts: Vec::new(),
         }
@@ -112,7 +113,11 @@ impl Stage {
     }
 
     /// A prompt is asked for; what is not known of it is computed. Returns how long matching, making room and inserting took.
-    fn ask(&mut self, prompt: usize, change: impl Fn(Vec<u32>, &mut Stream) -> Vec<u32>) -> [Duration; 3] {
+    fn ask(
+        &mut self,
+        prompt: usize,
+        change: impl Fn(Vec<u32>, &mut RandomStream) -> Vec<u32>,
+    ) -> [Duration; 3] {
         let (adapter, tokens) = self.prompts[prompt].clone();
         let tokens = change(tokens, &mut self.stream);
         self.now += Duration::from_millis(20);

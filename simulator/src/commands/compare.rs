@@ -7,10 +7,10 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 
-use super::{CommandError, Options, print, side_by_side};
+use super::{CommandError, SimulationOptions, print, side_by_side};
 use crate::{
     chart::{self, Bar},
-    report::Report,
+    report::SimulationReport,
     statistics::{half_interval, mean},
 };
 
@@ -18,7 +18,7 @@ use crate::{
 #[derive(Debug, Args)]
 pub(super) struct Compare {
     #[command(flatten)]
-    options: Options,
+    options: SimulationOptions,
     /// Seeds, from --seed on.
     #[arg(long, default_value_t = 20)]
     seeds: u64,
@@ -35,12 +35,12 @@ pub(super) struct Compare {
 
 /// A figure of all seeds: its mean, and half the width of the 95 % interval.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub(super) struct Estimate {
+pub(super) struct IntervalEstimate {
     pub(super) mean: f64,
     pub(super) half_interval: f64,
 }
 
-impl Estimate {
+impl IntervalEstimate {
     pub(super) fn of(values: &[f64]) -> Self {
         Self { mean: mean(values), half_interval: half_interval(values) }
     }
@@ -62,9 +62,9 @@ impl Ratio {
     }
 }
 
-type Figure = (&'static str, fn(&Report) -> f64);
+type ReportMetric = (&'static str, fn(&SimulationReport) -> f64);
 
-const FIGURES: [Figure; 15] = [
+const FIGURES: [ReportMetric; 15] = [
     ("ttft_ms", |report| report.ttft_ms.mean),
     ("ttft_p95_ms", |report| report.ttft_ms.p95),
     ("ttft_p99_ms", |report| report.ttft_ms.p99),
@@ -90,25 +90,26 @@ impl Compare {
         let variants = if self.variants.is_empty() { Variant::ALL.to_vec() } else { self.variants.clone() };
         print(out, &json!({ "settings": self.options.header()?, "seeds": self.seeds }))?;
         let of = |variant: &Variant| {
-            side_by_side::seeds(&Options { variant: *variant, ..self.options.clone() }, self.seeds)
+            side_by_side::seeds(&SimulationOptions { variant: *variant, ..self.options.clone() }, self.seeds)
         };
-        let jobs: Vec<Options> = variants.iter().flat_map(of).collect();
+        let jobs: Vec<SimulationOptions> = variants.iter().flat_map(of).collect();
         let reports = side_by_side::reports(&jobs)?;
         if self.each {
             for (job, report) in jobs.iter().zip(&reports) {
                 print(out, &json!({ "variant": job.variant.name(), "seed": job.seed, "report": report }))?;
             }
         }
-        let by_variant: Vec<&[Report]> = reports.chunks(self.seeds as usize).collect();
+        let by_variant: Vec<&[SimulationReport]> = reports.chunks(self.seeds as usize).collect();
         let base = variants.iter().position(|variant| *variant == Variant::Elora).unwrap_or(0);
         let mut bars = Vec::new();
         for (variant, reports) in variants.iter().zip(&by_variant) {
-            let values =
-                |of: &[Report], figure: fn(&Report) -> f64| -> Vec<f64> { of.iter().map(figure).collect() };
+            let values = |of: &[SimulationReport], figure: fn(&SimulationReport) -> f64| -> Vec<f64> {
+                of.iter().map(figure).collect()
+            };
             let mut line = serde_json::Map::new();
             line.insert("variant".to_owned(), json!(variant.name()));
             for (name, figure) in FIGURES {
-                line.insert(name.to_owned(), json!(Estimate::of(&values(reports, figure))));
+                line.insert(name.to_owned(), json!(IntervalEstimate::of(&values(reports, figure))));
             }
             let compared = FIGURES.iter().filter(|(name, _)| COMPARED.contains(name));
             let ratios = compared.map(|(name, figure)| {
@@ -117,7 +118,7 @@ impl Compare {
             });
             line.insert("ratios".to_owned(), ratios.collect::<serde_json::Map<_, _>>().into());
             print(out, &line)?;
-            let ttft = Estimate::of(&values(reports, FIGURES[0].1));
+            let ttft = IntervalEstimate::of(&values(reports, FIGURES[0].1));
             bars.push(Bar {
                 name: variant.name().to_owned(),
                 value: ttft.mean,

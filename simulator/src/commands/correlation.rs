@@ -6,9 +6,9 @@ use std::{collections::BTreeMap, io::Write, time::Duration};
 use clap::Args;
 use serde_json::json;
 
-use super::{CommandError, Options, print};
+use super::{CommandError, SimulationOptions, print};
 use crate::{
-    engine::Record,
+    engine::EndedRequest,
     statistics::{mean, spearman},
 };
 
@@ -16,7 +16,7 @@ use crate::{
 #[derive(Debug, Args)]
 pub(super) struct Correlation {
     #[command(flatten)]
-    options: Options,
+    options: SimulationOptions,
 }
 
 /// Adapters and conversations are looked at so often.
@@ -32,7 +32,7 @@ enum Item {
 }
 
 /// What is known of it: when it was asked for last, how often, and its blocks.
-type Known = (f64, f64, f64);
+type AccessHistory = (f64, f64, f64);
 
 impl Correlation {
     pub(super) fn run(&self, out: &mut impl Write) -> Result<(), CommandError> {
@@ -44,14 +44,14 @@ impl Correlation {
         let mut found: [Vec<f64>; 3] = Default::default();
         let mut at = Duration::from_secs_f64(self.options.warmup);
         while at <= end {
-            let recent = |record: &&Record| record.arrived <= at && record.arrived + MEMORY > at;
-            let mut items: BTreeMap<Item, Known> = BTreeMap::new();
+            let recent = |record: &&EndedRequest| record.arrived <= at && record.arrived + MEMORY > at;
+            let mut items: BTreeMap<Item, AccessHistory> = BTreeMap::new();
             for record in observation.records.iter().filter(recent) {
                 let kv_blocks = (record.prompt + record.reply).div_ceil(cost.block_tokens) as f64;
                 note(&mut items, Item::Adapter(record.adapter), record, adapter_blocks(record.adapter));
                 note(&mut items, Item::Conversation(record.conversation), record, kv_blocks);
             }
-            let column = |of: fn(&Known) -> f64| items.values().map(of).collect::<Vec<_>>();
+            let column = |of: fn(&AccessHistory) -> f64| items.values().map(of).collect::<Vec<_>>();
             let (last, often, cost) =
                 (column(|known| known.0), column(|known| known.1), column(|known| known.2));
             for (found, (one, other)) in
@@ -75,7 +75,7 @@ impl Correlation {
     }
 }
 
-fn note(items: &mut BTreeMap<Item, Known>, item: Item, record: &Record, blocks: f64) {
+fn note(items: &mut BTreeMap<Item, AccessHistory>, item: Item, record: &EndedRequest, blocks: f64) {
     let known = items.entry(item).or_default();
     known.0 = known.0.max(record.arrived.as_secs_f64());
     known.1 += 1.0;

@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use crate::{
-    chart::{self, Line},
-    engine::Sample,
+    chart::{self, ChartLine},
+    engine::CacheSample,
 };
 
 /// What the device holds over time, until `end`.
-pub(super) fn device(title: &str, series: &[Sample], end: Duration, marks: &[(f64, &str)]) -> String {
-    let line = |name: &str, value: fn(&Sample) -> usize| {
+pub(super) fn device(title: &str, series: &[CacheSample], end: Duration, marks: &[(f64, &str)]) -> String {
+    let line = |name: &str, value: fn(&CacheSample) -> usize| {
         let until = series.iter().filter(|sample| sample.at < end);
         let points = until.map(|sample| (sample.at.as_secs_f64(), value(sample) as f64)).collect();
-        Line { name: name.to_owned(), points }
+        ChartLine { name: name.to_owned(), points }
     };
     let lines = [
         line("running sequences", |sample| sample.counts.used),

@@ -7,23 +7,23 @@ use policy::{
     batch::BatchLimits,
     fairness::headroom::FLOOD_SHARE,
     perf::{
-        line::Line,
-        plane::Plane,
+        line::LinearFit,
+        plane::LinearModel,
         serving::{ColdStart, LoraForm, ServingModel},
     },
-    routing::{Policy, Slo},
+    routing::{RoutingPolicy, Slo},
 };
 use serde_json::{Map, Value, json};
 
 use super::{
     CommandError,
-    compare::{Estimate, Ratio},
+    compare::{IntervalEstimate, Ratio},
     print, side_by_side,
 };
 use crate::{
     chart::{self, Bar},
     fleet::{
-        self, Below, FleetSetup, Knowledge, Prompts, SECOND, ServerSetup,
+        self, FleetSetup, GatewayKnowledge, LowerTier, Prompts, SECOND, ServerSetup,
         load::{Arrivals, FleetLoad},
         summary::Summary,
     },
@@ -44,7 +44,7 @@ impl Kernel {
     /// Llama2-7B on an A10: decode through the two points of CaraServe's Fig. 5, 24 requests of rank 32 and 16 of rank 64. A
     /// pass over a short prompt reads the same weights as a step; 0.22 ms for a token are 14 GFLOP at half of 125 TFLOP/s.
     fn model(self, prompts: Prompts) -> ServingModel {
-        const FREE: Line = Line { alpha: 0.0, beta: 0.0 };
+        const FREE: LinearFit = LinearFit { alpha: 0.0, beta: 0.0 };
         let (form, step_s, rank_s) = match self {
             Self::Padded => (LoraForm::Padded, 31.8e-3, 1.0e-3 / 256.0),
             Self::TrueRank => (LoraForm::TrueRank, 33.5e-3, 0.6e-3 / 256.0),
@@ -52,9 +52,9 @@ impl Kernel {
         let pass_s = if prompts == Prompts::Preempt { step_s } else { 0.0 };
         ServingModel {
             form,
-            decode: Plane { seconds_each: [step_s, 0.0, 0.0, rank_s] },
+            decode: LinearModel { seconds_each: [step_s, 0.0, 0.0, rank_s] },
             // What a rank costs a row it costs a token of a prompt at a third: its factors are read once.
-            prefill: Plane { seconds_each: [pass_s, 0.22e-3, rank_s / 3.0] },
+            prefill: LinearModel { seconds_each: [pass_s, 0.22e-3, rank_s / 3.0] },
             link: FREE,
             store: FREE,
             cold: ColdStart::Assisted,
@@ -64,7 +64,7 @@ impl Kernel {
 
 /// Several executors behind one gateway, with every policy on the same requests (C-23).
 #[derive(Debug, Args)]
-pub(super) struct Fleet {
+pub(super) struct FleetCommand {
     /// Executors.
     #[arg(long, default_value_t = 60)]
     executors: usize,
@@ -108,8 +108,8 @@ pub(super) struct Fleet {
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Kernel::TrueRank, Kernel::Padded])]
     kernels: Vec<Kernel>,
     /// Those to compare; all by default. The first is what the others are compared with.
-    #[arg(long, value_delimiter = ',', default_values_t = Policy::ALL)]
-    policies: Vec<Policy>,
+    #[arg(long, value_delimiter = ',', default_values_t = RoutingPolicy::ALL)]
+    policies: Vec<RoutingPolicy>,
     /// Where all random numbers come from.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -122,9 +122,9 @@ pub(super) struct Fleet {
 }
 
 /// A figure's name, and the figure.
-type Figure = (&'static str, fn(&Summary) -> f64);
+type SummaryMetric = (&'static str, fn(&Summary) -> f64);
 
-const FIGURES: [Figure; 10] = [
+const FIGURES: [SummaryMetric; 10] = [
     ("attainment", |summary| summary.attainment),
     ("attainment_8", |summary| summary.attainment_8),
     ("tpot_ms", |summary| summary.tpot_ms),
@@ -139,20 +139,21 @@ const FIGURES: [Figure; 10] = [
 
 /// One run.
 #[derive(Debug, Clone, Copy)]
-struct Job {
+struct FleetRun {
     kernel: Kernel,
-    policy: Policy,
+    policy: RoutingPolicy,
     seed: u64,
 }
 
-impl Fleet {
+impl FleetCommand {
     pub(super) fn run(&self, out: &mut impl Write) -> Result<(), CommandError> {
         self.validate()?;
         print(out, &json!({ "settings": self.header(), "seeds": self.seeds }))?;
         for (index, &kernel) in self.kernels.iter().enumerate() {
             let seeds = self.seed..self.seed + self.seeds;
-            let of = |&policy: &Policy| seeds.clone().map(move |seed| Job { kernel, policy, seed });
-            let jobs: Vec<Job> = self.policies.iter().flat_map(of).collect();
+            let of =
+                |&policy: &RoutingPolicy| seeds.clone().map(move |seed| FleetRun { kernel, policy, seed });
+            let jobs: Vec<FleetRun> = self.policies.iter().flat_map(of).collect();
             let summaries = side_by_side::all(&jobs, |job| Ok(self.summary(*job)))?;
             let by_policy: Vec<&[Summary]> = summaries.chunks(self.seeds as usize).collect();
             for (policy, of_policy) in self.policies.iter().zip(&by_policy) {
@@ -186,7 +187,7 @@ impl Fleet {
         Slo { ttft_us: None, tpot_us: Some((self.peft_ms * self.slo * 1e3) as u64) }
     }
 
-    fn summary(&self, job: Job) -> Summary {
+    fn summary(&self, job: FleetRun) -> Summary {
         let load = FleetLoad {
             arrivals: self.arrivals,
             adapters: self.adapters,
@@ -204,14 +205,14 @@ impl Fleet {
             prompts: self.prompts,
             limits: BatchLimits { max_running: self.places, chunk_tokens: 2048, scored_tokens: 1 },
             adapter_slots: usize::MAX,
-            below: Below::Host,
+            below: LowerTier::Host,
             rank_bytes: 0,
             kv_tokens: u64::MAX,
         };
         let setup = FleetSetup {
             flood_share: FLOOD_SHARE,
             servers: vec![server; self.executors],
-            knowledge: Knowledge::Given,
+            knowledge: GatewayKnowledge::Given,
             policy: job.policy,
             slo: self.slo(),
             weights: Vec::new(),
@@ -239,9 +240,9 @@ impl Fleet {
     }
 
     fn draw(&self, kernel: Kernel, by_policy: &[&[Summary]]) -> String {
-        let bar = |(policy, summaries): (&Policy, &&[Summary])| {
+        let bar = |(policy, summaries): (&RoutingPolicy, &&[Summary])| {
             let values: Vec<f64> = summaries.iter().map(|summary| summary.tpot_ms).collect();
-            let Estimate { mean, half_interval } = Estimate::of(&values);
+            let IntervalEstimate { mean, half_interval } = IntervalEstimate::of(&values);
             Bar { name: policy.name().to_owned(), value: mean, half_interval }
         };
         let bars: Vec<Bar> = self.policies.iter().zip(by_policy).map(bar).collect();
@@ -257,14 +258,14 @@ impl Fleet {
 }
 
 /// The figures of a policy, and how many times the first policy's they are.
-fn line(kernel: Kernel, policy: Policy, summaries: &[Summary], first: &[Summary]) -> Value {
+fn line(kernel: Kernel, policy: RoutingPolicy, summaries: &[Summary], first: &[Summary]) -> Value {
     let values =
         |of: &[Summary], figure: fn(&Summary) -> f64| -> Vec<f64> { of.iter().map(figure).collect() };
     let mut line = Map::new();
     line.insert("kernel".to_owned(), json!(kernel));
     line.insert("policy".to_owned(), json!(policy.name()));
     for (name, figure) in FIGURES {
-        line.insert(name.to_owned(), json!(Estimate::of(&values(summaries, figure))));
+        line.insert(name.to_owned(), json!(IntervalEstimate::of(&values(summaries, figure))));
     }
     let tpot = |of| values(of, |summary| summary.tpot_ms);
     line.insert("tpot_ratio".to_owned(), json!(Ratio::of(&tpot(summaries), &tpot(first))));

@@ -5,15 +5,15 @@ use std::{io::Write, path::PathBuf, time::Duration};
 use clap::Args;
 use policy::{
     batch::BatchLimits,
-    routing::{Policy, Slo},
+    routing::{RoutingPolicy, Slo},
 };
 use serde_json::json;
 
-use super::{CommandError, compare::Estimate, print, side_by_side};
+use super::{CommandError, compare::IntervalEstimate, print, side_by_side};
 use crate::{
     cost::CostModel,
-    fleet::{self, End, Request, SECOND, measured::Measured},
-    random::Stream,
+    fleet::{self, FleetRequest, RequestEnd, SECOND, measured::MeasuredFleet},
+    random::RandomStream,
     statistics::{mean, quantile},
 };
 
@@ -61,7 +61,7 @@ pub(super) struct Flood {
 
 /// What one run came to.
 #[derive(Debug, Clone, Copy)]
-struct Figures {
+struct FloodResult {
     ttft_ms: f64,
     ttft_p99_ms: f64,
     /// Tokens a second: the four's, and the flood's.
@@ -88,8 +88,9 @@ impl Flood {
             let seeds: Vec<u64> = (self.seed..self.seed + self.seeds).collect();
             let figures =
                 side_by_side::all(&seeds, |seed| self.observe(&costs, *seed, (flood, flood_share)))?;
-            let of =
-                |value: fn(&Figures) -> f64| Estimate::of(&figures.iter().map(value).collect::<Vec<_>>());
+            let of = |value: fn(&FloodResult) -> f64| {
+                IntervalEstimate::of(&figures.iter().map(value).collect::<Vec<_>>())
+            };
             print(
                 out,
                 &json!({
@@ -107,12 +108,12 @@ impl Flood {
         costs: &CostModel,
         seed: u64,
         (flood, flood_share): (f64, f64),
-    ) -> Result<Figures, CommandError> {
-        let measured = Measured {
+    ) -> Result<FloodResult, CommandError> {
+        let measured = MeasuredFleet {
             limits: BatchLimits { max_running: self.max_running, chunk_tokens: 512, scored_tokens: 1 },
             adapter_slots: usize::MAX,
             kv_tokens: u64::MAX,
-            policy: Policy::RankAware,
+            policy: RoutingPolicy::RankAware,
             slo: Slo::default(),
             seed,
         };
@@ -122,7 +123,7 @@ impl Flood {
         let [from, to] = [self.warmup, self.duration].map(|s| (s * SECOND as f64) as u64);
         let of = |is_meant: fn(u16) -> bool| {
             let all = requests.iter().zip(&outcomes).filter(move |(request, _)| is_meant(request.tenant));
-            all.filter(|(_, outcome)| outcome.end == End::Answered)
+            all.filter(|(_, outcome)| outcome.end == RequestEnd::Answered)
         };
         let tokens = |is_meant| {
             let ended = of(is_meant).filter(|(_, outcome)| (from..to).contains(&outcome.ended));
@@ -132,7 +133,7 @@ impl Flood {
         let ttft: Vec<f64> = begun
             .filter_map(|(request, outcome)| Some((outcome.first_token? - request.at) as f64 * 1e-6))
             .collect();
-        Ok(Figures {
+        Ok(FloodResult {
             ttft_ms: mean(&ttft),
             ttft_p99_ms: quantile(&ttft, 0.99),
             goodput: [tokens(|tenant| tenant < MODERATE), tokens(|tenant| tenant == MODERATE)],
@@ -140,22 +141,22 @@ impl Flood {
     }
 
     /// Independent arrivals of each tenant. What the flood has waited for longer than a few seconds is too late.
-    fn requests(&self, seed: u64, flood: f64) -> Vec<Request> {
-        let mut requests: Vec<Request> =
+    fn requests(&self, seed: u64, flood: f64) -> Vec<FleetRequest> {
+        let mut requests: Vec<FleetRequest> =
             (0..=MODERATE).flat_map(|tenant| self.of(tenant, seed, flood)).collect();
         requests.sort_by_key(|request| (request.at, request.tenant));
         requests
     }
 
-    fn of(&self, tenant: u16, seed: u64, flood: f64) -> Vec<Request> {
+    fn of(&self, tenant: u16, seed: u64, flood: f64) -> Vec<FleetRequest> {
         let (times, patience) = if tenant < MODERATE { (1.0, None) } else { (flood, Some(5 * SECOND)) };
-        let mut stream = Stream::new(seed, "flood", tenant.into());
+        let mut stream = RandomStream::new(seed, "flood", tenant.into());
         let gaps = std::iter::repeat_with(|| stream.exponential() / (self.rate * times));
         let arrivals = gaps.scan(0.0, |at, gap| {
             *at += gap;
             Some(*at)
         });
-        let request = |at: f64| Request {
+        let request = |at: f64| FleetRequest {
             at: u64::try_from(Duration::from_secs_f64(at).as_nanos()).unwrap_or(u64::MAX),
             tenant,
             adapter: 0,

@@ -9,20 +9,20 @@ use std::{
 use clap::Args;
 use policy::{
     batch::BatchLimits,
-    routing::{Policy, Slo},
+    routing::{RoutingPolicy, Slo},
 };
 use serde_json::json;
 
 use super::{CommandError, print};
 use crate::{
     cost::CostModel,
-    fleet::{self, Request, load::of_workload, measured::Measured, summary::Summary},
+    fleet::{self, FleetRequest, load::of_workload, measured::MeasuredFleet, summary::Summary},
     workload::{
-        Shares,
-        arrivals::Before,
+        ShareAccounting,
+        arrivals::ArrivalHistory,
         popularity::Popularity,
         replay,
-        scenario::{Recipe, Scenario},
+        scenario::{Scenario, WorkloadSpec},
     },
 };
 
@@ -82,7 +82,7 @@ pub(super) struct Forecast {
     kv_tokens: Option<u64>,
     /// How an executor is chosen.
     #[arg(long, default_value = "rank-aware")]
-    policy: Policy,
+    policy: RoutingPolicy,
     /// Where random choices come from.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -127,19 +127,19 @@ impl Forecast {
         bad.map_or(Ok(()), |(name, _)| Err(CommandError::Option(name)))
     }
 
-    fn requests(&self, per_s: f64) -> Result<Vec<Request>, CommandError> {
-        let recipe = Recipe {
+    fn requests(&self, per_s: f64) -> Result<Vec<FleetRequest>, CommandError> {
+        let recipe = WorkloadSpec {
             scenario: Scenario::Chat,
             adapters: self.adapters,
             popularity: self.popularity,
             drift: 0.0,
             rank: 0,
             tenants: 1,
-            shares: Shares::None,
+            shares: ShareAccounting::None,
             hostile_per_s: 0.0,
             per_s,
             length_divisor: self.length_divisor,
-            before: Before::Nothing,
+            before: ArrivalHistory::Nothing,
             end: Duration::from_secs_f64(self.duration),
         };
         let mut requests = of_workload(&replay::replay(&self.trace, &recipe, self.seed)?);
@@ -154,10 +154,10 @@ impl Forecast {
         Slo { ttft_us: us(self.ttft_ms), tpot_us: us(self.tpot_ms) }
     }
 
-    fn measured(&self) -> Measured {
+    fn measured(&self) -> MeasuredFleet {
         let limits =
             BatchLimits { max_running: self.max_running, chunk_tokens: self.chunk_tokens, scored_tokens: 1 };
-        Measured {
+        MeasuredFleet {
             limits,
             adapter_slots: self.adapter_slots.unwrap_or(self.adapters),
             kv_tokens: self.kv_tokens.unwrap_or(u64::MAX),
@@ -167,7 +167,7 @@ impl Forecast {
         }
     }
 
-    fn summary(&self, requests: &[Request], costs: &[CostModel], executors: usize) -> Summary {
+    fn summary(&self, requests: &[FleetRequest], costs: &[CostModel], executors: usize) -> Summary {
         let outcomes = self.measured().fleet(costs, executors).map(|setup| fleet::run(&setup, requests));
         let outside_s = costs.first().map_or(0.0, |costs| costs.request_s);
         Summary::of(requests, &outcomes.unwrap_or_default(), 0, &self.slo(), outside_s)
@@ -178,7 +178,7 @@ impl Forecast {
     }
 
     /// The least number that is enough: more are never worse.
-    fn needed(&self, requests: &[Request], costs: &[CostModel]) -> Option<usize> {
+    fn needed(&self, requests: &[FleetRequest], costs: &[CostModel]) -> Option<usize> {
         let is_enough = |executors| self.is_enough(&self.summary(requests, costs, executors));
         let mut high = 1;
         while !is_enough(high) {

@@ -6,14 +6,14 @@ use cache::replacement::Variant;
 use clap::Args;
 use serde_json::json;
 
-use super::{CommandError, Options, compare::Estimate, print, side_by_side};
-use crate::chart::{self, Line};
+use super::{CommandError, SimulationOptions, compare::IntervalEstimate, print, side_by_side};
+use crate::chart::{self, ChartLine};
 
 /// A fixed share for adapters, from a twentieth to a half of the device.
 #[derive(Debug, Args)]
 pub(super) struct Knee {
     #[command(flatten)]
-    options: Options,
+    options: SimulationOptions,
     /// Seeds, from --seed on.
     #[arg(long, default_value_t = 10)]
     seeds: u64,
@@ -39,15 +39,15 @@ impl Knee {
             let points = self.curve(adapters, out)?;
             let best = points.iter().min_by(|one, other| one.1.total_cmp(&other.1));
             print(out, &json!({ "adapters": adapters, "knee_share": best.map(|point| point.0) }))?;
-            let unified = Options { adapters, ..self.options.clone() };
+            let unified = SimulationOptions { adapters, ..self.options.clone() };
             let ttft = self.estimate(&unified)?;
             print(out, &json!({ "adapters": adapters, "variant": unified.variant.name(), "ttft_ms": ttft }))?;
             // Where adapters starve nothing else could be seen.
             let is_drawn = |point: &(f64, f64)| best.is_some_and(|best| point.1 < DRAWN_TIMES * best.1);
             let drawn = points.iter().copied().filter(is_drawn).collect();
-            lines.push(Line { name: format!("{adapters} adapters, static"), points: drawn });
+            lines.push(ChartLine { name: format!("{adapters} adapters, static"), points: drawn });
             let flat = SHARES.map(|share| (f64::from(share) / 100.0, ttft.mean)).to_vec();
-            lines.push(Line { name: format!("{adapters}, {}", unified.variant), points: flat });
+            lines.push(ChartLine { name: format!("{adapters}, {}", unified.variant), points: flat });
         }
         if let Some(path) = &self.chart {
             let axes = ("share of the device that adapters have", "mean time to first token, ms");
@@ -60,7 +60,12 @@ impl Knee {
         let mut points = Vec::new();
         for share in SHARES.map(|share| f64::from(share) / 100.0) {
             let options = self.options.clone();
-            let fixed = Options { adapters, variant: Variant::Static, adapter_share: Some(share), ..options };
+            let fixed = SimulationOptions {
+                adapters,
+                variant: Variant::Static,
+                adapter_share: Some(share),
+                ..options
+            };
             let ttft = self.estimate(&fixed)?;
             print(out, &json!({ "adapters": adapters, "share": share, "ttft_ms": ttft }))?;
             points.push((share, ttft.mean));
@@ -68,8 +73,8 @@ impl Knee {
         Ok(points)
     }
 
-    fn estimate(&self, options: &Options) -> Result<Estimate, CommandError> {
+    fn estimate(&self, options: &SimulationOptions) -> Result<IntervalEstimate, CommandError> {
         let reports = side_by_side::reports(&side_by_side::seeds(options, self.seeds))?;
-        Ok(Estimate::of(&reports.iter().map(|report| report.ttft_ms.mean).collect::<Vec<_>>()))
+        Ok(IntervalEstimate::of(&reports.iter().map(|report| report.ttft_ms.mean).collect::<Vec<_>>()))
     }
 }

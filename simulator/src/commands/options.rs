@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use cache::{Settings, manager::AdapterUnit, replacement::Variant};
+use cache::{CacheSettings, manager::AdapterUnit, replacement::Variant};
 use clap::{Args, ValueEnum};
 use policy::batch::BatchLimits;
 use serde_json::{Value, json};
@@ -11,13 +11,13 @@ use super::CommandError;
 use crate::{
     cost::CostModel,
     engine::{Design, Engine, Observation, Setup},
-    report::Report,
+    report::SimulationReport,
     workload::{
-        Shares, Workload,
-        arrivals::Before,
+        ShareAccounting, Workload,
+        arrivals::ArrivalHistory,
         popularity::Popularity,
         replay,
-        scenario::{Recipe, Scenario},
+        scenario::{Scenario, WorkloadSpec},
     },
 };
 
@@ -66,7 +66,7 @@ impl Preset {
 
 /// Options of all commands.
 #[derive(Debug, Clone, Args)]
-pub struct Options {
+pub struct SimulationOptions {
     /// What people do.
     #[arg(long, value_enum, default_value = "chat")]
     pub scenario: Scenario,
@@ -96,7 +96,7 @@ pub struct Options {
     pub drift: f64,
     /// What was before, where adapters are asked for in bursts.
     #[arg(long, value_enum, default_value = "nothing")]
-    pub before: Before,
+    pub before: ArrivalHistory,
     /// Tenants that share the adapters among them.
     #[arg(long, default_value_t = 1)]
     pub tenants: u16,
@@ -149,7 +149,7 @@ pub struct Options {
     #[arg(long, default_value_t = 10.0, value_name = "S")]
     pub tau: f64,
     /// What the policy takes computing a block for, in copies of a block; the costs say what it is.
-    #[arg(long, default_value_t = Settings::RECOMPUTE_COST, value_name = "COPIES")]
+    #[arg(long, default_value_t = CacheSettings::RECOMPUTE_COST, value_name = "COPIES")]
     pub recompute_cost: f32,
     /// Prompts whose adapter is not there are computed at once where that is faster than waiting, so many times as slowly.
     #[arg(long, value_name = "FACTOR")]
@@ -159,7 +159,7 @@ pub struct Options {
     pub partial: Option<f32>,
 }
 
-impl Options {
+impl SimulationOptions {
     /// The executor.
     ///
     /// # Errors
@@ -230,14 +230,14 @@ impl Options {
     /// The trace cannot be read.
     pub fn workload(&self) -> Result<Workload, CommandError> {
         let defaults = self.preset.defaults();
-        let recipe = Recipe {
+        let recipe = WorkloadSpec {
             scenario: self.scenario,
             adapters: self.adapters,
             popularity: self.popularity,
             drift: self.drift,
             rank: self.rank.unwrap_or(defaults.rank),
             tenants: self.tenants,
-            shares: if self.no_shares { Shares::None } else { Shares::ByTenant },
+            shares: if self.no_shares { ShareAccounting::None } else { ShareAccounting::ByTenant },
             hostile_per_s: self.hostile,
             per_s: self.rate,
             length_divisor: self.length_divisor.unwrap_or(defaults.length_divisor),
@@ -263,14 +263,14 @@ impl Options {
     ///
     /// # Errors
     /// As of [`observe`](Self::observe).
-    pub fn report(&self) -> Result<Report, CommandError> {
+    pub fn report(&self) -> Result<SimulationReport, CommandError> {
         Ok(self.report_of(&self.observe(false)?, self.setup()?.cost.block_tokens))
     }
 
     /// A report of a run of it.
     #[must_use]
-    pub fn report_of(&self, observation: &Observation, block_tokens: usize) -> Report {
-        Report::of(observation, Duration::from_secs_f64(self.warmup), block_tokens)
+    pub fn report_of(&self, observation: &Observation, block_tokens: usize) -> SimulationReport {
+        SimulationReport::of(observation, Duration::from_secs_f64(self.warmup), block_tokens)
     }
 
     /// What it is, in a few words.

@@ -6,14 +6,14 @@ use cache::replacement::Variant;
 use clap::Args;
 use serde_json::json;
 
-use super::{CommandError, Options, print, side_by_side};
+use super::{CommandError, SimulationOptions, print, side_by_side};
 use crate::statistics::mean;
 
 /// The highest rate at which the mean time to the first token is below a limit.
 #[derive(Debug, Args)]
 pub(super) struct Peak {
     #[command(flatten)]
-    options: Options,
+    options: SimulationOptions,
     /// Seeds, from --seed on, whose mean is taken.
     #[arg(long, default_value_t = 5)]
     seeds: u64,
@@ -51,7 +51,7 @@ impl Peak {
     }
 
     fn peak(&self, variant: Variant) -> Result<f64, CommandError> {
-        let options = Options { variant, ..self.options.clone() };
+        let options = SimulationOptions { variant, ..self.options.clone() };
         let (mut low, mut high) = (0.05, 0.1);
         while high < self.max_rate && self.holds(&options, high)? {
             (low, high) = (high, high * 2.0);
@@ -66,8 +66,8 @@ impl Peak {
         Ok(low)
     }
 
-    fn holds(&self, options: &Options, rate: f64) -> Result<bool, CommandError> {
-        let jobs = side_by_side::seeds(&Options { rate, ..options.clone() }, self.seeds);
+    fn holds(&self, options: &SimulationOptions, rate: f64) -> Result<bool, CommandError> {
+        let jobs = side_by_side::seeds(&SimulationOptions { rate, ..options.clone() }, self.seeds);
         let ttft: Vec<f64> = side_by_side::reports(&jobs)?.iter().map(|report| report.ttft_ms.mean).collect();
         Ok(mean(&ttft) < self.limit)
     }

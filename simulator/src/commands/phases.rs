@@ -5,18 +5,18 @@ use std::{fs, io::Write, path::PathBuf, time::Duration};
 use clap::Args;
 use serde_json::json;
 
-use super::{CommandError, Options, drawing, print};
+use super::{CommandError, SimulationOptions, drawing, print};
 use crate::{
-    engine::{Engine, Sample, Setup},
+    engine::{CacheSample, Engine, Setup},
     statistics::mean,
-    workload::{Shares, Workload},
+    workload::{ShareAccounting, Workload},
 };
 
 /// Four phases, and whether the device holds in each what it should.
 #[derive(Debug, Args)]
 pub(super) struct Phases {
     #[command(flatten)]
-    options: Options,
+    options: SimulationOptions,
     /// Requests a second of the phases; the last has twice as many adapters.
     #[arg(long, value_delimiter = ',', default_values_t = [0.2, 1.0, 1.8, 1.8])]
     rates: Vec<f64>,
@@ -29,7 +29,7 @@ const NAMES: [&str; 4] = ["light", "rising", "heavy", "more adapters"];
 
 /// What the device holds in the second half of a phase, on average.
 #[derive(Debug, Clone, Copy, serde::Serialize)]
-struct Held {
+struct DeviceOccupancy {
     used_blocks: f64,
     history_blocks: f64,
     adapter_blocks: f64,
@@ -52,7 +52,7 @@ impl Phases {
         let workload = self.workload(length)?;
         let setup = Setup { keeps_series: true, end: length * 4, ..self.options.setup()? };
         let series = Engine::new(setup, &workload)?.run()?.series;
-        let held: Vec<Held> = (0..4).map(|phase| held(&series, length, phase)).collect();
+        let held: Vec<DeviceOccupancy> = (0..4).map(|phase| held(&series, length, phase)).collect();
         for (name, held) in NAMES.iter().zip(&held) {
             print(out, &json!({ "phase": name, "held": held }))?;
         }
@@ -81,11 +81,12 @@ impl Phases {
 
     /// The phases one after another.
     fn workload(&self, length: Duration) -> Result<Workload, CommandError> {
-        let mut all = Workload { adapters: Vec::new(), conversations: Vec::new(), shares: Shares::ByTenant };
+        let mut all =
+            Workload { adapters: Vec::new(), conversations: Vec::new(), shares: ShareAccounting::ByTenant };
         for (phase, &rate) in self.rates.iter().enumerate() {
             let adapters = if phase == 3 { 2 * self.options.adapters } else { self.options.adapters };
             let seed = self.options.seed + 1000 * phase as u64;
-            let part = Options { rate, adapters, seed, ..self.options.clone() }.workload()?;
+            let part = SimulationOptions { rate, adapters, seed, ..self.options.clone() }.workload()?;
             all.adapters = part.adapters;
             for mut conversation in part.conversations {
                 conversation.start += length * phase as u32;
@@ -97,13 +98,13 @@ impl Phases {
     }
 }
 
-fn held(series: &[Sample], length: Duration, phase: u32) -> Held {
+fn held(series: &[CacheSample], length: Duration, phase: u32) -> DeviceOccupancy {
     let (from, to) = (length * phase + length / 2, length * (phase + 1));
-    let of = |value: fn(&Sample) -> f64| -> f64 {
+    let of = |value: fn(&CacheSample) -> f64| -> f64 {
         let inside = series.iter().filter(|sample| (from..to).contains(&sample.at));
         mean(&inside.map(value).collect::<Vec<_>>())
     };
-    Held {
+    DeviceOccupancy {
         used_blocks: of(|sample| sample.counts.used as f64),
         history_blocks: of(|sample| sample.counts.cached as f64),
         adapter_blocks: of(|sample| sample.counts.adapters as f64),

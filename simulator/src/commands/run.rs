@@ -10,14 +10,14 @@ use std::{
 use clap::Args;
 use serde_json::json;
 
-use super::{CommandError, Options, drawing, print};
-use crate::engine::Sample;
+use super::{CommandError, SimulationOptions, drawing, print};
+use crate::engine::CacheSample;
 
 /// One run.
 #[derive(Debug, Args)]
-pub(super) struct Run {
+pub(super) struct RunCommand {
     #[command(flatten)]
-    options: Options,
+    options: SimulationOptions,
     /// Writes what the cache looked like every 100 ms, one JSON object a line.
     #[arg(long, value_name = "PATH")]
     series: Option<PathBuf>,
@@ -26,7 +26,7 @@ pub(super) struct Run {
     chart: Option<PathBuf>,
 }
 
-impl Run {
+impl RunCommand {
     pub(super) fn run(&self, out: &mut impl Write) -> Result<(), CommandError> {
         let header = self.options.header()?;
         print(out, &json!({ "settings": header }))?;
@@ -45,7 +45,7 @@ impl Run {
     }
 }
 
-fn line(sample: &Sample) -> serde_json::Value {
+fn line(sample: &CacheSample) -> serde_json::Value {
     let counts = sample.counts;
     json!({
         "at_s": sample.at.as_secs_f64(),

@@ -5,12 +5,12 @@ use std::{
     thread,
 };
 
-use super::{CommandError, Options};
-use crate::report::Report;
+use super::{CommandError, SimulationOptions};
+use crate::report::SimulationReport;
 
 /// The reports of all of them.
-pub(super) fn reports(jobs: &[Options]) -> Result<Vec<Report>, CommandError> {
-    all(jobs, Options::report)
+pub(super) fn reports(jobs: &[SimulationOptions]) -> Result<Vec<SimulationReport>, CommandError> {
+    all(jobs, SimulationOptions::report)
 }
 
 /// Does all of them, on as many threads as there are cores.
@@ -39,6 +39,6 @@ pub(super) fn all<J: Sync, R: Send>(
 }
 
 /// The same with each of so many seeds, from its own on.
-pub(super) fn seeds(options: &Options, count: u64) -> Vec<Options> {
-    (options.seed..options.seed + count).map(|seed| Options { seed, ..options.clone() }).collect()
+pub(super) fn seeds(options: &SimulationOptions, count: u64) -> Vec<SimulationOptions> {
+    (options.seed..options.seed + count).map(|seed| SimulationOptions { seed, ..options.clone() }).collect()
 }

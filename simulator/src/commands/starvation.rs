@@ -7,10 +7,10 @@ use cache::replacement::Variant;
 use clap::Args;
 use serde_json::json;
 
-use super::{CommandError, Options, print};
+use super::{CommandError, SimulationOptions, print};
 use crate::{
-    engine::{Observation, Sample},
-    report::Report,
+    engine::{CacheSample, Observation},
+    report::SimulationReport,
     statistics::mean,
 };
 
@@ -18,7 +18,7 @@ use crate::{
 #[derive(Debug, Args)]
 pub(super) struct Starvation {
     #[command(flatten)]
-    options: Options,
+    options: SimulationOptions,
     /// Numbers of adapters.
     #[arg(long, value_delimiter = ',', default_values_t = [29, 48, 96])]
     counts: Vec<usize>,
@@ -29,7 +29,7 @@ const ROOMY: f64 = 0.75;
 
 /// Parts of the two sides that are in use after the warm-up, on average.
 #[derive(Debug, Clone, Copy, serde::Serialize)]
-struct Used {
+struct SideUse {
     /// Of the side of keys and values: what runs.
     running: f64,
     /// And with it history.
@@ -45,7 +45,7 @@ impl Starvation {
         };
         print(out, &json!({ "settings": self.options.header()?, "counts": self.counts }))?;
         for &adapters in &self.counts {
-            let divided = Options { adapters, variant: Variant::Static, ..self.options.clone() };
+            let divided = SimulationOptions { adapters, variant: Variant::Static, ..self.options.clone() };
             let (observation, blocks) = (divided.observe(true)?, f64::from(divided.setup()?.device_blocks));
             let used = self.used(&observation, [blocks * (1.0 - share), blocks * share]);
             let statistics = observation.statistics;
@@ -62,26 +62,30 @@ impl Starvation {
                         statistics.evicted_adapters > 0 && used.running <= ROOMY,
                 }),
             )?;
-            let one = Options { variant: Variant::Elora, adapter_share: None, ..divided };
+            let one = SimulationOptions { variant: Variant::Elora, adapter_share: None, ..divided };
             let report = self.report(&one, &one.observe(false)?)?;
             print(out, &json!({ "adapters": adapters, "variant": one.variant.name(), "report": report }))?;
         }
         Ok(())
     }
 
-    fn report(&self, options: &Options, observation: &Observation) -> Result<Report, CommandError> {
+    fn report(
+        &self,
+        options: &SimulationOptions,
+        observation: &Observation,
+    ) -> Result<SimulationReport, CommandError> {
         Ok(options.report_of(observation, options.setup()?.cost.block_tokens))
     }
 
     /// `sides` are blocks: those of keys and values, and those of adapters.
-    fn used(&self, observation: &Observation, sides: [f64; 2]) -> Used {
+    fn used(&self, observation: &Observation, sides: [f64; 2]) -> SideUse {
         let measured = self.options.warmup..self.options.duration;
-        let of = |value: fn(&Sample) -> usize| -> f64 {
+        let of = |value: fn(&CacheSample) -> usize| -> f64 {
             let inside =
                 observation.series.iter().filter(|sample| measured.contains(&sample.at.as_secs_f64()));
             mean(&inside.map(|sample| value(sample) as f64).collect::<Vec<_>>())
         };
-        Used {
+        SideUse {
             running: of(|sample| sample.counts.used) / sides[0],
             keys_and_values: of(|sample| sample.counts.used + sample.counts.cached) / sides[0],
             adapters: of(|sample| sample.counts.adapters) / sides[1],

@@ -6,11 +6,11 @@ use clap::Args;
 use serde_json::json;
 
 use super::{CommandError, print, side_by_side};
-use crate::fleet::world::{self, World};
+use crate::fleet::world::{self, ScenarioResult};
 
 /// Lives through worlds in which executors die, messages are lost and clocks jump, and checks what must hold.
 #[derive(Debug, Args)]
-pub(super) struct Worlds {
+pub(super) struct FaultScenarios {
     /// The first.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -22,24 +22,24 @@ pub(super) struct Worlds {
 /// Worlds that one thread lives through before it takes the next.
 const AT_ONCE: u64 = 500;
 
-impl Worlds {
+impl FaultScenarios {
     pub(super) fn run(&self, out: &mut impl Write) -> Result<(), CommandError> {
         let end = self.seed.saturating_add(self.seeds);
         let parts: Vec<u64> = (self.seed..end).step_by(AT_ONCE as usize).collect();
         let sums = side_by_side::all(&parts, |&first| {
-            let mut sum = World::default();
+            let mut sum = ScenarioResult::default();
             for seed in first..end.min(first + AT_ONCE) {
                 add(&mut sum, &world::live(seed)?);
             }
             Ok(sum)
         })?;
-        let mut all = World::default();
+        let mut all = ScenarioResult::default();
         sums.iter().for_each(|sum| add(&mut all, sum));
         print(out, &json!({ "seed": self.seed, "worlds": self.seeds, "sum": all, "broken": 0 }))
     }
 }
 
-fn add(sum: &mut World, world: &World) {
+fn add(sum: &mut ScenarioResult, world: &ScenarioResult) {
     sum.requests += world.requests;
     sum.answered += world.answered;
     sum.sent_again += world.sent_again;

@@ -2,17 +2,17 @@
 
 use policy::perf::plane::nonnegative;
 
-use super::{CostModel, TERMS, Work};
+use super::{ComputedWork, CostModel, TERMS};
 
 /// Something that was timed, and what it did.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Observed {
+pub struct TimedObservation {
     /// How long it took.
     pub seconds: f64,
     /// Requests that came in and were answered.
     pub requests: f64,
     /// Steps, and how many of each kind: half a one is one that was waited for from its middle on.
-    pub steps: Vec<(f64, Work)>,
+    pub steps: Vec<(f64, ComputedWork)>,
 }
 
 /// Measurements that say too little.
@@ -26,7 +26,7 @@ const ALL: usize = TERMS + 1;
 /// No fit looks for more tokens that take nothing.
 const MAX_FREE: usize = 32;
 
-impl Observed {
+impl TimedObservation {
     fn terms(&self, free_tokens: usize) -> [f64; ALL] {
         let mut terms = [0.0; ALL];
         terms[0] = self.requests;
@@ -54,7 +54,7 @@ impl CostModel {
     ///
     /// # Errors
     /// What was observed does not tell the terms apart.
-    pub fn fitted(self, observed: &[Observed]) -> Result<Self, FitError> {
+    pub fn fitted(self, observed: &[TimedObservation]) -> Result<Self, FitError> {
         let models =
             (0..=MAX_FREE).filter_map(|free| Self { free_tokens: free, ..self }.fitted_linear(observed));
         let error = |model: &Self| observed.iter().map(|one| one.error(model)).sum::<f64>();
@@ -62,9 +62,9 @@ impl CostModel {
     }
 
     /// The same with as many free tokens as it has: all else is linear.
-    fn fitted_linear(self, observed: &[Observed]) -> Option<Self> {
+    fn fitted_linear(self, observed: &[TimedObservation]) -> Option<Self> {
         // Terms as shares of the time that was seen: with the right costs they sum to 1.
-        let row = |one: &Observed| {
+        let row = |one: &TimedObservation| {
             one.terms(self.free_tokens).map(|term| term / one.seconds).into_iter().chain([1.0]).collect()
         };
         let rows: Vec<Vec<f64>> = observed.iter().map(row).collect();
@@ -112,28 +112,34 @@ mod tests {
         [8, 64, 16][number % 3]
     }
 
-    fn prompt(prefill_tokens: usize, context_tokens: usize) -> Observed {
+    fn prompt(prefill_tokens: usize, context_tokens: usize) -> TimedObservation {
         let prefill_pairs = prefill_tokens * (context_tokens + prefill_tokens / 2);
         let rank_rows = rank(prefill_tokens) * prefill_tokens;
-        let work = Work { prefill_tokens, prefill_pairs, context_tokens, rank_rows, ..Work::default() };
-        Observed { seconds: 0.0, requests: 1.0, steps: vec![(1.0, work)] }
+        let work = ComputedWork {
+            prefill_tokens,
+            prefill_pairs,
+            context_tokens,
+            rank_rows,
+            ..ComputedWork::default()
+        };
+        TimedObservation { seconds: 0.0, requests: 1.0, steps: vec![(1.0, work)] }
     }
 
-    fn batch(decode_sequences: usize, context: usize) -> Observed {
-        let work = Work {
+    fn batch(decode_sequences: usize, context: usize) -> TimedObservation {
+        let work = ComputedWork {
             decode_sequences,
             context_tokens: decode_sequences * context,
             rank_rows: decode_sequences * rank(decode_sequences + context),
-            ..Work::default()
+            ..ComputedWork::default()
         };
-        Observed { seconds: 0.0, requests: 0.0, steps: vec![(1.0, work)] }
+        TimedObservation { seconds: 0.0, requests: 0.0, steps: vec![(1.0, work)] }
     }
 
-    fn timed(what: &[Observed], model: &CostModel) -> Vec<Observed> {
-        what.iter().map(|one| Observed { seconds: one.predicted(model), ..one.clone() }).collect()
+    fn timed(what: &[TimedObservation], model: &CostModel) -> Vec<TimedObservation> {
+        what.iter().map(|one| TimedObservation { seconds: one.predicted(model), ..one.clone() }).collect()
     }
 
-    fn various() -> Vec<Observed> {
+    fn various() -> Vec<TimedObservation> {
         let prompts = [(1, 0), (2, 0), (4, 0), (8, 0), (16, 0), (100, 0), (500, 0), (500, 1000), (9, 400)];
         let batches = [(1, 50), (2, 50), (4, 50), (8, 50), (16, 50), (4, 1000)];
         let prompts = prompts.map(|(tokens, context)| prompt(tokens, context));

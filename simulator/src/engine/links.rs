@@ -2,13 +2,13 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use cache::copy::Class;
+use cache::copy::CopyPriority;
 
 /// How urgent a job is; copies to lower tiers come last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Urgency {
     /// As the cache says.
-    Of(Class),
+    Of(CopyPriority),
     /// Nobody waits for it.
     Spill,
 }
@@ -17,35 +17,35 @@ impl Urgency {
     fn index(self) -> usize {
         match self {
             Self::Of(class) => class as usize,
-            Self::Spill => Class::ALL.len(),
+            Self::Spill => CopyPriority::ALL.len(),
         }
     }
 }
 
 #[derive(Debug)]
-struct Job<T> {
+struct LinkJob<T> {
     what: T,
     takes: Duration,
 }
 
 /// One way. What is on it goes to its end; what waits may be overtaken.
 #[derive(Debug)]
-pub(crate) struct Link<T> {
-    waiting: [VecDeque<Job<T>>; Class::ALL.len() + 1],
+pub(crate) struct TierLink<T> {
+    waiting: [VecDeque<LinkJob<T>>; CopyPriority::ALL.len() + 1],
     carried: Option<(Duration, T)>,
     busy: Duration,
 }
 
-impl<T> Default for Link<T> {
+impl<T> Default for TierLink<T> {
     fn default() -> Self {
         Self { waiting: Default::default(), carried: None, busy: Duration::ZERO }
     }
 }
 
-impl<T> Link<T> {
+impl<T> TierLink<T> {
     /// Takes a job at `now`; what has ended by then was taken off before.
     pub(crate) fn submit(&mut self, now: Duration, urgency: Urgency, what: T, takes: Duration) {
-        self.waiting[urgency.index()].push_back(Job { what, takes });
+        self.waiting[urgency.index()].push_back(LinkJob { what, takes });
         if self.carried.is_none() {
             self.carry(now);
         }
@@ -74,7 +74,7 @@ impl<T> Link<T> {
     }
 
     /// What waits and `is_meant` goes ahead of all that is less urgent.
-    pub(crate) fn raise(&mut self, class: Class, is_meant: impl Fn(&T) -> bool) {
+    pub(crate) fn raise(&mut self, class: CopyPriority, is_meant: impl Fn(&T) -> bool) {
         let to = Urgency::Of(class).index();
         for from in to + 1..self.waiting.len() {
             if let Some(at) = self.waiting[from].iter().position(|job| is_meant(&job.what))
@@ -86,7 +86,7 @@ impl<T> Link<T> {
     }
 
     fn carry(&mut self, start: Duration) {
-        if let Some(Job { what, takes }) = self.waiting.iter_mut().find_map(VecDeque::pop_front) {
+        if let Some(LinkJob { what, takes }) = self.waiting.iter_mut().find_map(VecDeque::pop_front) {
             self.busy += takes;
             self.carried = Some((start + takes, what));
         }
@@ -101,12 +101,12 @@ mod tests {
 
     #[test]
     fn the_urgent_overtake_what_waits_and_not_what_is_under_way() {
-        let mut link = Link::default();
+        let mut link = TierLink::default();
         link.submit(Duration::ZERO, Urgency::Spill, "spilled", MS);
-        link.submit(Duration::ZERO, Urgency::Of(Class::Preload), "preloaded", MS);
-        link.submit(Duration::ZERO, Urgency::Of(Class::SwapIn), "swapped", MS);
-        link.submit(Duration::ZERO, Urgency::Of(Class::Demand), "demanded", MS);
-        link.raise(Class::Demand, |what| *what == "preloaded");
+        link.submit(Duration::ZERO, Urgency::Of(CopyPriority::Preload), "preloaded", MS);
+        link.submit(Duration::ZERO, Urgency::Of(CopyPriority::SwapIn), "swapped", MS);
+        link.submit(Duration::ZERO, Urgency::Of(CopyPriority::Demand), "demanded", MS);
+        link.raise(CopyPriority::Demand, |what| *what == "preloaded");
         assert_eq!(link.end_next(Duration::ZERO), None);
         let ends: Vec<_> = std::iter::from_fn(|| link.end_next(4 * MS)).collect();
         assert_eq!(ends, ["spilled", "demanded", "preloaded", "swapped"]);
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn one_follows_the_other_without_a_gap_whenever_anybody_looks() {
-        let mut link = Link::default();
+        let mut link = TierLink::default();
         (0..3).for_each(|number| link.submit(Duration::ZERO, Urgency::Spill, number, 2 * MS));
         assert_eq!(link.end_next(5 * MS), Some(0));
         assert_eq!(link.end_next(5 * MS), Some(1));

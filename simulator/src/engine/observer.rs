@@ -2,16 +2,16 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use cache::{Cache, Counts, Statistics};
+use cache::{BlockCounts, Cache, Statistics};
 
-use super::{sequence::Sequence, tiers::Tiers};
+use super::{sequence::SimSequence, tiers::Tiers};
 
 /// Samples between two looks at all nodes.
 const LOOK_EVERY: u64 = 10;
 
 /// A request that has ended.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Record {
+pub struct EndedRequest {
     /// Its adapter's index.
     pub adapter: usize,
     /// Its tenant.
@@ -48,11 +48,11 @@ pub struct Record {
 
 /// What the cache looked like.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sample {
+pub struct CacheSample {
     /// The time of it.
     pub at: Duration,
     /// Blocks of the device by what they hold.
-    pub counts: Counts,
+    pub counts: BlockCounts,
     /// Sequences that run, and that wait.
     pub sequences: (usize, usize),
     /// Adapters on the device: `Now`.
@@ -65,9 +65,9 @@ pub struct Sample {
 #[derive(Debug, Clone)]
 pub struct Observation {
     /// Every request, in the order in which they ended.
-    pub records: Vec<Record>,
+    pub records: Vec<EndedRequest>,
     /// Every 100 ms, if kept.
-    pub series: Vec<Sample>,
+    pub series: Vec<CacheSample>,
     /// The cache's counters.
     pub statistics: Statistics,
     /// Prompt tokens computed, also those that were computed again.
@@ -97,8 +97,8 @@ pub struct Observation {
 #[derive(Debug)]
 pub(super) struct Observer {
     keeps_series: bool,
-    records: Vec<Record>,
-    series: Vec<Sample>,
+    records: Vec<EndedRequest>,
+    series: Vec<CacheSample>,
     pub(super) prefill_tokens: u64,
     pub(super) steps: u64,
     pub(super) preemptions: u64,
@@ -130,12 +130,12 @@ impl Observer {
         }
     }
 
-    pub(super) fn note_end(&mut self, sequence: &Sequence, tenant: u16, now: Duration) {
+    pub(super) fn note_end(&mut self, sequence: &SimSequence, tenant: u16, now: Duration) {
         let times = sequence.times;
         let (first, entered) = (times.first_token.unwrap_or(now), times.entered.unwrap_or(now));
         let (ttft, compute) = (first - times.arrived, first - entered);
         let found = sequence.hits.unwrap_or_default();
-        self.records.push(Record {
+        self.records.push(EndedRequest {
             adapter: sequence.adapter,
             tenant,
             conversation: sequence.origin.conversation,
@@ -171,7 +171,7 @@ impl Observer {
         }
         if self.keeps_series {
             let (adapters, required) = (demand.now, demand.required);
-            self.series.push(Sample { at, counts, sequences, adapters, required });
+            self.series.push(CacheSample { at, counts, sequences, adapters, required });
         }
     }
 

@@ -4,20 +4,20 @@ use std::time::Duration;
 
 use cache::{Cache, Cursor, NodeId};
 use ids::BlockId;
-use policy::batch::{BatchLimits, Report, Stage, may_enter};
+use policy::batch::{BatchLimits, PromptLogits, RunningStage, may_enter};
 
 use crate::workload::Workload;
 
 /// Where a request was asked: a conversation and its turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Origin {
+pub(crate) struct TurnOrigin {
     pub(crate) conversation: usize,
     pub(crate) turn: usize,
 }
 
 /// When what happened to a request.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Times {
+pub(crate) struct RequestTimes {
     pub(crate) arrived: Duration,
     /// Waiting for its adapter, all in all.
     pub(crate) adapter_wait: Duration,
@@ -30,14 +30,14 @@ pub(crate) struct Times {
 
 /// Where its prompt came from, at its first admission.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Found {
+pub(crate) struct PrefixHits {
     pub(crate) on_device: usize,
     pub(crate) below: usize,
 }
 
 #[derive(Debug)]
-pub(crate) struct Sequence {
-    pub(crate) origin: Origin,
+pub(crate) struct SimSequence {
+    pub(crate) origin: TurnOrigin,
     pub(crate) adapter: usize,
     pub(crate) tokens: Vec<u32>,
     pub(crate) prompt: usize,
@@ -54,13 +54,13 @@ pub(crate) struct Sequence {
     pub(crate) was_cold: bool,
     /// Since when it waits for whatever it waits for.
     pub(crate) waits_since: Duration,
-    pub(crate) times: Times,
-    pub(crate) hits: Option<Found>,
+    pub(crate) times: RequestTimes,
+    pub(crate) hits: Option<PrefixHits>,
 }
 
 /// What became of a wish to enter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Entry {
+pub(crate) enum EntryOutcome {
     /// There are too few blocks, and nothing was taken.
     NoRoom,
     /// Its blocks are there.
@@ -69,10 +69,10 @@ pub(crate) enum Entry {
     Awaits,
 }
 
-impl Sequence {
+impl SimSequence {
     pub(crate) fn new(
         workload: &Workload,
-        origin: Origin,
+        origin: TurnOrigin,
         (arrived, block_tokens): (Duration, usize),
     ) -> Self {
         let conversation = &workload.conversations[origin.conversation];
@@ -93,7 +93,7 @@ impl Sequence {
             is_pinned: false,
             was_cold: false,
             waits_since: arrived,
-            times: Times { arrived, ..Times::default() },
+            times: RequestTimes { arrived, ..RequestTimes::default() },
             hits: None,
         }
     }
@@ -105,36 +105,36 @@ impl Sequence {
         cache: &mut Cache,
         workload: &Workload,
         limits: (&BatchLimits, usize),
-    ) -> Entry {
+    ) -> EntryOutcome {
         // The last token is computed in any case: its logits are needed.
         let reusable = &self.tokens[..self.tokens.len() - 1];
         let mut prefix = cache.lookup(workload.namespace(self.adapter), reusable);
         let (found, total) = (prefix.blocks.len(), cache.blocks_for(self.tokens.len()));
         if !may_enter(limits.0, limits.1, total - found, cache.available()) {
             cache.release(&prefix.blocks);
-            return Entry::NoRoom;
+            return EntryOutcome::NoRoom;
         }
         self.awaited = cache.fetch(&mut prefix, reusable);
         self.found = found;
         self.cursor = prefix.cursor;
         let Some(fresh) = cache.allocate(total - prefix.blocks.len()) else {
             cache.release(&prefix.blocks);
-            return Entry::NoRoom;
+            return EntryOutcome::NoRoom;
         };
         self.blocks = prefix.blocks;
         self.blocks.extend(fresh);
-        if self.awaited.is_empty() { self.settle(cache, 0) } else { Entry::Awaits }
+        if self.awaited.is_empty() { self.settle(cache, 0) } else { EntryOutcome::Awaits }
     }
 
     /// Whether what it waits for is there; it may now run with what has come.
-    pub(crate) fn look(&mut self, cache: &mut Cache) -> Entry {
+    pub(crate) fn look(&mut self, cache: &mut Cache) -> EntryOutcome {
         match cache.arrived(&self.awaited) {
-            None => Entry::Awaits,
+            None => EntryOutcome::Awaits,
             Some(arrived) => self.settle(cache, arrived),
         }
     }
 
-    fn settle(&mut self, cache: &mut Cache, arrived: usize) -> Entry {
+    fn settle(&mut self, cache: &mut Cache, arrived: usize) -> EntryOutcome {
         let missing = self.awaited.len() - arrived;
         let last = arrived.checked_sub(1).map(|last| self.awaited[last]);
         self.awaited.clear();
@@ -147,13 +147,13 @@ impl Sequence {
             cache.release(&self.blocks.drain(known..known + missing).collect::<Vec<_>>());
             let Some(fresh) = cache.allocate(missing) else {
                 self.leave(cache);
-                return Entry::NoRoom;
+                return EntryOutcome::NoRoom;
             };
             self.blocks.extend(fresh);
         }
         self.computed = known * self.block_tokens;
-        self.hits.get_or_insert(Found { on_device: self.found, below: arrived });
-        Entry::Ready
+        self.hits.get_or_insert(PrefixHits { on_device: self.found, below: arrived });
+        EntryOutcome::Ready
     }
 
     pub(crate) fn pending(&self) -> usize {
@@ -169,11 +169,11 @@ impl Sequence {
     }
 
     /// As the scheduler sees it.
-    pub(crate) fn stage(&self, cache: &Cache) -> Stage {
+    pub(crate) fn stage(&self, cache: &Cache) -> RunningStage {
         if self.generated() > 0 && self.pending() == 1 {
-            return Stage::Decoding { missing_blocks: self.missing_blocks(cache) };
+            return RunningStage::Decoding { missing_blocks: self.missing_blocks(cache) };
         }
-        Stage::Prompt { pending: self.pending(), report: Report::Last }
+        RunningStage::Prompt { pending: self.pending(), report: PromptLogits::Last }
     }
 
     /// Its next `count` tokens have been computed: full blocks are offered to others. Says whether a token follows.

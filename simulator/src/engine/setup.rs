@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cache::{Settings, manager::AdapterUnit, replacement::Variant};
+use cache::{CacheSettings, manager::AdapterUnit, replacement::Variant};
 use clap::ValueEnum;
 use policy::batch::BatchLimits;
 use serde::Serialize;
@@ -78,28 +78,28 @@ pub enum SimulationError {
     Stuck(Duration),
     /// The cache is broken.
     #[error(transparent)]
-    Broken(#[from] cache::manager::Violation),
+    Broken(#[from] cache::manager::InvariantViolation),
 }
 
 /// What the cache is held to, if everything asked of it can fit.
-pub(super) fn settings(setup: &Setup, workload: &Workload) -> Result<Settings, SimulationError> {
+pub(super) fn settings(setup: &Setup, workload: &Workload) -> Result<CacheSettings, SimulationError> {
     let tokens = setup.cost.block_tokens;
     let longest = u32::try_from(workload.longest().div_ceil(tokens) + 1).unwrap_or(u32::MAX);
     let adapter = setup.cost.adapter_blocks(workload.largest_rank());
     let device = setup.device_blocks;
-    let alone = Settings {
+    let alone = CacheSettings {
         host: setup.host_blocks,
         disk: setup.disk_blocks,
         adapter_unit: setup.adapter_unit,
         variant: setup.variant,
         tau: setup.tau,
         recompute_cost: setup.recompute_cost,
-        ..Settings::device_alone(device, tokens)
+        ..CacheSettings::device_alone(device, tokens)
     };
     // However many adapters are pinned, one request can run beside them.
     let beside = device.saturating_sub(longest).min(setup.max_adapter_blocks.unwrap_or(device));
     let share = setup.adapter_share.map(|share| (f64::from(device) * share) as u32);
-    let settings = Settings {
+    let settings = CacheSettings {
         max_adapter_blocks: share.unwrap_or(beside),
         max_kv_blocks: share.map_or(device, |share| device - share),
         ..alone

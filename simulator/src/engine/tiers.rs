@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use cache::{
     Cache, NodeId, Tier,
-    copy::Class,
-    manager::{AdapterPlace, Copy, Outcome},
+    copy::CopyPriority,
+    manager::{CopyOutcome, PlacementOutcome, TierCopy},
 };
 use ids::BlockId;
 
-use super::links::{Link, Urgency};
+use super::links::{TierLink, Urgency};
 use crate::{
     cost::CostModel,
     workload::{Workload, adapter_id, adapter_index},
@@ -32,7 +32,7 @@ const COPIED_WHILE_IDLE: usize = 8;
 const PRELOADS_LEAVE: f64 = 0.3;
 
 #[derive(Debug)]
-enum Job {
+enum TierJob {
     In { node: NodeId, block: BlockId },
     Out { node: NodeId, tier: Tier },
     Adapter { index: usize, placed: u32 },
@@ -40,7 +40,7 @@ enum Job {
 
 /// Where an adapter is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Whereabouts {
+enum AdapterResidence {
     Away,
     /// What its place has room for is on its way, but for what is there.
     Coming,
@@ -53,7 +53,7 @@ enum Whereabouts {
 struct AdapterState {
     rank: u32,
     blocks: u32,
-    at: Whereabouts,
+    at: AdapterResidence,
     /// Blocks of it that are there.
     here: u32,
     /// How often it was given a place: a copy to an earlier one is nothing to it.
@@ -69,9 +69,9 @@ fn blocks_of(cache: &Cache, adapter: usize) -> u32 {
 pub(super) struct Tiers {
     cost: CostModel,
     adapters: Vec<AdapterState>,
-    to_device: Link<Job>,
-    to_host: Link<Job>,
-    disk: Link<Job>,
+    to_device: TierLink<TierJob>,
+    to_host: TierLink<TierJob>,
+    disk: TierLink<TierJob>,
     /// Blocks that came to the device or were taken off it since this was last set back.
     pub(super) carried: usize,
     /// Adapters that were asked for, and copied, one by one.
@@ -80,26 +80,26 @@ pub(super) struct Tiers {
 
 impl Tiers {
     pub(super) fn new(cost: CostModel, workload: &Workload) -> Self {
-        let state = |adapter: &crate::workload::Adapter| AdapterState {
+        let state = |adapter: &crate::workload::WorkloadAdapter| AdapterState {
             rank: adapter.rank,
             blocks: cost.adapter_blocks(adapter.rank),
-            at: Whereabouts::Away,
+            at: AdapterResidence::Away,
             here: 0,
             placed: 0,
         };
         Self {
             cost,
             adapters: workload.adapters.iter().map(state).collect(),
-            to_device: Link::default(),
-            to_host: Link::default(),
-            disk: Link::default(),
+            to_device: TierLink::default(),
+            to_host: TierLink::default(),
+            disk: TierLink::default(),
             carried: 0,
             loaded_adapters: 0,
         }
     }
 
     pub(super) fn is_here(&self, adapter: usize) -> bool {
-        self.adapters[adapter].at == Whereabouts::Here
+        self.adapters[adapter].at == AdapterResidence::Here
     }
 
     /// The part of an adapter that is not there.
@@ -112,7 +112,7 @@ impl Tiers {
     pub(super) fn arrives_in(&self, adapter: usize) -> Option<Duration> {
         let AdapterState { rank, at, .. } = self.adapters[adapter];
         let takes = self.cost.over_link(self.cost.adapter_bytes(rank)).mul_f64(self.missing(adapter));
-        (at == Whereabouts::Coming).then_some(takes)
+        (at == AdapterResidence::Coming).then_some(takes)
     }
 
     /// How long the link to the device has been busy.
@@ -122,7 +122,7 @@ impl Tiers {
 
     /// When the next copy ends.
     pub(super) fn next_end(&self) -> Option<Duration> {
-        [&self.to_device, &self.to_host, &self.disk].into_iter().filter_map(Link::next_end).min()
+        [&self.to_device, &self.to_host, &self.disk].into_iter().filter_map(TierLink::next_end).min()
     }
 
     /// Gives an adapter a place if there is one, pins it there, and says whether it has arrived.
@@ -134,34 +134,34 @@ impl Tiers {
         is_pinned: &mut bool,
     ) -> bool {
         self.note_evicted(cache);
-        if matches!(self.adapters[adapter].at, Whereabouts::Away | Whereabouts::Partly) {
-            self.place(cache, now, adapter, Class::Demand);
+        if matches!(self.adapters[adapter].at, AdapterResidence::Away | AdapterResidence::Partly) {
+            self.place(cache, now, adapter, CopyPriority::Demand);
         }
         if !*is_pinned {
             *is_pinned = cache.pin_adapter(adapter_id(adapter));
         }
-        if self.adapters[adapter].at == Whereabouts::Coming {
-            let is_it = |job: &Job| matches!(job, Job::Adapter { index, .. } if *index == adapter);
-            self.to_device.raise(Class::Demand, is_it);
+        if self.adapters[adapter].at == AdapterResidence::Coming {
+            let is_it = |job: &TierJob| matches!(job, TierJob::Adapter { index, .. } if *index == adapter);
+            self.to_device.raise(CopyPriority::Demand, is_it);
         }
         *is_pinned && self.is_here(adapter)
     }
 
-    fn place(&mut self, cache: &mut Cache, now: Duration, adapter: usize, class: Class) {
+    fn place(&mut self, cache: &mut Cache, now: Duration, adapter: usize, class: CopyPriority) {
         let state = self.adapters[adapter];
-        if cache.place_adapter(adapter_id(adapter), state.blocks) != AdapterPlace::Placed {
+        if cache.place_adapter(adapter_id(adapter), state.blocks) != PlacementOutcome::Placed {
             return;
         }
         self.note_evicted(cache);
         let has = blocks_of(cache, adapter);
         let state = &mut self.adapters[adapter];
-        state.at = Whereabouts::Coming;
+        state.at = AdapterResidence::Coming;
         state.placed += 1;
         self.loaded_adapters += 1;
         let bytes =
             self.cost.adapter_bytes(state.rank) * u64::from(has - state.here) / u64::from(state.blocks);
         let takes = self.cost.over_link(bytes);
-        let job = Job::Adapter { index: adapter, placed: state.placed };
+        let job = TierJob::Adapter { index: adapter, placed: state.placed };
         self.to_device.submit(now, Urgency::Of(class), job, takes);
     }
 
@@ -169,45 +169,45 @@ impl Tiers {
         for index in cache.take_shrunk_adapters().into_iter().map(adapter_index) {
             let state = &mut self.adapters[index];
             state.here = state.here.min(blocks_of(cache, index));
-            if state.at == Whereabouts::Here {
-                state.at = Whereabouts::Partly;
+            if state.at == AdapterResidence::Here {
+                state.at = AdapterResidence::Partly;
             }
         }
         for id in cache.take_evicted_adapters() {
             let state = &mut self.adapters[adapter_index(id)];
-            (state.at, state.here) = (Whereabouts::Away, 0);
+            (state.at, state.here) = (AdapterResidence::Away, 0);
         }
     }
 
     /// Begins what the cache asks for.
     pub(super) fn begin_copies(&mut self, cache: &mut Cache, now: Duration) {
         self.note_evicted(cache);
-        let copies: Vec<Copy> = cache.take_copies();
+        let copies: Vec<TierCopy> = cache.take_copies();
         let bytes = self.cost.block_bytes;
         for copy in copies {
             match copy {
-                Copy::In { node, block, tier, class, .. } => {
+                TierCopy::In { node, block, tier, class, .. } => {
                     let (link, takes) = match tier {
                         Tier::Disk => (&mut self.disk, self.cost.over_disk(bytes)),
                         Tier::Device | Tier::Host => (&mut self.to_device, self.cost.over_link(bytes)),
                     };
-                    link.submit(now, Urgency::Of(class), Job::In { node, block }, takes);
+                    link.submit(now, Urgency::Of(class), TierJob::In { node, block }, takes);
                 }
-                Copy::Hasten { node: wanted } => {
-                    let is_it = |job: &Job| matches!(job, Job::In { node, .. } if *node == wanted);
+                TierCopy::Hasten { node: wanted } => {
+                    let is_it = |job: &TierJob| matches!(job, TierJob::In { node, .. } if *node == wanted);
                     for link in [&mut self.disk, &mut self.to_device] {
-                        link.raise(Class::Demand, is_it);
+                        link.raise(CopyPriority::Demand, is_it);
                     }
                 }
-                Copy::Out { node, slots, .. } => {
+                TierCopy::Out { node, slots, .. } => {
                     self.carried += 1;
                     let [host, disk] = slots.map(|slot| slot.is_some());
                     if host {
-                        let job = Job::Out { node, tier: Tier::Host };
+                        let job = TierJob::Out { node, tier: Tier::Host };
                         self.to_host.submit(now, Urgency::Spill, job, self.cost.over_link(bytes));
                     }
                     if disk {
-                        let job = Job::Out { node, tier: Tier::Disk };
+                        let job = TierJob::Out { node, tier: Tier::Disk };
                         self.disk.submit(now, Urgency::Spill, job, self.cost.over_disk(bytes));
                     }
                 }
@@ -221,17 +221,18 @@ impl Tiers {
         for link in [&mut self.to_device, &mut self.to_host, &mut self.disk] {
             while let Some(job) = link.end_next(now) {
                 match job {
-                    Job::In { node, block } => {
+                    TierJob::In { node, block } => {
                         self.carried += 1;
-                        cache.copied_in(node, block, Outcome::Done);
+                        cache.copied_in(node, block, CopyOutcome::Done);
                     }
-                    Job::Out { node, tier } => cache.copied_out(node, tier, Outcome::Done),
-                    Job::Adapter { index, placed } => {
+                    TierJob::Out { node, tier } => cache.copied_out(node, tier, CopyOutcome::Done),
+                    TierJob::Adapter { index, placed } => {
                         let state = &mut self.adapters[index];
-                        if state.placed == placed && state.at == Whereabouts::Coming {
+                        if state.placed == placed && state.at == AdapterResidence::Coming {
                             state.here = blocks_of(cache, index);
                             let is_whole = state.here == state.blocks;
-                            state.at = if is_whole { Whereabouts::Here } else { Whereabouts::Partly };
+                            state.at =
+                                if is_whole { AdapterResidence::Here } else { AdapterResidence::Partly };
                         }
                     }
                 }
@@ -249,7 +250,7 @@ impl Tiers {
             if self.adapters[adapter].blocks as usize > cache.counts().free {
                 return;
             }
-            self.place(cache, now, adapter, Class::SwapIn);
+            self.place(cache, now, adapter, CopyPriority::SwapIn);
         }
         self.preload(cache, now);
     }
@@ -261,18 +262,18 @@ impl Tiers {
         // As the executor's: nobody gives way to what nobody waits for.
         let wanted = cache.wanted_adapter(|id| Some(self.adapters[adapter_index(id)].blocks));
         if let Some(adapter) = wanted.map(adapter_index) {
-            self.place(cache, now, adapter, Class::Preload);
+            self.place(cache, now, adapter, CopyPriority::Preload);
         }
         self.begin_copies(cache, now);
     }
 
     /// Adapters that nobody has asked for come too, as long as much of the device is free.
     fn preload(&mut self, cache: &mut Cache, now: Duration) {
-        let away = self.adapters.iter().position(|adapter| adapter.at == Whereabouts::Away);
+        let away = self.adapters.iter().position(|adapter| adapter.at == AdapterResidence::Away);
         let (Some(adapter), counts) = (away, cache.counts()) else { return };
         let left = counts.free.saturating_sub(self.adapters[adapter].blocks as usize);
         if left as f64 >= counts.total as f64 * PRELOADS_LEAVE {
-            self.place(cache, now, adapter, Class::Preload);
+            self.place(cache, now, adapter, CopyPriority::Preload);
         }
     }
 }

@@ -4,25 +4,25 @@ use std::{collections::BTreeMap, time::Duration};
 
 use policy::{
     fairness::{
-        Entry, FairLimits, FairQueue, Turn,
-        headroom::{Headroom, Places},
+        DequeuedRequest, FairLimits, FairQueue, QueueEntry,
+        headroom::{BurstCapacity, BurstLimit},
     },
-    perf::serving::{Load, ServingFit, ServingModel},
+    perf::serving::{RequestLoad, ServingFit, ServingModel},
     random::Rng,
     routing::{
-        Asked, Availability, Candidate, Choice, choose,
-        ledger::{Ledger, MeanAnswer},
+        Availability, Candidate, PlacementRequest, RoutingChoice, choose,
+        ledger::{InFlightLoad, MeanAnswer},
     },
 };
 
 use super::{
-    FleetSetup, Knowledge, Nanos, Request, ServerSetup,
-    server::{Said, residency, touch},
+    FleetRequest, FleetSetup, GatewayKnowledge, Nanos, ServerSetup,
+    server::{StepMessage, residency, touch},
 };
 
 /// How far a request is in its executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum ExecutorStage {
     /// It has no token.
     Waits,
     /// It has one.
@@ -31,7 +31,7 @@ pub(super) enum Stage {
 
 /// A request, as the gateway knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum GatewayRequestState {
     /// It has not come.
     Unknown,
     /// It is in the queue.
@@ -41,7 +41,7 @@ pub(super) enum State {
         /// The executor.
         server: usize,
         /// How far it is.
-        stage: Stage,
+        stage: ExecutorStage,
         /// Since when.
         since_us: u64,
     },
@@ -54,8 +54,8 @@ pub(super) enum State {
 struct View {
     setup: ServerSetup,
     availability: Availability,
-    running: Ledger,
-    waiting: Ledger,
+    running: InFlightLoad,
+    waiting: InFlightLoad,
     resident: BTreeMap<u32, u64>,
     asked: u64,
     /// What was timed of it, where nothing else is known.
@@ -64,10 +64,10 @@ struct View {
 
 /// A request goes to an executor.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Sent {
+pub(super) struct DispatchedRequest {
     pub(super) id: usize,
-    pub(super) asked: Asked,
-    pub(super) choice: Choice,
+    pub(super) asked: PlacementRequest,
+    pub(super) choice: RoutingChoice,
     /// What its tenant is charged.
     pub(super) cost_tokens: u64,
 }
@@ -77,11 +77,11 @@ pub(super) struct Sent {
 pub(super) struct Gateway {
     setup: FleetSetup,
     queue: FairQueue<u16, usize>,
-    headroom: Headroom<u16>,
+    headroom: BurstLimit<u16>,
     /// Whose each is, once it has come.
     tenants: Vec<u16>,
     views: Vec<View>,
-    pub(super) states: Vec<State>,
+    pub(super) states: Vec<GatewayRequestState>,
     /// From when on each is too late.
     deadlines_us: Vec<Option<u64>>,
     /// Tokens that each was charged when it was sent.
@@ -102,9 +102,9 @@ impl Gateway {
             views: views.collect(),
             setup,
             queue: FairQueue::new(FairLimits { max_waiting: 1 << 20, ..FairLimits::default() }),
-            headroom: Headroom::default(),
+            headroom: BurstLimit::default(),
             tenants: vec![0; requests],
-            states: vec![State::Unknown; requests],
+            states: vec![GatewayRequestState::Unknown; requests],
             deadlines_us: vec![None; requests],
             charged: vec![0; requests],
             candidates: Vec::new(),
@@ -128,7 +128,7 @@ impl Gateway {
     }
 
     /// What a request costs in the queue: what is known of it, and what is usual.
-    pub(super) fn cost_tokens(&self, request: &Request) -> u64 {
+    pub(super) fn cost_tokens(&self, request: &FleetRequest) -> u64 {
         u64::from(request.prompt) + self.answers.tokens() as u64
     }
 
@@ -136,13 +136,13 @@ impl Gateway {
     pub(super) fn enqueue(
         &mut self,
         id: usize,
-        request: &Request,
+        request: &FleetRequest,
         deadline_us: Option<u64>,
     ) -> Option<usize> {
         let (tenant, weight) = (request.tenant, self.weight(request.tenant));
         let entry =
-            Entry { item: id, cost_tokens: self.cost_tokens(request), size: 1, class: 0, deadline_us };
-        self.states[id] = State::Waiting;
+            QueueEntry { item: id, cost_tokens: self.cost_tokens(request), size: 1, class: 0, deadline_us };
+        self.states[id] = GatewayRequestState::Waiting;
         self.deadlines_us[id] = deadline_us;
         self.tenants[id] = tenant;
         self.headroom.ask(&tenant, weight, self.clock_us);
@@ -151,13 +151,13 @@ impl Gateway {
             Err(full) => Some(full.entry.item),
         };
         if let Some(id) = out {
-            self.states[id] = State::Ended;
+            self.states[id] = GatewayRequestState::Ended;
         }
         out
     }
 
     /// When a request that comes now is too late.
-    pub(super) fn deadline_us(&self, request: &Request) -> Option<u64> {
+    pub(super) fn deadline_us(&self, request: &FleetRequest) -> Option<u64> {
         request.patience.map(|patience| self.clock_us + patience / 1000)
     }
 
@@ -165,7 +165,7 @@ impl Gateway {
     pub(super) fn expire(&mut self) -> Vec<usize> {
         let gone: Vec<usize> =
             self.queue.expire(self.clock_us).into_iter().map(|turn| turn.entry.item).collect();
-        gone.iter().for_each(|id| self.states[*id] = State::Ended);
+        gone.iter().for_each(|id| self.states[*id] = GatewayRequestState::Ended);
         gone
     }
 
@@ -183,22 +183,22 @@ impl Gateway {
     pub(super) fn keeps_somebody_waiting(&self) -> bool {
         let in_time =
             |id: usize| self.deadlines_us[id].is_none_or(|deadline_us| deadline_us >= self.clock_us);
-        let waits = |id: usize| self.states[id] == State::Waiting && in_time(id);
+        let waits = |id: usize| self.states[id] == GatewayRequestState::Waiting && in_time(id);
         let (crowd, places) = (self.headroom.crowd(self.clock_us), self.places());
         let may_go = |id: usize| crowd.lets(&self.tenants[id], places);
         self.has_place() && (0..self.states.len()).any(|id| waits(id) && may_go(id))
     }
 
     /// What executors that take somebody have for those who are held back.
-    fn places(&self) -> Places {
+    fn places(&self) -> BurstCapacity {
         let open = self.views.iter().filter(|view| view.availability == Availability::Open);
         let each: Vec<usize> = open.map(|view| view.setup.limits.max_running).collect();
         let flood = |places: &usize| (*places as f64 * self.setup.flood_share) as usize;
-        Places { executors: each.len(), all: each.iter().sum(), floods: each.iter().map(flood).sum() }
+        BurstCapacity { executors: each.len(), all: each.iter().sum(), floods: each.iter().map(flood).sum() }
     }
 
     /// Whose turn it is, if an executor has a place.
-    fn next(&mut self) -> Option<Turn<u16, usize>> {
+    fn next(&mut self) -> Option<DequeuedRequest<u16, usize>> {
         let now_us = self.clock_us;
         self.headroom.look(|tenant| self.queue.waiting_of(tenant) > 0, now_us);
         let (places, is_open) = (self.places(), self.has_place());
@@ -211,11 +211,11 @@ impl Gateway {
     }
 
     /// Sends the next, if an executor has a place.
-    pub(super) fn dispatch(&mut self, requests: &[Request]) -> Option<Sent> {
+    pub(super) fn dispatch(&mut self, requests: &[FleetRequest]) -> Option<DispatchedRequest> {
         let turn = self.next()?;
         self.headroom.send(&turn.tenant, 1);
         let (id, request) = (turn.entry.item, &requests[turn.entry.item]);
-        let asked = Asked {
+        let asked = PlacementRequest {
             prompt_tokens: u64::from(request.prompt),
             rank: u64::from(request.rank),
             slo: self.setup.slo,
@@ -232,38 +232,42 @@ impl Gateway {
         let view = &mut self.views[choice.executor];
         view.waiting.enter(asked.rank, asked.slo.tpot_us, asked.prompt_tokens);
         touch(&mut view.resident, &mut view.asked, view.setup.adapter_slots, request);
-        self.states[id] =
-            State::Sent { server: choice.executor, stage: Stage::Waits, since_us: self.clock_us };
+        self.states[id] = GatewayRequestState::Sent {
+            server: choice.executor,
+            stage: ExecutorStage::Waits,
+            since_us: self.clock_us,
+        };
         self.charged[id] = turn.entry.cost_tokens;
-        Some(Sent { id, asked, choice, cost_tokens: turn.entry.cost_tokens })
+        Some(DispatchedRequest { id, asked, choice, cost_tokens: turn.entry.cost_tokens })
     }
 
     /// An executor says something; whether it is the first that is heard of it, and not of a request that went elsewhere.
-    pub(super) fn hear(&mut self, from: usize, said: Said, request: &Request) -> bool {
-        let (Said::Began(id) | Said::Done(id)) = said;
-        let State::Sent { server, stage, since_us } = self.states[id] else { return false };
+    pub(super) fn hear(&mut self, from: usize, said: StepMessage, request: &FleetRequest) -> bool {
+        let (StepMessage::Began(id) | StepMessage::Done(id)) = said;
+        let GatewayRequestState::Sent { server, stage, since_us } = self.states[id] else { return false };
         if server != from {
             return false;
         }
         let took = Duration::from_micros(self.clock_us.saturating_sub(since_us));
         match said {
-            Said::Began(_) if stage == Stage::Runs => return false,
-            Said::Began(_) => {
+            StepMessage::Began(_) if stage == ExecutorStage::Runs => return false,
+            StepMessage::Began(_) => {
                 if let Some(fit) = &mut self.views[server].fit {
-                    fit.observe_prefill(Load::of(request.rank.into(), request.prompt.into()), took);
+                    fit.observe_prefill(RequestLoad::of(request.rank.into(), request.prompt.into()), took);
                 }
-                self.take_out(server, request, Stage::Waits);
+                self.take_out(server, request, ExecutorStage::Waits);
                 let (rank, context) = self.running_as(request);
                 self.views[server].running.enter(rank, self.setup.slo.tpot_us, context);
-                self.states[id] = State::Sent { server, stage: Stage::Runs, since_us: self.clock_us };
+                self.states[id] =
+                    GatewayRequestState::Sent { server, stage: ExecutorStage::Runs, since_us: self.clock_us };
             }
-            Said::Done(_) => {
+            StepMessage::Done(_) => {
                 let View { running, fit, .. } = &mut self.views[server];
-                if let (Stage::Runs, Some(fit), 2..) = (stage, fit, request.answer) {
+                if let (ExecutorStage::Runs, Some(fit), 2..) = (stage, fit, request.answer) {
                     fit.observe_decode(running.load(), took / (request.answer - 1));
                 }
                 self.take_out(server, request, stage);
-                self.states[id] = State::Ended;
+                self.states[id] = GatewayRequestState::Ended;
                 self.settle(id, request.tenant, u64::from(request.prompt) + u64::from(request.answer));
                 self.answers.observe(u64::from(request.answer));
             }
@@ -279,30 +283,30 @@ impl Gateway {
     }
 
     /// As which a request runs in the ledger. How far it is matters little, and the same goes out as came in.
-    fn running_as(&self, request: &Request) -> (u64, u64) {
+    fn running_as(&self, request: &FleetRequest) -> (u64, u64) {
         (u64::from(request.rank), u64::from(request.prompt) + u64::from(request.answer) / 2)
     }
 
-    fn take_out(&mut self, server: usize, request: &Request, stage: Stage) {
-        if stage == Stage::Waits {
+    fn take_out(&mut self, server: usize, request: &FleetRequest, stage: ExecutorStage) {
+        if stage == ExecutorStage::Waits {
             self.headroom.begin(&request.tenant, 1);
         }
         let (rank, context) = self.running_as(request);
         let (view, promised) = (&mut self.views[server], self.setup.slo.tpot_us);
         match stage {
-            Stage::Runs => view.running.leave(rank, promised, context),
-            Stage::Waits => view.waiting.leave(rank, promised, u64::from(request.prompt)),
+            ExecutorStage::Runs => view.running.leave(rank, promised, context),
+            ExecutorStage::Waits => view.waiting.leave(rank, promised, u64::from(request.prompt)),
         }
     }
 
     /// An executor is gone: those it had go back to the queue, and who lost a place by that is returned.
-    pub(super) fn gone(&mut self, server: usize, requests: &[Request]) -> Vec<usize> {
+    pub(super) fn gone(&mut self, server: usize, requests: &[FleetRequest]) -> Vec<usize> {
         let setup = self.views[server].setup;
         self.views[server] = View::new(setup, self.setup.knowledge, Availability::Closed);
-        let has = |state: &State| matches!(state, State::Sent { server: at, .. } if *at == server);
+        let has = |state: &GatewayRequestState| matches!(state, GatewayRequestState::Sent { server: at, .. } if *at == server);
         let lost: Vec<usize> = (0..self.states.len()).filter(|&id| has(&self.states[id])).collect();
         for &id in &lost {
-            if matches!(self.states[id], State::Sent { stage: Stage::Waits, .. }) {
+            if matches!(self.states[id], GatewayRequestState::Sent { stage: ExecutorStage::Waits, .. }) {
                 self.headroom.begin(&requests[id].tenant, 1);
             }
             self.settle(id, requests[id].tenant, 0);
@@ -318,13 +322,13 @@ impl Gateway {
 }
 
 impl View {
-    fn new(setup: ServerSetup, knowledge: Knowledge, availability: Availability) -> Self {
-        let learns = knowledge == Knowledge::Learnt;
+    fn new(setup: ServerSetup, knowledge: GatewayKnowledge, availability: Availability) -> Self {
+        let learns = knowledge == GatewayKnowledge::Learnt;
         Self {
             setup,
             availability,
-            running: Ledger::default(),
-            waiting: Ledger::default(),
+            running: InFlightLoad::default(),
+            waiting: InFlightLoad::default(),
             resident: BTreeMap::new(),
             asked: 0,
             fit: learns.then(|| ServingFit::new(setup.model.form, setup.model.cold)),
@@ -346,7 +350,7 @@ impl View {
             && running.tokens + waiting.tokens < self.setup.kv_tokens
     }
 
-    fn candidate(&self, executor: usize, model: ServingModel, request: &Request) -> Candidate {
+    fn candidate(&self, executor: usize, model: ServingModel, request: &FleetRequest) -> Candidate {
         Candidate {
             executor,
             model,

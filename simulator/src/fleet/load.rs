@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use super::{Nanos, Request};
+use super::{FleetRequest, Nanos};
 use crate::{
-    random::Stream,
+    random::RandomStream,
     workload::{
         Workload,
-        arrivals::{Arrival, Demand},
+        arrivals::{AdapterArrival, Demand},
         popularity::Popularity,
     },
 };
@@ -50,7 +50,7 @@ pub struct FleetLoad {
 impl FleetLoad {
     /// Makes it.
     #[must_use]
-    pub fn make(&self, seed: u64) -> Vec<Request> {
+    pub fn make(&self, seed: u64) -> Vec<FleetRequest> {
         let demand = Demand {
             adapters: self.adapters,
             popularity: self.popularity,
@@ -62,14 +62,15 @@ impl FleetLoad {
             Arrivals::Minutes => demand.minutes(seed),
             Arrivals::Poisson => demand.poisson(seed),
         };
-        let rank_of =
-            |adapter: usize| self.ranks[Stream::new(seed, "ranks", adapter as u64).below(self.ranks.len())];
-        let request = |(number, Arrival { at, adapter }): (usize, Arrival)| {
-            let mut stream = Stream::new(seed, "lengths", number as u64);
+        let rank_of = |adapter: usize| {
+            self.ranks[RandomStream::new(seed, "ranks", adapter as u64).below(self.ranks.len())]
+        };
+        let request = |(number, AdapterArrival { at, adapter }): (usize, AdapterArrival)| {
+            let mut stream = RandomStream::new(seed, "lengths", number as u64);
             let mut length = |(mu, sigma, max): (f64, f64, f64)| {
                 stream.lognormal(mu, sigma).min(max).round().max(1.0) as u32
             };
-            Request {
+            FleetRequest {
                 at: nanos(at),
                 tenant: (adapter % usize::from(self.tenants.max(1))) as u16,
                 adapter: adapter as u32,
@@ -86,14 +87,14 @@ impl FleetLoad {
 /// The requests of a workload of one executor: each turn comes when those before it should have been answered, which is after
 /// the time that it was thought about.
 #[must_use]
-pub fn of_workload(workload: &Workload) -> Vec<Request> {
-    let mut requests: Vec<Request> = Vec::new();
+pub fn of_workload(workload: &Workload) -> Vec<FleetRequest> {
+    let mut requests: Vec<FleetRequest> = Vec::new();
     for talk in &workload.conversations {
         let mut at = talk.start;
         let adapter = workload.adapters[talk.adapter];
         for (turn, spoken) in talk.turns.iter().enumerate() {
             at += spoken.think;
-            requests.push(Request {
+            requests.push(FleetRequest {
                 at: nanos(at),
                 tenant: adapter.tenant,
                 adapter: talk.adapter as u32,

@@ -5,16 +5,16 @@ use std::iter;
 use policy::{
     batch::BatchLimits,
     fairness::headroom::FLOOD_SHARE,
-    perf::serving::{ColdStart, Load, LoraForm, ServingFit, ServingModel},
-    routing::{Policy, Slo},
+    perf::serving::{ColdStart, LoraForm, RequestLoad, ServingFit, ServingModel},
+    routing::{RoutingPolicy, Slo},
 };
 
-use super::{Below, FleetSetup, Knowledge, Prompts, ServerSetup};
-use crate::cost::{CostModel, Work};
+use super::{FleetSetup, GatewayKnowledge, LowerTier, Prompts, ServerSetup};
+use crate::cost::{ComputedWork, CostModel};
 
 /// What executors are held to, and how one is chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Measured {
+pub struct MeasuredFleet {
     /// Bounds of steps.
     pub limits: BatchLimits,
     /// Adapters that an executor holds; it has none at first.
@@ -22,14 +22,14 @@ pub struct Measured {
     /// Tokens whose keys and values it holds.
     pub kv_tokens: u64,
     /// How it is chosen.
-    pub policy: Policy,
+    pub policy: RoutingPolicy,
     /// What requests are promised.
     pub slo: Slo,
     /// Where random choices come from.
     pub seed: u64,
 }
 
-impl Measured {
+impl MeasuredFleet {
     /// So many executors with these costs, which are repeated in turn. `None` if there are no costs, or nothing could be
     /// learnt of them.
     #[must_use]
@@ -42,13 +42,13 @@ impl Measured {
             prompts: Prompts::Beside,
             limits: self.limits,
             adapter_slots: self.adapter_slots,
-            below: Below::Store,
+            below: LowerTier::Store,
             rank_bytes: costs.rank_bytes,
             kv_tokens: self.kv_tokens,
         };
         Some(FleetSetup {
             servers: iter::repeat(costs).flatten().take(executors).map(server).collect(),
-            knowledge: Knowledge::Learnt,
+            knowledge: GatewayKnowledge::Learnt,
             policy: self.policy,
             slo: self.slo,
             weights: Vec::new(),
@@ -63,13 +63,20 @@ fn believed(costs: &CostModel) -> Option<ServingModel> {
     let mut fit = ServingFit::new(LoraForm::TrueRank, ColdStart::Assisted);
     for sequences in [1, 2, 4, 8, 16, 32, 64] {
         for context in [16, 128, 1024] {
-            let decode =
-                Work { decode_sequences: sequences, context_tokens: sequences * context, ..Work::default() };
-            let load =
-                |tokens: usize| Load { requests: sequences as u64, tokens: tokens as u64, ..Load::default() };
+            let decode = ComputedWork {
+                decode_sequences: sequences,
+                context_tokens: sequences * context,
+                ..ComputedWork::default()
+            };
+            let load = |tokens: usize| RequestLoad {
+                requests: sequences as u64,
+                tokens: tokens as u64,
+                ..RequestLoad::default()
+            };
             fit.observe_decode(load(decode.context_tokens), costs.step(decode));
-            let both = Work { prefill_tokens: context, prefill_pairs: context * context / 2, ..decode };
-            let prompt = Load::of(0, context as u64);
+            let both =
+                ComputedWork { prefill_tokens: context, prefill_pairs: context * context / 2, ..decode };
+            let prompt = RequestLoad::of(0, context as u64);
             fit.observe_prefill(prompt, costs.step(both).saturating_sub(costs.step(decode)));
         }
     }
@@ -79,20 +86,20 @@ fn believed(costs: &CostModel) -> Option<ServingModel> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::{self, Request, SECOND};
+    use crate::fleet::{self, FleetRequest, SECOND};
 
-    const MEASURED: Measured = Measured {
+    const MEASURED: MeasuredFleet = MeasuredFleet {
         limits: BatchLimits { max_running: 64, chunk_tokens: 512, scored_tokens: 1 },
         adapter_slots: 4,
         kv_tokens: u64::MAX,
-        policy: Policy::RankAware,
+        policy: RoutingPolicy::RankAware,
         slo: Slo { ttft_us: None, tpot_us: None },
         seed: 1,
     };
 
     /// Ten requests a second for a minute.
-    fn requests() -> Vec<Request> {
-        let request = |n: u64| Request {
+    fn requests() -> Vec<FleetRequest> {
+        let request = |n: u64| FleetRequest {
             at: n * SECOND / 10,
             tenant: 0,
             adapter: (n % 3) as u32,

@@ -5,18 +5,18 @@ use std::{cmp::Reverse, collections::BinaryHeap};
 use policy::routing::{Availability, Candidate};
 
 use super::{
-    End, FleetSetup, Nanos, Outcome, Request, SECOND,
-    gateway::{Gateway, Sent, State},
-    server::{Said, Server},
+    FleetRequest, FleetSetup, Nanos, RequestEnd, RequestOutcome, SECOND,
+    gateway::{DispatchedRequest, Gateway, GatewayRequestState},
+    server::{SimulatedExecutor, StepMessage},
 };
-use crate::random::Stream;
+use crate::random::RandomStream;
 
 /// How often the gateway looks for those that are too late.
 const LATE_EVERY: Nanos = SECOND / 20;
 
 /// What happens at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
+enum FleetEvent {
     /// An executor's step is over.
     StepEnds { server: usize, life: u32 },
     /// Somebody's adapter is there.
@@ -37,7 +37,7 @@ enum Event {
 
 /// What may happen to a fleet.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Happening {
+pub(super) enum FaultEvent {
     /// An executor dies with all it has.
     Dies(usize),
     /// It comes (back), so many times as slow as its model says.
@@ -64,8 +64,8 @@ pub(super) struct Network {
 }
 
 #[derive(Debug)]
-struct Slot {
-    server: Option<Server>,
+struct ServerSlot {
+    server: Option<SimulatedExecutor>,
     /// How often it has begun.
     life: u32,
 }
@@ -73,40 +73,42 @@ struct Slot {
 /// A fleet at work.
 #[derive(Debug)]
 pub(super) struct Simulation<'a> {
-    requests: &'a [Request],
+    requests: &'a [FleetRequest],
     next: usize,
     setup: FleetSetup,
     pub(super) gateway: Gateway,
-    slots: Vec<Slot>,
-    happenings: Vec<Happening>,
-    network: Option<(Network, Stream)>,
-    events: BinaryHeap<Reverse<(Nanos, u64, Event)>>,
+    slots: Vec<ServerSlot>,
+    happenings: Vec<FaultEvent>,
+    network: Option<(Network, RandomStream)>,
+    events: BinaryHeap<Reverse<(Nanos, u64, FleetEvent)>>,
     order: u64,
     pub(super) now: Nanos,
     clock_offset: i64,
-    pub(super) outcomes: Vec<Option<Outcome>>,
+    pub(super) outcomes: Vec<Option<RequestOutcome>>,
     first_tokens: Vec<Option<Nanos>>,
     sent: Vec<u32>,
     /// Whether somebody will look for those that are too late.
     is_looked_for: bool,
     /// Who was sent in this turn, and among whom was chosen; where somebody watches.
-    pub(super) sent_now: Option<Vec<(Sent, Vec<Candidate>)>>,
+    pub(super) sent_now: Option<Vec<(DispatchedRequest, Vec<Candidate>)>>,
     /// Those that have ended more than once.
     pub(super) ended_twice: Vec<usize>,
 }
 
 /// Runs a fleet on requests, which are in order of their arrival, until all have ended.
 #[must_use]
-pub fn run(setup: &FleetSetup, requests: &[Request]) -> Vec<Outcome> {
+pub fn run(setup: &FleetSetup, requests: &[FleetRequest]) -> Vec<RequestOutcome> {
     let mut simulation = Simulation::new(setup, requests);
     while simulation.turn() {}
     simulation.outcomes.into_iter().flatten().collect()
 }
 
 impl<'a> Simulation<'a> {
-    pub(super) fn new(setup: &FleetSetup, requests: &'a [Request]) -> Self {
-        let slots =
-            setup.servers.iter().map(|&server| Slot { server: Some(Server::new(server, 1.0)), life: 0 });
+    pub(super) fn new(setup: &FleetSetup, requests: &'a [FleetRequest]) -> Self {
+        let slots = setup
+            .servers
+            .iter()
+            .map(|&server| ServerSlot { server: Some(SimulatedExecutor::new(server, 1.0)), life: 0 });
         Self {
             requests,
             next: 0,
@@ -132,19 +134,19 @@ impl<'a> Simulation<'a> {
     pub(super) fn troubled(
         mut self,
         network: Network,
-        stream: Stream,
-        happenings: &[(Nanos, Happening)],
+        stream: RandomStream,
+        happenings: &[(Nanos, FaultEvent)],
     ) -> Self {
         self.network = Some((network, stream));
         self.sent_now = Some(Vec::new());
         for &(at, happening) in happenings {
             self.happenings.push(happening);
-            self.at(at, Event::Happens(self.happenings.len() - 1));
+            self.at(at, FleetEvent::Happens(self.happenings.len() - 1));
         }
         self
     }
 
-    fn at(&mut self, at: Nanos, event: Event) {
+    fn at(&mut self, at: Nanos, event: FleetEvent) {
         self.order += 1;
         self.events.push(Reverse((at, self.order, event)));
     }
@@ -182,7 +184,7 @@ impl<'a> Simulation<'a> {
         let request = &self.requests[id];
         let deadline_us = self.gateway.deadline_us(request);
         let refused = self.gateway.enqueue(id, request, deadline_us);
-        refused.into_iter().for_each(|id| self.ends(id, End::Refused, None));
+        refused.into_iter().for_each(|id| self.ends(id, RequestEnd::Refused, None));
         if deadline_us.is_some() {
             self.look_for_late_ones();
         }
@@ -192,30 +194,30 @@ impl<'a> Simulation<'a> {
     fn look_for_late_ones(&mut self) {
         if !self.is_looked_for && self.gateway.queued() > 0 {
             self.is_looked_for = true;
-            self.at(self.now + LATE_EVERY, Event::Expires);
+            self.at(self.now + LATE_EVERY, FleetEvent::Expires);
         }
     }
 
-    fn happens(&mut self, event: Event) {
+    fn happens(&mut self, event: FleetEvent) {
         match event {
-            Event::StepEnds { server, life } => self.step_ends(server, life),
-            Event::Wake { server, life } => {
+            FleetEvent::StepEnds { server, life } => self.step_ends(server, life),
+            FleetEvent::Wake { server, life } => {
                 if self.slots[server].life == life {
                     self.go_on(server);
                 }
             }
-            Event::Asks { server, id } => self.asks(server, id),
-            Event::Tells { server, began, id } => {
-                self.hears(server, if began { Said::Began(id) } else { Said::Done(id) });
+            FleetEvent::Asks { server, id } => self.asks(server, id),
+            FleetEvent::Tells { server, began, id } => {
+                self.hears(server, if began { StepMessage::Began(id) } else { StepMessage::Done(id) });
             }
-            Event::AskAgain { id, sent } => self.ask_again(id, sent),
-            Event::Expires => {
+            FleetEvent::AskAgain { id, sent } => self.ask_again(id, sent),
+            FleetEvent::Expires => {
                 self.is_looked_for = false;
-                self.gateway.expire().into_iter().for_each(|id| self.ends(id, End::Expired, None));
+                self.gateway.expire().into_iter().for_each(|id| self.ends(id, RequestEnd::Expired, None));
                 self.look_for_late_ones();
             }
-            Event::Happens(index) => self.befalls(self.happenings[index]),
-            Event::Notices { server, life } => self.notices(server, life),
+            FleetEvent::Happens(index) => self.befalls(self.happenings[index]),
+            FleetEvent::Notices { server, life } => self.notices(server, life),
         }
     }
 
@@ -233,13 +235,13 @@ impl<'a> Simulation<'a> {
     fn ask(&mut self, server: usize, id: usize) {
         let silence = self.network.as_ref().map(|(network, _)| network.silence);
         if let Some(silence) = silence {
-            self.at(self.now + silence, Event::AskAgain { id, sent: self.sent[id] });
+            self.at(self.now + silence, FleetEvent::AskAgain { id, sent: self.sent[id] });
         }
-        self.message(Event::Asks { server, id });
+        self.message(FleetEvent::Asks { server, id });
     }
 
     /// A message goes its way, if there is one, or arrives at once.
-    fn message(&mut self, event: Event) {
+    fn message(&mut self, event: FleetEvent) {
         let Some((network, stream)) = &mut self.network else { return self.happens(event) };
         let (is_lost, delay) =
             (stream.uniform() < network.loss, (stream.uniform() * network.delay as f64) as Nanos);
@@ -249,7 +251,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn ask_again(&mut self, id: usize, sent: u32) {
-        if let State::Sent { server, .. } = self.gateway.states[id]
+        if let GatewayRequestState::Sent { server, .. } = self.gateway.states[id]
             && self.sent[id] == sent
         {
             self.ask(server, id);
@@ -265,12 +267,12 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    fn tell(&mut self, server: usize, said: Said) {
+    fn tell(&mut self, server: usize, said: StepMessage) {
         let (began, id) = match said {
-            Said::Began(id) => (true, id),
-            Said::Done(id) => (false, id),
+            StepMessage::Began(id) => (true, id),
+            StepMessage::Done(id) => (false, id),
         };
-        self.message(Event::Tells { server, began, id });
+        self.message(FleetEvent::Tells { server, began, id });
     }
 
     fn go_on(&mut self, server: usize) {
@@ -280,8 +282,8 @@ impl<'a> Simulation<'a> {
             return;
         };
         match there.begin(now) {
-            Ok(took) => self.at(now + took, Event::StepEnds { server, life }),
-            Err(Some(warm_at)) => self.at(warm_at, Event::Wake { server, life }),
+            Ok(took) => self.at(now + took, FleetEvent::StepEnds { server, life }),
+            Err(Some(warm_at)) => self.at(warm_at, FleetEvent::Wake { server, life }),
             Err(None) => {}
         }
     }
@@ -290,61 +292,61 @@ impl<'a> Simulation<'a> {
         if self.slots[server].life != life {
             return;
         }
-        let said = self.slots[server].server.as_mut().map(Server::end).unwrap_or_default();
+        let said = self.slots[server].server.as_mut().map(SimulatedExecutor::end).unwrap_or_default();
         said.into_iter().for_each(|said| self.tell(server, said));
         // Who leaves makes room for somebody at once.
         self.dispatch();
         self.go_on(server);
     }
 
-    fn hears(&mut self, server: usize, said: Said) {
-        let (Said::Began(id) | Said::Done(id)) = said;
+    fn hears(&mut self, server: usize, said: StepMessage) {
+        let (StepMessage::Began(id) | StepMessage::Done(id)) = said;
         if !self.gateway.hear(server, said, &self.requests[id]) {
             return;
         }
         self.first_tokens[id].get_or_insert(self.now);
-        if let Said::Done(_) = said {
-            self.ends(id, End::Answered, Some(server));
+        if let StepMessage::Done(_) = said {
+            self.ends(id, RequestEnd::Answered, Some(server));
         }
     }
 
-    fn ends(&mut self, id: usize, end: End, server: Option<usize>) {
+    fn ends(&mut self, id: usize, end: RequestEnd, server: Option<usize>) {
         let (first_token, sent) = (self.first_tokens[id], self.sent[id]);
-        let outcome = Outcome { end, ended: self.now, first_token, server, sent };
+        let outcome = RequestOutcome { end, ended: self.now, first_token, server, sent };
         if self.outcomes[id].replace(outcome).is_some() {
             self.ended_twice.push(id);
         }
     }
 
-    fn befalls(&mut self, happening: Happening) {
+    fn befalls(&mut self, happening: FaultEvent) {
         let notice = self.network.as_ref().map_or(0, |(network, _)| network.notice);
         match happening {
-            Happening::Dies(server) => {
+            FaultEvent::Dies(server) => {
                 let slot = &mut self.slots[server];
                 if slot.server.take().is_some() {
                     slot.life += 1;
                     let life = slot.life;
-                    self.at(self.now + notice, Event::Notices { server, life });
+                    self.at(self.now + notice, FleetEvent::Notices { server, life });
                 }
             }
-            Happening::Joins(server, slowness) => {
+            FaultEvent::Joins(server, slowness) => {
                 let slot = &mut self.slots[server];
                 if slot.server.is_none() {
                     slot.life += 1;
-                    slot.server = Some(Server::new(self.setup.servers[server], slowness));
+                    slot.server = Some(SimulatedExecutor::new(self.setup.servers[server], slowness));
                     let life = slot.life;
-                    self.at(self.now + notice, Event::Notices { server, life });
+                    self.at(self.now + notice, FleetEvent::Notices { server, life });
                 } else if let Some(there) = &mut slot.server {
                     there.slowness = slowness;
                 }
             }
-            Happening::Drains(server) => self.gateway.set_open(server, Availability::Closed),
-            Happening::Reopens(server) => {
+            FaultEvent::Drains(server) => self.gateway.set_open(server, Availability::Closed),
+            FaultEvent::Reopens(server) => {
                 if self.slots[server].server.is_some() {
                     self.gateway.set_open(server, Availability::Open);
                 }
             }
-            Happening::Jumps(by) => self.clock_offset = self.clock_offset.saturating_add(by),
+            FaultEvent::Jumps(by) => self.clock_offset = self.clock_offset.saturating_add(by),
         }
     }
 
@@ -354,7 +356,7 @@ impl<'a> Simulation<'a> {
             return;
         }
         let refused = self.gateway.gone(server, self.requests);
-        refused.into_iter().for_each(|id| self.ends(id, End::Refused, None));
+        refused.into_iter().for_each(|id| self.ends(id, RequestEnd::Refused, None));
         if self.slots[server].server.is_some() {
             self.gateway.set_open(server, Availability::Open);
         }
@@ -362,7 +364,7 @@ impl<'a> Simulation<'a> {
 
     /// Executors that have work and do nothing, though nothing keeps them waiting.
     pub(super) fn idlers(&self) -> usize {
-        let idles = |slot: &&Slot| {
+        let idles = |slot: &&ServerSlot| {
             slot.server.as_ref().is_some_and(|server| server.could_go_on(self.now) && !server.is_busy())
         };
         self.slots.iter().filter(idles).count()

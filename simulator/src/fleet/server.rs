@@ -3,17 +3,17 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use policy::{
-    batch::{Report, Share, Snapshot, Stage, Step},
-    perf::serving::{ColdStart, Load},
+    batch::{PromptLogits, RunningStage, Snapshot, StepDecision, StepTokens},
+    perf::serving::{ColdStart, RequestLoad},
     routing::Residency,
 };
 
-use super::{Below, Nanos, Prompts, Request, ServerSetup};
-use crate::cost::Work;
+use super::{FleetRequest, LowerTier, Nanos, Prompts, ServerSetup};
+use crate::cost::ComputedWork;
 
 /// A request in an executor.
 #[derive(Debug, Clone, Copy)]
-struct Sequence {
+struct ServerSequence {
     id: usize,
     rank: u64,
     /// Prompt tokens that are not computed.
@@ -27,7 +27,7 @@ struct Sequence {
 
 /// What an executor tells of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Said {
+pub(super) enum StepMessage {
     /// The first token of a request.
     Began(usize),
     /// Its last one.
@@ -36,23 +36,23 @@ pub(super) enum Said {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Server {
+pub(super) struct SimulatedExecutor {
     setup: ServerSetup,
     /// How many times as long as the model says everything takes.
     pub(super) slowness: f64,
-    waiting: VecDeque<Sequence>,
-    running: Vec<Sequence>,
+    waiting: VecDeque<ServerSequence>,
+    running: Vec<ServerSequence>,
     /// Who takes part in the step under way.
-    step: Vec<Share>,
+    step: Vec<StepTokens>,
     is_busy: bool,
     /// Adapters on the device, with when they were last asked for.
     resident: BTreeMap<u32, u64>,
     asked: u64,
     /// Who was answered, and whether again: who asks again is told again.
-    known: BTreeMap<usize, Option<Said>>,
+    known: BTreeMap<usize, Option<StepMessage>>,
 }
 
-impl Server {
+impl SimulatedExecutor {
     pub(super) fn new(setup: ServerSetup, slowness: f64) -> Self {
         Self {
             setup,
@@ -81,14 +81,14 @@ impl Server {
     }
 
     /// A request comes. Whoever is known already is told what was said of it last.
-    pub(super) fn take(&mut self, id: usize, request: &Request, now: Nanos) -> Option<Said> {
+    pub(super) fn take(&mut self, id: usize, request: &FleetRequest, now: Nanos) -> Option<StepMessage> {
         if let Some(said) = self.known.get(&id) {
             return *said;
         }
         self.known.insert(id, None);
         let warm_at = now + self.load(request);
         let (rank, pending) = (u64::from(request.rank), request.prompt.max(1));
-        self.waiting.push_back(Sequence {
+        self.waiting.push_back(ServerSequence {
             id,
             rank,
             pending,
@@ -100,7 +100,7 @@ impl Server {
     }
 
     /// How long its adapter is on its way; the one that was asked for longest ago gives its place.
-    fn load(&mut self, request: &Request) -> Nanos {
+    fn load(&mut self, request: &FleetRequest) -> Nanos {
         let before = residency(&self.resident, &self.setup, request);
         touch(&mut self.resident, &mut self.asked, self.setup.adapter_slots, request);
         let model = &self.setup.model;
@@ -117,10 +117,10 @@ impl Server {
     /// Begins a step, and says how long it takes; `Err` says when it is worth asking again, if nobody can go on yet.
     pub(super) fn begin(&mut self, now: Nanos) -> Result<Nanos, Option<Nanos>> {
         self.enter(now);
-        let stages: Vec<Stage> = self.running.iter().map(stage).collect();
+        let stages: Vec<RunningStage> = self.running.iter().map(stage).collect();
         let snapshot = Snapshot { running: &stages, free_blocks: usize::MAX };
-        let Step::Compute(mut shares) = snapshot.step(&self.setup.limits) else { return Err(None) };
-        let is_prompt = |share: &Share| self.running[share.sequence].pending > 0;
+        let StepDecision::Compute(mut shares) = snapshot.step(&self.setup.limits) else { return Err(None) };
+        let is_prompt = |share: &StepTokens| self.running[share.sequence].pending > 0;
         if self.setup.prompts == Prompts::Preempt && shares.iter().any(is_prompt) {
             shares.retain(is_prompt);
         }
@@ -148,16 +148,16 @@ impl Server {
         self.waiting = cold;
     }
 
-    fn seconds(&self, shares: &[Share]) -> f64 {
+    fn seconds(&self, shares: &[StepTokens]) -> f64 {
         if let Some(costs) = self.setup.costs {
             return costs.step(self.work(shares)).as_secs_f64();
         }
-        let (mut decoding, mut prompts) = (Load::default(), Load::default());
+        let (mut decoding, mut prompts) = (RequestLoad::default(), RequestLoad::default());
         for share in shares {
             let sequence = &self.running[share.sequence];
             match sequence.pending {
-                0 => decoding = decoding.plus(Load::of(sequence.rank, sequence.context)),
-                _ => prompts = prompts.plus(Load::of(sequence.rank, share.count as u64)),
+                0 => decoding = decoding.plus(RequestLoad::of(sequence.rank, sequence.context)),
+                _ => prompts = prompts.plus(RequestLoad::of(sequence.rank, share.count as u64)),
             }
         }
         let model = &self.setup.model;
@@ -168,8 +168,8 @@ impl Server {
         }
     }
 
-    fn work(&self, shares: &[Share]) -> Work {
-        let mut work = Work::default();
+    fn work(&self, shares: &[StepTokens]) -> ComputedWork {
+        let mut work = ComputedWork::default();
         for share in shares {
             let sequence = &self.running[share.sequence];
             let context = sequence.context as usize;
@@ -186,7 +186,7 @@ impl Server {
     }
 
     /// Ends the step: what came of it.
-    pub(super) fn end(&mut self) -> Vec<Said> {
+    pub(super) fn end(&mut self) -> Vec<StepMessage> {
         let (mut said, mut ended) = (Vec::new(), Vec::new());
         for share in std::mem::take(&mut self.step) {
             let sequence = &mut self.running[share.sequence];
@@ -200,46 +200,55 @@ impl Server {
             sequence.pending = 0;
             sequence.left -= 1;
             if is_first {
-                said.push(Said::Began(sequence.id));
+                said.push(StepMessage::Began(sequence.id));
             }
             if sequence.left == 0 {
-                said.push(Said::Done(sequence.id));
+                said.push(StepMessage::Done(sequence.id));
                 ended.push(share.sequence);
             } else if is_first {
-                self.known.insert(sequence.id, Some(Said::Began(sequence.id)));
+                self.known.insert(sequence.id, Some(StepMessage::Began(sequence.id)));
             }
         }
         ended.sort_unstable();
         for index in ended.into_iter().rev() {
             let id = self.running.remove(index).id;
-            self.known.insert(id, Some(Said::Done(id)));
+            self.known.insert(id, Some(StepMessage::Done(id)));
         }
         self.is_busy = false;
         said
     }
 }
 
-fn stage(sequence: &Sequence) -> Stage {
+fn stage(sequence: &ServerSequence) -> RunningStage {
     match sequence.pending {
-        0 => Stage::Decoding { missing_blocks: 0 },
-        pending => Stage::Prompt { pending: pending as usize, report: Report::Last },
+        0 => RunningStage::Decoding { missing_blocks: 0 },
+        pending => RunningStage::Prompt { pending: pending as usize, report: PromptLogits::Last },
     }
 }
 
 /// Where a device that holds `resident` has the adapter of a request.
-pub(super) fn residency(resident: &BTreeMap<u32, u64>, setup: &ServerSetup, request: &Request) -> Residency {
+pub(super) fn residency(
+    resident: &BTreeMap<u32, u64>,
+    setup: &ServerSetup,
+    request: &FleetRequest,
+) -> Residency {
     if request.rank == 0 || resident.contains_key(&request.adapter) || setup.adapter_slots == usize::MAX {
         return Residency::Device;
     }
     let bytes = u64::from(request.rank) * setup.rank_bytes;
     match setup.below {
-        Below::Host => Residency::Host { bytes },
-        Below::Store => Residency::Absent { bytes },
+        LowerTier::Host => Residency::Host { bytes },
+        LowerTier::Store => Residency::Absent { bytes },
     }
 }
 
 /// Its adapter is used: it comes, and the one that was asked for longest ago goes.
-pub(super) fn touch(resident: &mut BTreeMap<u32, u64>, asked: &mut u64, slots: usize, request: &Request) {
+pub(super) fn touch(
+    resident: &mut BTreeMap<u32, u64>,
+    asked: &mut u64,
+    slots: usize,
+    request: &FleetRequest,
+) {
     if request.rank == 0 || slots == usize::MAX {
         return;
     }

@@ -3,7 +3,7 @@
 use policy::routing::Slo;
 use serde::Serialize;
 
-use super::{End, Nanos, Outcome, Request};
+use super::{FleetRequest, Nanos, RequestEnd, RequestOutcome};
 use crate::statistics::{mean, quantile};
 
 /// See the module. Times are of requests that came after the warm-up.
@@ -36,20 +36,26 @@ pub struct Summary {
 impl Summary {
     /// Of what `requests` came to, beside what they were promised. Each takes `outside_s` beyond the fleet.
     #[must_use]
-    pub fn of(requests: &[Request], outcomes: &[Outcome], warmup: Nanos, slo: &Slo, outside_s: f64) -> Self {
-        let measured: Vec<(&Request, &Outcome)> =
+    pub fn of(
+        requests: &[FleetRequest],
+        outcomes: &[RequestOutcome],
+        warmup: Nanos,
+        slo: &Slo,
+        outside_s: f64,
+    ) -> Self {
+        let measured: Vec<(&FleetRequest, &RequestOutcome)> =
             requests.iter().zip(outcomes).filter(|(request, _)| request.at >= warmup).collect();
-        let answered: Vec<(&Request, &Outcome)> =
-            measured.iter().filter(|(_, outcome)| outcome.end == End::Answered).copied().collect();
-        let begun = |outcome: &Outcome| outcome.first_token.unwrap_or(outcome.ended);
-        let since = |request: &Request, at: Nanos| ms(at - request.at) + outside_s * 1e3;
+        let answered: Vec<(&FleetRequest, &RequestOutcome)> =
+            measured.iter().filter(|(_, outcome)| outcome.end == RequestEnd::Answered).copied().collect();
+        let begun = |outcome: &RequestOutcome| outcome.first_token.unwrap_or(outcome.ended);
+        let since = |request: &FleetRequest, at: Nanos| ms(at - request.at) + outside_s * 1e3;
         let ttft: Vec<f64> =
             answered.iter().map(|(request, outcome)| since(request, begun(outcome))).collect();
         let latency: Vec<f64> =
             answered.iter().map(|(request, outcome)| since(request, outcome.ended)).collect();
         let tpot_of = |at_least: u32| -> Vec<f64> {
             let long = answered.iter().filter(|(request, _)| request.answer >= at_least);
-            let each = |(request, outcome): &(&Request, &Outcome)| {
+            let each = |(request, outcome): &(&FleetRequest, &RequestOutcome)| {
                 ms(outcome.ended - begun(outcome)) / f64::from(request.answer - 1)
             };
             long.map(each).collect()

@@ -18,20 +18,21 @@ use policy::{
     batch::BatchLimits,
     fairness::headroom::FLOOD_SHARE,
     perf::{
-        line::Line,
-        plane::Plane,
+        line::LinearFit,
+        plane::LinearModel,
         serving::{ColdStart, LoraForm, ServingModel},
     },
-    routing::{Asked, Availability, Candidate, Policy, Slo, forecast},
+    routing::{Availability, Candidate, PlacementRequest, RoutingPolicy, Slo, forecast},
 };
 use serde::Serialize;
 
 use super::{
-    Below, End, FleetSetup, Knowledge, Nanos, Outcome, Prompts, Request, SECOND, ServerSetup,
-    gateway::{Sent, State},
-    run::{Happening, Network, Simulation},
+    FleetRequest, FleetSetup, GatewayKnowledge, LowerTier, Nanos, Prompts, RequestEnd, RequestOutcome,
+    SECOND, ServerSetup,
+    gateway::{DispatchedRequest, GatewayRequestState},
+    run::{FaultEvent, Network, Simulation},
 };
-use crate::random::Stream;
+use crate::random::RandomStream;
 
 /// No world has more events.
 const MAX_TURNS: usize = 1_000_000;
@@ -41,7 +42,7 @@ const MENDED: Nanos = 6 * SECOND;
 
 /// What a world came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
-pub struct World {
+pub struct ScenarioResult {
     /// Requests.
     pub requests: u64,
     /// Of them, those that were answered.
@@ -59,7 +60,7 @@ pub struct World {
 /// Something that must hold does not.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("world {seed}: {what}")]
-pub struct Broken {
+pub struct InvariantBroken {
     /// The world; it is the same again.
     pub seed: u64,
     /// What does not hold.
@@ -70,13 +71,13 @@ pub struct Broken {
 ///
 /// # Errors
 /// Something that must hold does not.
-pub fn live(seed: u64) -> Result<World, Broken> {
-    let plan = Plan::draw(seed);
-    let stream = Stream::new(seed, "network", 0);
+pub fn live(seed: u64) -> Result<ScenarioResult, InvariantBroken> {
+    let plan = FaultScenario::draw(seed);
+    let stream = RandomStream::new(seed, "network", 0);
     let mut simulation =
         Simulation::new(&plan.setup, &plan.requests).troubled(plan.network, stream, &plan.happenings);
-    let mut watch = Watch::new(&plan);
-    let broken = |what: String| Broken { seed, what };
+    let mut watch = InvariantWatch::new(&plan);
+    let broken = |what: String| InvariantBroken { seed, what };
     let mut turns = 0;
     while simulation.turn() {
         turns += 1;
@@ -85,16 +86,16 @@ pub fn live(seed: u64) -> Result<World, Broken> {
         }
         watch.look(&simulation).map_err(broken)?;
     }
-    let outcomes: Vec<Outcome> = simulation.outcomes.iter().flatten().copied().collect();
+    let outcomes: Vec<RequestOutcome> = simulation.outcomes.iter().flatten().copied().collect();
     if outcomes.len() < plan.requests.len() {
         let lost = simulation.outcomes.iter().position(Option::is_none);
         return Err(broken(format!("request {lost:?} is lost")));
     }
     let mut hasher = DefaultHasher::new();
     outcomes.hash(&mut hasher);
-    Ok(World {
+    Ok(ScenarioResult {
         requests: outcomes.len() as u64,
-        answered: outcomes.iter().filter(|outcome| outcome.end == End::Answered).count() as u64,
+        answered: outcomes.iter().filter(|outcome| outcome.end == RequestEnd::Answered).count() as u64,
         sent_again: outcomes.iter().map(|outcome| u64::from(outcome.sent.saturating_sub(1))).sum(),
         happenings: plan.happenings.len() as u64,
         turns: turns as u64,
@@ -104,31 +105,42 @@ pub fn live(seed: u64) -> Result<World, Broken> {
 
 /// What there is in a world, and what happens in it.
 #[derive(Debug)]
-struct Plan {
+struct FaultScenario {
     setup: FleetSetup,
-    requests: Vec<Request>,
+    requests: Vec<FleetRequest>,
     network: Network,
-    happenings: Vec<(Nanos, Happening)>,
+    happenings: Vec<(Nanos, FaultEvent)>,
 }
 
-impl Plan {
+impl FaultScenario {
     fn draw(seed: u64) -> Self {
-        let mut stream = Stream::new(seed, "world", 0);
+        let mut stream = RandomStream::new(seed, "world", 0);
         let servers: Vec<ServerSetup> = (0..1 + stream.below(5)).map(|_| server(&mut stream)).collect();
-        let promise = |stream: &mut Stream, longest: f64| {
+        let promise = |stream: &mut RandomStream, longest: f64| {
             (stream.uniform() < 0.7).then(|| (stream.uniform() * longest) as u64)
         };
         let slo = Slo { ttft_us: promise(&mut stream, 1e6), tpot_us: promise(&mut stream, 60e3) };
         // Half of the worlds choose by promises; the others live as well.
-        let policy = if stream.uniform() < 0.5 { Policy::RankAware } else { Policy::ALL[stream.below(5)] };
+        let policy = if stream.uniform() < 0.5 {
+            RoutingPolicy::RankAware
+        } else {
+            RoutingPolicy::ALL[stream.below(5)]
+        };
         let weights = (0..4).map(|_| 1 + stream.below(3) as u64).collect();
         // In every third world those who want more than their part are held back.
-        let flood_share = [FLOOD_SHARE, 1.0, 1.0][Stream::new(seed, "floods", 0).below(3)];
-        let setup =
-            FleetSetup { servers, knowledge: Knowledge::Given, policy, slo, weights, flood_share, seed };
+        let flood_share = [FLOOD_SHARE, 1.0, 1.0][RandomStream::new(seed, "floods", 0).below(3)];
+        let setup = FleetSetup {
+            servers,
+            knowledge: GatewayKnowledge::Given,
+            policy,
+            slo,
+            weights,
+            flood_share,
+            seed,
+        };
         let requests = requests(&mut stream);
         let is_calm = stream.uniform() < 0.2;
-        let nanos = |stream: &mut Stream, longest: Nanos| (stream.uniform() * longest as f64) as Nanos;
+        let nanos = |stream: &mut RandomStream, longest: Nanos| (stream.uniform() * longest as f64) as Nanos;
         let network = Network {
             loss: if is_calm { 0.0 } else { stream.uniform() * 0.3 },
             delay: if is_calm { 0 } else { nanos(&mut stream, SECOND / 50) },
@@ -140,11 +152,11 @@ impl Plan {
     }
 }
 
-fn server(stream: &mut Stream) -> ServerSetup {
-    let line = Line { alpha: stream.uniform() * 1e-9, beta: stream.uniform() * 1e-3 };
+fn server(stream: &mut RandomStream) -> ServerSetup {
+    let line = LinearFit { alpha: stream.uniform() * 1e-9, beta: stream.uniform() * 1e-3 };
     let model = ServingModel {
         form: if stream.uniform() < 0.5 { LoraForm::Padded } else { LoraForm::TrueRank },
-        decode: Plane {
+        decode: LinearModel {
             seconds_each: [
                 1e-3 + stream.uniform() * 0.03,
                 stream.uniform() * 2e-3,
@@ -152,7 +164,7 @@ fn server(stream: &mut Stream) -> ServerSetup {
                 stream.uniform() * 1e-5,
             ],
         },
-        prefill: Plane {
+        prefill: LinearModel {
             seconds_each: [stream.uniform() * 0.03, stream.uniform() * 1e-3, stream.uniform() * 1e-6],
         },
         link: line,
@@ -169,17 +181,17 @@ fn server(stream: &mut Stream) -> ServerSetup {
             scored_tokens: 1,
         },
         adapter_slots: 1 + stream.below(4),
-        below: Below::Host,
+        below: LowerTier::Host,
         rank_bytes: 1 << 20,
         kv_tokens: 200 + stream.below(2000) as u64,
     }
 }
 
 /// Four tenants, one of whom may ask ten times as much as all others.
-fn requests(stream: &mut Stream) -> Vec<Request> {
+fn requests(stream: &mut RandomStream) -> Vec<FleetRequest> {
     let flood = stream.uniform();
-    let mut requests: Vec<Request> = (0..5 + stream.below(60))
-        .map(|_| Request {
+    let mut requests: Vec<FleetRequest> = (0..5 + stream.below(60))
+        .map(|_| FleetRequest {
             at: (stream.uniform() * 3.0 * SECOND as f64) as Nanos,
             tenant: if stream.uniform() < flood { 0 } else { stream.below(4) as u16 },
             adapter: stream.below(8) as u32,
@@ -193,17 +205,17 @@ fn requests(stream: &mut Stream) -> Vec<Request> {
     requests
 }
 
-fn happenings(stream: &mut Stream, servers: usize) -> Vec<(Nanos, Happening)> {
-    let mut all: Vec<(Nanos, Happening)> = (0..stream.below(12))
+fn happenings(stream: &mut RandomStream, servers: usize) -> Vec<(Nanos, FaultEvent)> {
+    let mut all: Vec<(Nanos, FaultEvent)> = (0..stream.below(12))
         .map(|_| {
             let at = (stream.uniform() * MENDED as f64) as Nanos;
             let (server, slowness) = (stream.below(servers), 0.3 + 3.0 * stream.uniform());
             let happening = match stream.below(8) {
-                0..3 => Happening::Dies(server),
-                3 | 4 => Happening::Joins(server, slowness),
-                5 => Happening::Drains(server),
-                6 => Happening::Reopens(server),
-                _ => Happening::Jumps(((stream.uniform() - 0.5) * 20.0 * SECOND as f64) as i64),
+                0..3 => FaultEvent::Dies(server),
+                3 | 4 => FaultEvent::Joins(server, slowness),
+                5 => FaultEvent::Drains(server),
+                6 => FaultEvent::Reopens(server),
+                _ => FaultEvent::Jumps(((stream.uniform() - 0.5) * 20.0 * SECOND as f64) as i64),
             };
             (at, happening)
         })
@@ -212,7 +224,7 @@ fn happenings(stream: &mut Stream, servers: usize) -> Vec<(Nanos, Happening)> {
     let comes_back: Vec<usize> =
         (0..servers).filter(|server| *server == 0 || stream.uniform() < 0.7).collect();
     all.extend(comes_back.into_iter().flat_map(|server| {
-        [(MENDED, Happening::Joins(server, 1.0)), (MENDED + SECOND, Happening::Reopens(server))]
+        [(MENDED, FaultEvent::Joins(server, 1.0)), (MENDED + SECOND, FaultEvent::Reopens(server))]
     }));
     all.sort_by_key(|(at, _)| *at);
     all
@@ -220,8 +232,8 @@ fn happenings(stream: &mut Stream, servers: usize) -> Vec<(Nanos, Happening)> {
 
 /// Keeps its own books, and compares.
 #[derive(Debug)]
-struct Watch<'a> {
-    plan: &'a Plan,
+struct InvariantWatch<'a> {
+    plan: &'a FaultScenario,
     /// Of each tenant: tokens it was charged, or has come to where that is more.
     spent: [u64; 4],
     /// Tokens that were given back.
@@ -234,8 +246,8 @@ struct Watch<'a> {
     others_before: Vec<Option<u64>>,
 }
 
-impl<'a> Watch<'a> {
-    fn new(plan: &'a Plan) -> Self {
+impl<'a> InvariantWatch<'a> {
+    fn new(plan: &'a FaultScenario) -> Self {
         let requests = plan.requests.len();
         let costs = plan.requests.iter().map(|request| u64::from(request.prompt) + 64);
         Self {
@@ -255,7 +267,7 @@ impl<'a> Watch<'a> {
         }
         // Who is back from the dead gave its tenant its charge back, whether or not it has gone again by now.
         let sent_now = || simulation.sent_now.iter().flatten();
-        let waits = |id: &usize| simulation.gateway.states[*id] == State::Waiting;
+        let waits = |id: &usize| simulation.gateway.states[*id] == GatewayRequestState::Waiting;
         let waiting = (0..self.sent.len()).filter(waits);
         for id in waiting.chain(sent_now().map(|(sent, _)| sent.id)) {
             self.refunds += std::mem::take(&mut self.charged[id]);
@@ -271,7 +283,10 @@ impl<'a> Watch<'a> {
             return Err("an executor does nothing though it could go on".to_owned());
         }
         for (id, state) in simulation.gateway.states.iter().enumerate() {
-            if *state == State::Waiting && self.sent[id] == 0 && self.others_before[id].is_none() {
+            if *state == GatewayRequestState::Waiting
+                && self.sent[id] == 0
+                && self.others_before[id].is_none()
+            {
                 self.others_before[id] = Some(self.others(self.plan.requests[id].tenant));
             }
         }
@@ -282,22 +297,23 @@ impl<'a> Watch<'a> {
         (0..4).filter(|other| *other != usize::from(tenant)).map(|other| self.spent[other]).sum()
     }
 
-    fn choice(&self, sent: &Sent, candidates: &[Candidate]) -> Result<(), String> {
-        let Sent { id, asked, choice, .. } = sent;
+    fn choice(&self, sent: &DispatchedRequest, candidates: &[Candidate]) -> Result<(), String> {
+        let DispatchedRequest { id, asked, choice, .. } = sent;
         let chosen = &candidates[choice.executor];
         if chosen.availability != Availability::Open || chosen.requests() >= chosen.places {
             return Err(format!("request {id} was sent where there is no place"));
         }
         let open = || candidates.iter().filter(|one| one.availability == Availability::Open);
         let least = open().map(|one| broken_promises(asked, one)).min();
-        if self.plan.setup.policy == Policy::RankAware && Some(broken_promises(asked, chosen)) != least {
+        if self.plan.setup.policy == RoutingPolicy::RankAware && Some(broken_promises(asked, chosen)) != least
+        {
             return Err(format!("request {id} breaks a promise that another executor would keep"));
         }
         Ok(())
     }
 
     /// Whether it was its turn.
-    fn turn(&mut self, sent: &Sent) -> Result<(), String> {
+    fn turn(&mut self, sent: &DispatchedRequest) -> Result<(), String> {
         let request = &self.plan.requests[sent.id];
         let tenant = usize::from(request.tenant);
         let is_first = self.sent[sent.id] == 0;
@@ -337,7 +353,7 @@ impl<'a> Watch<'a> {
 }
 
 /// By the forecast, compared here.
-fn broken_promises(asked: &Asked, candidate: &Candidate) -> usize {
+fn broken_promises(asked: &PlacementRequest, candidate: &Candidate) -> usize {
     let forecast = forecast(asked, candidate);
     let promised = [
         (forecast.ttft_us, asked.slo.ttft_us),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::popularity::{self, Popularity};
-use crate::random::Stream;
+use crate::random::RandomStream;
 
 /// Coefficients of variation of gaps between calls of an application, and the share of those that have no more (MAF 2019, read
 /// off its plots).
@@ -34,7 +34,7 @@ pub struct Demand {
 /// What was before the first arrival of each adapter by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Before {
+pub enum ArrivalHistory {
     /// Nothing: each begins at a random place within a gap of its own. Many rare adapters begin in a flood.
     #[default]
     Nothing,
@@ -44,7 +44,7 @@ pub enum Before {
 
 /// Something begins with an adapter.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Arrival {
+pub struct AdapterArrival {
     /// Its time.
     pub at: Duration,
     /// An index among the adapters.
@@ -54,7 +54,7 @@ pub struct Arrival {
 impl Demand {
     /// Shares, minute by minute.
     fn epochs(&self, seed: u64) -> Vec<Vec<f64>> {
-        let mut stream = Stream::new(seed, "popularity", 0);
+        let mut stream = RandomStream::new(seed, "popularity", 0);
         let mut shares = self.popularity.shares(self.adapters, &mut stream);
         let epochs = (self.end.as_secs_f64() / EPOCH_S).ceil() as usize;
         let mut next = || {
@@ -67,8 +67,8 @@ impl Demand {
 
     /// Independent of each other; each picks its adapter by the shares of its minute.
     #[must_use]
-    pub fn poisson(&self, seed: u64) -> Vec<Arrival> {
-        let (epochs, mut stream) = (self.epochs(seed), Stream::new(seed, "arrivals", 0));
+    pub fn poisson(&self, seed: u64) -> Vec<AdapterArrival> {
+        let (epochs, mut stream) = (self.epochs(seed), RandomStream::new(seed, "arrivals", 0));
         let (mut arrivals, mut at) = (Vec::new(), 0.0);
         loop {
             at += stream.exponential() / self.per_s;
@@ -77,24 +77,24 @@ impl Demand {
             }
             let shares = &epochs[(at / EPOCH_S) as usize];
             let adapter = popularity::pick(shares, stream.uniform());
-            arrivals.push(Arrival { at: Duration::from_secs_f64(at), adapter });
+            arrivals.push(AdapterArrival { at: Duration::from_secs_f64(at), adapter });
         }
     }
 
     /// As counts by the minute tell of them, which is all that MAF 2019 has: the rates of all and of each adapter move every
     /// minute, and within it arrivals are independent of each other.
     #[must_use]
-    pub fn minutes(&self, seed: u64) -> Vec<Arrival> {
+    pub fn minutes(&self, seed: u64) -> Vec<AdapterArrival> {
         let epochs = self.epochs(seed);
         let (carried, of_all, of_each) = MINUTES;
-        let common = modulation(&mut Stream::new(seed, "minutes", 0), epochs.len(), carried, of_all);
+        let common = modulation(&mut RandomStream::new(seed, "minutes", 0), epochs.len(), carried, of_all);
         let own: Vec<Vec<f64>> = (0..self.adapters)
             .map(|adapter| {
-                let mut stream = Stream::new(seed, "own minutes", adapter as u64);
+                let mut stream = RandomStream::new(seed, "own minutes", adapter as u64);
                 modulation(&mut stream, epochs.len(), carried, of_each)
             })
             .collect();
-        let (mut stream, mut arrivals) = (Stream::new(seed, "arrivals", 0), Vec::new());
+        let (mut stream, mut arrivals) = (RandomStream::new(seed, "arrivals", 0), Vec::new());
         for (minute, (shares, common)) in epochs.iter().zip(common).enumerate() {
             let mut sum = 0.0;
             let sums: Vec<f64> = shares
@@ -115,7 +115,7 @@ impl Demand {
                 }
                 let place = stream.uniform() * sum;
                 let adapter = sums.partition_point(|sum| *sum <= place).min(self.adapters - 1);
-                arrivals.push(Arrival { at: Duration::from_secs_f64(at), adapter });
+                arrivals.push(AdapterArrival { at: Duration::from_secs_f64(at), adapter });
             }
         }
         arrivals
@@ -123,13 +123,13 @@ impl Demand {
 
     /// Each adapter by itself: gaps of a gamma law whose variation is drawn for it, at a rate that moves every minute.
     #[must_use]
-    pub fn bursts(&self, seed: u64, before: Before) -> Vec<Arrival> {
+    pub fn bursts(&self, seed: u64, before: ArrivalHistory) -> Vec<AdapterArrival> {
         let epochs = self.epochs(seed);
         let (carried, of_all, of_each) = MINUTES;
-        let common = modulation(&mut Stream::new(seed, "minutes", 0), epochs.len(), carried, of_all);
+        let common = modulation(&mut RandomStream::new(seed, "minutes", 0), epochs.len(), carried, of_all);
         let mut arrivals = Vec::new();
         for adapter in 0..self.adapters {
-            let mut stream = Stream::new(seed, "bursts", adapter as u64);
+            let mut stream = RandomStream::new(seed, "bursts", adapter as u64);
             let own = modulation(&mut stream, epochs.len(), carried, of_each);
             let rates: Vec<f64> = epochs
                 .iter()
@@ -139,8 +139,8 @@ impl Demand {
             let cv = coefficient_of_variation(stream.uniform());
             // The first gap is cut at a random place, or all would begin at once.
             let first = match before {
-                Before::Nothing => stream.gamma(cv),
-                Before::Always => stream.long_gamma(cv),
+                ArrivalHistory::Nothing => stream.gamma(cv),
+                ArrivalHistory::Always => stream.long_gamma(cv),
             };
             let mut due = first * stream.uniform();
             let mut start = 0.0;
@@ -148,7 +148,7 @@ impl Demand {
                 while due < rate * EPOCH_S {
                     let at = start + due / rate;
                     if at < self.end.as_secs_f64() {
-                        arrivals.push(Arrival { at: Duration::from_secs_f64(at), adapter });
+                        arrivals.push(AdapterArrival { at: Duration::from_secs_f64(at), adapter });
                     }
                     due += stream.gamma(cv);
                 }
@@ -162,7 +162,7 @@ impl Demand {
 }
 
 /// Factors of mean 1, minute by minute: the logarithm is an autoregression.
-fn modulation(stream: &mut Stream, minutes: usize, carried: f64, sigma: f64) -> Vec<f64> {
+fn modulation(stream: &mut RandomStream, minutes: usize, carried: f64, sigma: f64) -> Vec<f64> {
     let mut log = stream.normal() * sigma;
     let mut next = || {
         let factor = (log - sigma * sigma / 2.0).exp();
@@ -204,13 +204,13 @@ mod tests {
 
     #[test]
     fn bursts_come_at_the_same_rate_but_vary_more_from_minute_to_minute() {
-        let per_minute = |arrivals: &[Arrival]| {
+        let per_minute = |arrivals: &[AdapterArrival]| {
             let mut counts = vec![0.0_f64; 50];
             arrivals.iter().for_each(|arrival| counts[(arrival.at.as_secs() / 60) as usize] += 1.0);
             let mean = counts.iter().sum::<f64>() / 50.0;
             (mean, counts.iter().map(|count| (count - mean).powi(2)).sum::<f64>() / 50.0 / mean)
         };
-        let (mean, dispersion) = per_minute(&DEMAND.bursts(3, Before::Nothing));
+        let (mean, dispersion) = per_minute(&DEMAND.bursts(3, ArrivalHistory::Nothing));
         assert!((mean / 1200.0 - 1.0).abs() < 0.25, "{mean}");
         let (_, of_poisson) = per_minute(&DEMAND.poisson(3));
         assert!(dispersion > 5.0 && of_poisson < 2.0, "{dispersion} {of_poisson}");
@@ -220,7 +220,7 @@ mod tests {
     fn rare_adapters_do_not_begin_together() {
         let rare = Demand { adapters: 2000, per_s: 10.0, popularity: Popularity::Uniform, ..DEMAND };
         let within = |from: u64, to: u64, seed: u64| {
-            let arrivals = rare.bursts(seed, Before::Always);
+            let arrivals = rare.bursts(seed, ArrivalHistory::Always);
             arrivals.iter().filter(|arrival| (from..to).contains(&arrival.at.as_secs())).count()
         };
         let [first, later] = [(0, 60), (1500, 2100)]

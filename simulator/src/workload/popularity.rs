@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use crate::random::Stream;
+use crate::random::RandomStream;
 
 /// No adapter has more of a lognormal law than this, or than twice its equal share.
 const CAP: f64 = 0.05;
@@ -55,7 +55,7 @@ impl fmt::Display for Popularity {
 impl Popularity {
     /// Shares of `count` adapters, which sum to 1, in an order that says nothing.
     #[must_use]
-    pub fn shares(self, count: usize, stream: &mut Stream) -> Vec<f64> {
+    pub fn shares(self, count: usize, stream: &mut RandomStream) -> Vec<f64> {
         let mut shares: Vec<f64> = match self {
             Self::Uniform => vec![1.0; count],
             Self::Zipf(s) => (1..=count).map(|rank| (rank as f64).powf(-s)).collect(),
@@ -73,7 +73,7 @@ impl Popularity {
 }
 
 /// Exchanges shares of random pairs until so much has moved: the law stays, the hot ones become others.
-pub fn drift(shares: &mut [f64], mass: f64, stream: &mut Stream) {
+pub fn drift(shares: &mut [f64], mass: f64, stream: &mut RandomStream) {
     let mut moved = 0.0;
     for _ in 0..shares.len() {
         if moved >= mass {
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     fn sorted(popularity: Popularity, count: usize) -> Vec<f64> {
-        let mut shares = popularity.shares(count, &mut Stream::new(7, "shares", 0));
+        let mut shares = popularity.shares(count, &mut RandomStream::new(7, "shares", 0));
         shares.sort_by(|a, b| b.total_cmp(a));
         shares
     }
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn drift_moves_so_much_and_keeps_the_law() {
-        let mut stream = Stream::new(7, "drift", 0);
+        let mut stream = RandomStream::new(7, "drift", 0);
         let mut shares = Popularity::Zipf(0.9).shares(100, &mut stream);
         let before = shares.clone();
         drift(&mut shares, 0.1, &mut stream);

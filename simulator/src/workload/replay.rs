@@ -2,8 +2,8 @@
 
 use std::{fs, io, path::Path, time::Duration};
 
-use super::{Adapter, Conversation, Turn, Workload, popularity};
-use crate::{random::Stream, workload::scenario::Recipe};
+use super::{Conversation, ConversationTurn, Workload, WorkloadAdapter, popularity};
+use crate::{random::RandomStream, workload::scenario::WorkloadSpec};
 
 /// A trace that cannot be replayed.
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +25,7 @@ pub enum TraceError {
 const MAX_TOKENS: (usize, usize) = (2048, 512);
 
 /// A line of the trace: seconds since midnight, and tokens.
-type Row = (f64, usize, usize);
+type TraceRow = (f64, usize, usize);
 
 /// Requests a second of a trace.
 ///
@@ -35,17 +35,17 @@ pub fn rate(path: &Path) -> Result<f64, TraceError> {
     Ok(rate_of(&read(path)?))
 }
 
-fn rate_of(rows: &[Row]) -> f64 {
+fn rate_of(rows: &[TraceRow]) -> f64 {
     let seconds = rows.last().map_or(0.0, |last| last.0) - rows.first().map_or(0.0, |first| first.0);
     rows.len() as f64 / seconds.max(1.0)
 }
 
 /// At least one row.
-fn read(path: &Path) -> Result<Vec<Row>, TraceError> {
+fn read(path: &Path) -> Result<Vec<TraceRow>, TraceError> {
     let name = path.display().to_string();
     let text = fs::read_to_string(path).map_err(|error| TraceError::Read(name.clone(), error))?;
     let lines = text.lines().enumerate().skip(1).filter(|(_, line)| !line.is_empty());
-    let rows: Vec<Row> = lines
+    let rows: Vec<TraceRow> = lines
         .map(|(index, line)| {
             parse(line).ok_or_else(|| TraceError::Line { path: name.clone(), line: index + 1 })
         })
@@ -61,10 +61,10 @@ fn read(path: &Path) -> Result<Vec<Row>, TraceError> {
 ///
 /// # Errors
 /// The file is not there, or no trace.
-pub fn replay(path: &Path, recipe: &Recipe, seed: u64) -> Result<Workload, TraceError> {
+pub fn replay(path: &Path, recipe: &WorkloadSpec, seed: u64) -> Result<Workload, TraceError> {
     let rows = read(path)?;
     let (begin, scale) = (rows[0].0, rate_of(&rows) / recipe.per_s);
-    let mut stream = Stream::new(seed, "replay", 0);
+    let mut stream = RandomStream::new(seed, "replay", 0);
     let shares = recipe.popularity.shares(recipe.adapters, &mut stream);
     let divided = |tokens: usize| ((tokens as f64 / recipe.length_divisor).round() as usize).max(1);
     let conversations = rows.iter().enumerate().map(|(number, &(at, prompt, reply))| Conversation {
@@ -72,7 +72,7 @@ pub fn replay(path: &Path, recipe: &Recipe, seed: u64) -> Result<Workload, Trace
         adapter: popularity::pick(&shares, stream.uniform()),
         system: 0,
         content: number as u64,
-        turns: vec![Turn {
+        turns: vec![ConversationTurn {
             think: Duration::ZERO,
             prompt: divided(prompt.min(MAX_TOKENS.0)),
             reply: divided(reply.min(MAX_TOKENS.1)),
@@ -81,12 +81,12 @@ pub fn replay(path: &Path, recipe: &Recipe, seed: u64) -> Result<Workload, Trace
     let conversations = conversations.take_while(|conversation| conversation.start < recipe.end).collect();
     let tenants = usize::from(recipe.tenants.max(1));
     let adapters = (0..recipe.adapters)
-        .map(|index| Adapter { rank: recipe.rank, tenant: (index % tenants) as u16 })
+        .map(|index| WorkloadAdapter { rank: recipe.rank, tenant: (index % tenants) as u16 })
         .collect();
     Ok(Workload { adapters, conversations, shares: recipe.shares })
 }
 
-fn parse(line: &str) -> Option<Row> {
+fn parse(line: &str) -> Option<TraceRow> {
     let mut fields = line.split(',');
     let (_, time) = fields.next()?.split_once(' ')?;
     let mut parts = time.splitn(3, ':').map(str::parse::<f64>);
@@ -99,20 +99,22 @@ fn parse(line: &str) -> Option<Row> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::{Shares, arrivals::Before, popularity::Popularity, scenario::Scenario};
+    use crate::workload::{
+        ShareAccounting, arrivals::ArrivalHistory, popularity::Popularity, scenario::Scenario,
+    };
 
-    const RECIPE: Recipe = Recipe {
+    const RECIPE: WorkloadSpec = WorkloadSpec {
         scenario: Scenario::Chat,
         adapters: 4,
         popularity: Popularity::Uniform,
         drift: 0.0,
         rank: 16,
         tenants: 1,
-        shares: Shares::ByTenant,
+        shares: ShareAccounting::ByTenant,
         hostile_per_s: 0.0,
         per_s: 2.0,
         length_divisor: 2.0,
-        before: Before::Nothing,
+        before: ArrivalHistory::Nothing,
         end: Duration::from_secs(100),
     };
 

@@ -6,11 +6,11 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::{
-    Adapter, Conversation, Shares, Turn, Workload,
-    arrivals::{Arrival, Before, Demand},
+    Conversation, ConversationTurn, ShareAccounting, Workload, WorkloadAdapter,
+    arrivals::{AdapterArrival, ArrivalHistory, Demand},
     popularity::Popularity,
 };
-use crate::random::Stream;
+use crate::random::RandomStream;
 
 /// Tokens of an English word.
 const TOKENS_PER_WORD: f64 = 1.3;
@@ -40,7 +40,7 @@ struct Length {
 
 /// What makes a scenario.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Shape {
+pub struct ScenarioShape {
     /// Tokens that conversations of an adapter share, at least and at most, and the share of conversations that have them.
     system: (f64, f64),
     system_share: f64,
@@ -56,9 +56,9 @@ pub struct Shape {
 impl Scenario {
     /// Its numbers.
     #[must_use]
-    pub fn shape(self) -> Shape {
+    pub fn shape(self) -> ScenarioShape {
         let length = |mu, sigma, max| Length { mu, sigma, max };
-        let chat = Shape {
+        let chat = ScenarioShape {
             system: (64.0, 400.0),
             system_share: 0.8,
             first: length(4.23, 1.65, 800.0),
@@ -69,7 +69,7 @@ impl Scenario {
         };
         match self {
             Self::Chat => chat,
-            Self::Translation => Shape {
+            Self::Translation => ScenarioShape {
                 system: (40.0, 120.0),
                 system_share: 1.0,
                 first: length(3.2, 0.8, 300.0),
@@ -77,7 +77,7 @@ impl Scenario {
                 turns: length(0.0, 0.0, 1.0),
                 ..chat
             },
-            Self::Agents => Shape {
+            Self::Agents => ScenarioShape {
                 system: (300.0, 800.0),
                 system_share: 1.0,
                 first: length(1.65, 0.8, 100.0),
@@ -92,7 +92,7 @@ impl Scenario {
 
 /// A workload to be made.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Recipe {
+pub struct WorkloadSpec {
     /// What people do.
     pub scenario: Scenario,
     /// Adapters.
@@ -106,7 +106,7 @@ pub struct Recipe {
     /// Who shares the adapters among them.
     pub tenants: u16,
     /// What blocks are counted against.
-    pub shares: Shares,
+    pub shares: ShareAccounting,
     /// Requests a second that one more tenant makes, each of other tokens; 0 is none.
     pub hostile_per_s: f64,
     /// Requests a second, of the others.
@@ -114,7 +114,7 @@ pub struct Recipe {
     /// All lengths are divided by it.
     pub length_divisor: f64,
     /// What was before, where each adapter has arrivals of its own.
-    pub before: Before,
+    pub before: ArrivalHistory,
     /// When nothing begins any more.
     pub end: Duration,
 }
@@ -122,12 +122,12 @@ pub struct Recipe {
 /// Prompt tokens of a request of the hostile tenant, before they are divided.
 const HOSTILE_TOKENS: f64 = 800.0;
 
-impl Recipe {
+impl WorkloadSpec {
     /// Makes it.
     #[must_use]
     pub fn make(&self, seed: u64) -> Workload {
-        let mut adapters: Vec<Adapter> = (0..self.adapters)
-            .map(|index| Adapter {
+        let mut adapters: Vec<WorkloadAdapter> = (0..self.adapters)
+            .map(|index| WorkloadAdapter {
                 rank: self.rank * RANKS_OF_BASE[index % 2],
                 tenant: (index % usize::from(self.tenants.max(1))) as u16,
             })
@@ -140,13 +140,13 @@ impl Recipe {
             .collect();
         if self.hostile_per_s > 0.0 {
             conversations.extend(self.hostile(seed, adapters.len()));
-            adapters.push(Adapter { rank: self.rank, tenant: self.tenants.max(1) });
+            adapters.push(WorkloadAdapter { rank: self.rank, tenant: self.tenants.max(1) });
         }
         conversations.sort_by_key(|conversation| (conversation.start, conversation.content));
         Workload { adapters, conversations, shares: self.shares }
     }
 
-    fn arrivals(&self, seed: u64) -> Vec<Arrival> {
+    fn arrivals(&self, seed: u64) -> Vec<AdapterArrival> {
         let demand = Demand {
             adapters: self.adapters,
             popularity: self.popularity,
@@ -162,40 +162,45 @@ impl Recipe {
 
     /// Requests are asked for by the second, conversations begin.
     fn mean_turns(&self) -> f64 {
-        let (law, mut stream) = (self.scenario.shape().turns, Stream::new(0, "turns", 0));
+        let (law, mut stream) = (self.scenario.shape().turns, RandomStream::new(0, "turns", 0));
         let drawn = 10_000;
         (0..drawn).map(|_| whole(law.draw(&mut stream), 1.0) as f64).sum::<f64>() / f64::from(drawn)
     }
 
-    fn conversation(&self, seed: u64, number: u64, Arrival { at, adapter }: Arrival) -> Conversation {
+    fn conversation(
+        &self,
+        seed: u64,
+        number: u64,
+        AdapterArrival { at, adapter }: AdapterArrival,
+    ) -> Conversation {
         let shape = self.scenario.shape();
-        let mut stream = Stream::new(seed, "conversations", number);
+        let mut stream = RandomStream::new(seed, "conversations", number);
         let mut words = |law: Length| whole(law.draw(&mut stream) * TOKENS_PER_WORD, self.length_divisor);
         let mut turn = |prompt: Length| (words(prompt), words(shape.reply));
         let first = turn(shape.first);
-        let count = whole(shape.turns.draw(&mut Stream::new(seed, "turns", number)), 1.0);
-        let mut thinks = Stream::new(seed, "thinks", number);
+        let count = whole(shape.turns.draw(&mut RandomStream::new(seed, "turns", number)), 1.0);
+        let mut thinks = RandomStream::new(seed, "thinks", number);
         let rest = (1..count).map(|_| {
             let (prompt, reply) = turn(shape.user);
-            Turn { think: Duration::from_secs_f64(shape.think.draw(&mut thinks)), prompt, reply }
+            ConversationTurn { think: Duration::from_secs_f64(shape.think.draw(&mut thinks)), prompt, reply }
         });
-        let first = Turn { think: Duration::ZERO, prompt: first.0, reply: first.1 };
+        let first = ConversationTurn { think: Duration::ZERO, prompt: first.0, reply: first.1 };
         let turns = std::iter::once(first).chain(rest).collect();
-        let shares_system = Stream::new(seed, "systems", number).uniform() < shape.system_share;
+        let shares_system = RandomStream::new(seed, "systems", number).uniform() < shape.system_share;
         let system = if shares_system { self.system(&shape, adapter) } else { 0 };
         Conversation { start: at, adapter, system, content: number, turns }
     }
 
     /// Tokens that conversations of an adapter share.
-    fn system(&self, shape: &Shape, adapter: usize) -> usize {
+    fn system(&self, shape: &ScenarioShape, adapter: usize) -> usize {
         let (low, high) = shape.system;
-        let at = Stream::new(0, "system lengths", adapter as u64).uniform();
+        let at = RandomStream::new(0, "system lengths", adapter as u64).uniform();
         whole(low + (high - low) * at, self.length_divisor)
     }
 
     /// One who reads what nobody has read before, as fast as it can.
     fn hostile(&self, seed: u64, adapter: usize) -> Vec<Conversation> {
-        let mut stream = Stream::new(seed, "hostile", 0);
+        let mut stream = RandomStream::new(seed, "hostile", 0);
         let (mut found, mut at) = (Vec::new(), 0.0);
         loop {
             at += stream.exponential() / self.hostile_per_s;
@@ -208,14 +213,14 @@ impl Recipe {
                 adapter,
                 system: 0,
                 content: 1 << 40 | found.len() as u64,
-                turns: vec![Turn { think: Duration::ZERO, prompt, reply: 1 }],
+                turns: vec![ConversationTurn { think: Duration::ZERO, prompt, reply: 1 }],
             });
         }
     }
 }
 
 impl Length {
-    fn draw(self, stream: &mut Stream) -> f64 {
+    fn draw(self, stream: &mut RandomStream) -> f64 {
         stream.lognormal(self.mu, self.sigma).min(self.max)
     }
 }
@@ -229,19 +234,19 @@ fn whole(length: f64, divisor: f64) -> usize {
 mod tests {
     use super::*;
 
-    fn recipe(scenario: Scenario) -> Recipe {
-        Recipe {
+    fn recipe(scenario: Scenario) -> WorkloadSpec {
+        WorkloadSpec {
             scenario,
             adapters: 20,
             popularity: Popularity::Zipf(0.9),
             drift: 0.1,
             rank: 32,
             tenants: 4,
-            shares: Shares::ByTenant,
+            shares: ShareAccounting::ByTenant,
             hostile_per_s: 0.0,
             per_s: 20.0,
             length_divisor: 1.0,
-            before: Before::default(),
+            before: ArrivalHistory::default(),
             end: Duration::from_secs(2000),
         }
     }
@@ -249,7 +254,8 @@ mod tests {
     #[test]
     fn a_chat_is_as_long_as_the_conversations_that_were_measured() {
         let workload = recipe(Scenario::Chat).make(1);
-        let turns: Vec<&Turn> = workload.conversations.iter().flat_map(|talk| &talk.turns).collect();
+        let turns: Vec<&ConversationTurn> =
+            workload.conversations.iter().flat_map(|talk| &talk.turns).collect();
         let mean = turns.len() as f64 / workload.conversations.len() as f64;
         assert!((mean - 3.65).abs() < 0.3, "{mean} turns, half of 7.3 messages");
         let rate = turns.len() as f64 / 2000.0;
@@ -274,7 +280,7 @@ mod tests {
     #[test]
     fn the_hostile_one_comes_on_top_and_never_repeats_itself() {
         let plain = recipe(Scenario::Chat).make(1);
-        let disturbed = Recipe { hostile_per_s: 2.0, ..recipe(Scenario::Chat) }.make(1);
+        let disturbed = WorkloadSpec { hostile_per_s: 2.0, ..recipe(Scenario::Chat) }.make(1);
         let others: Vec<_> = disturbed.conversations.iter().filter(|talk| talk.adapter < 20).collect();
         assert!(others.into_iter().eq(&plain.conversations));
         let mut contents: Vec<u64> = disturbed.conversations.iter().map(|talk| talk.content).collect();

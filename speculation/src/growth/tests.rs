@@ -3,10 +3,10 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{draft::tests::Hashed, tree::MAX_NODES};
+use crate::{draft::tests::HashedDraft, tree::MAX_NODES};
 
 /// D of Eq. 2 once branch `given` has a token more.
-fn distance(branches: &[Branch], given: usize) -> f64 {
+fn distance(branches: &[BranchState], given: usize) -> f64 {
     let m = 1 + branches.iter().map(|branch| branch.tokens).sum::<usize>();
     let sum: f64 = branches.iter().map(|branch| branch.confidence).sum();
     let lacks = branches.iter().enumerate().map(|(index, branch)| {
@@ -16,8 +16,8 @@ fn distance(branches: &[Branch], given: usize) -> f64 {
     lacks.fold(f64::NEG_INFINITY, f64::max)
 }
 
-fn any_branch() -> impl Strategy<Value = Branch> {
-    (1_u32..=20, 0_usize..12, 0_usize..12).prop_map(|(confidence, tokens, depth)| Branch {
+fn any_branch() -> impl Strategy<Value = BranchState> {
+    (1_u32..=20, 0_usize..12, 0_usize..12).prop_map(|(confidence, tokens, depth)| BranchState {
         confidence: f64::from(confidence) / 20.0,
         tokens,
         depth,
@@ -46,8 +46,8 @@ proptest! {
     /// L-02: one token a step, at most one run of the draft; lengths are those of the segments.
     #[test]
     fn a_step_gives_one_token_to_one_branch(steps in 1_usize..=MAX_NODES, width in 1_usize..=4) {
-        let mut draft = Hashed { width, runs: Vec::new() };
-        let (mut pacer, mut tree) = (Pacer::default(), TokenTree::new());
+        let mut draft = HashedDraft { width, runs: Vec::new() };
+        let (mut pacer, mut tree) = (BranchSelector::default(), TokenTree::new());
         for step in 1..=steps {
             let runs = draft.runs.len();
             prop_assert!(pacer.step(&mut tree, &mut draft).unwrap());
@@ -55,33 +55,33 @@ proptest! {
             prop_assert!(draft.runs.len() <= runs + 1);
             prop_assert!(pacer.branches.len() <= MAX_BRANCHES);
         }
-        let opened = |pacer: &Pacer| -> Vec<(Option<NodeId>, usize)> {
+        let opened = |pacer: &BranchSelector| -> Vec<(Option<NodeId>, usize)> {
             let mut opened: Vec<_> = pacer.branches.iter().filter_map(|branch| match *branch {
-                Open::At { tip, tokens } => Some((tip, tokens)),
-                Open::Unopened { .. } => None,
+                OpenBranch::At { tip, tokens } => Some((tip, tokens)),
+                OpenBranch::Unopened { .. } => None,
             }).collect();
             opened.sort_unstable();
             opened
         };
-        prop_assert_eq!(opened(&pacer), opened(&Pacer::new(&tree)));
+        prop_assert_eq!(opened(&pacer), opened(&BranchSelector::new(&tree)));
     }
 }
 
 #[test]
 fn with_one_guess_for_each_place_the_tree_is_a_chain() {
-    let mut draft = Hashed { width: 1, runs: Vec::new() };
+    let mut draft = HashedDraft { width: 1, runs: Vec::new() };
     let mut tree = TokenTree::new();
-    grow(&mut tree, (&mut Pacer::default(), &mut draft), 12, |_| false).unwrap();
+    grow(&mut tree, (&mut BranchSelector::default(), &mut draft), 12, |_| false).unwrap();
     assert_eq!(tree.depth(tree.nodes().next_back()), 12);
     assert_eq!(draft.runs.len(), 12);
 }
 
 #[test]
 fn a_likely_branch_is_long_and_unlikely_ones_are_short() {
-    let mut draft = Hashed { width: 3, runs: Vec::new() };
+    let mut draft = HashedDraft { width: 3, runs: Vec::new() };
     let mut tree = TokenTree::new();
-    grow(&mut tree, (&mut Pacer::default(), &mut draft), 40, |_| false).unwrap();
-    let branches = Pacer::new(&tree).competing(&tree);
+    grow(&mut tree, (&mut BranchSelector::default(), &mut draft), 40, |_| false).unwrap();
+    let branches = BranchSelector::new(&tree).competing(&tree);
     let sum: f64 = branches.iter().map(|branch| branch.confidence).sum();
     for branch in &branches {
         let due = tree.len() as f64 * branch.confidence / sum;

@@ -1,6 +1,6 @@
 //! How often what followed a match came again.
 
-use crate::counted::Counted;
+use crate::counted::RateEstimate;
 
 /// Lengths of matches that are counted together: the first is 1, each ends before the next begins.
 const CLASSES: [usize; 7] = [1, 2, 3, 4, 6, 10, 18];
@@ -11,13 +11,13 @@ const EXPECTED: [[f64; 2]; 7] =
     [[0.13, 0.05], [0.30, 0.05], [0.48, 0.05], [0.57, 0.05], [0.67, 0.05], [0.78, 0.04], [0.85, 0.02]];
 
 /// How often guesses came true, by the length of their match, newer ones counting more. It is learned within a sequence, and
-/// handed on to the next of the same adapter and client ([`Recent`](crate::recent::Recent)).
+/// handed on to the next of the same adapter and client ([`LruTable`](crate::recent::Recent)).
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Survival {
-    counted: [[Counted; 2]; CLASSES.len()],
+pub struct AcceptanceTable {
+    counted: [[RateEstimate; 2]; CLASSES.len()],
 }
 
-impl Survival {
+impl AcceptanceTable {
     /// The chance that the guess of this rank, 0 the likeliest, behind so many equal tokens comes true.
     #[must_use]
     pub fn of(&self, matched: usize, rank: usize) -> f64 {

@@ -3,9 +3,9 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::growth::{Pacer, grow};
+use crate::growth::{BranchSelector, grow};
 
-fn guesses(draft: &mut Ngram, tree: &TokenTree, at: Option<NodeId>) -> Vec<Guess> {
+fn guesses(draft: &mut Ngram, tree: &TokenTree, at: Option<NodeId>) -> Vec<DraftToken> {
     draft.guesses(tree, at).unwrap()
 }
 
@@ -13,7 +13,7 @@ proptest! {
     /// What is guessed first stood behind the longest match there is, as long as there are no more places than are looked at.
     #[test]
     fn the_first_guess_stood_behind_the_longest_match(text in prop::collection::vec(0_u32..12, 1..60)) {
-        let draft = Ngram::new(&text, Survival::default());
+        let draft = Ngram::new(&text, AcceptanceTable::default());
         let found = draft.lookup(&text);
         let longest = (1..text.len()).map(|place| matched(&text[..place], &text)).max().unwrap_or(0);
         prop_assert_eq!(found.first().map_or(0, |found| found.matched), longest);
@@ -27,8 +27,8 @@ proptest! {
     #[test]
     fn token_by_token_and_all_at_once_make_one_index(text in prop::collection::vec(0_u32..6, 0..80), cut in any::<prop::sample::Index>()) {
         let cut = cut.index(text.len() + 1);
-        let whole = Ngram::new(&text, Survival::default());
-        let mut grown = Ngram::new(&text[..cut], Survival::default());
+        let whole = Ngram::new(&text, AcceptanceTable::default());
+        let mut grown = Ngram::new(&text[..cut], AcceptanceTable::default());
         grown.accept(&text[cut..]).unwrap();
         prop_assert_eq!(whole.before, grown.before);
         prop_assert_eq!(whole.latest, grown.latest);
@@ -36,7 +36,7 @@ proptest! {
 
     #[test]
     fn guesses_for_a_place_exclude_each_other(text in prop::collection::vec(0_u32..5, 0..80)) {
-        let mut draft = Ngram::new(&[], Survival::default());
+        let mut draft = Ngram::new(&[], AcceptanceTable::default());
         draft.accept(&text).unwrap();
         let guesses = guesses(&mut draft, &TokenTree::new(), None);
         prop_assert!(guesses.iter().map(|guess| guess.probability).sum::<f64>() <= 1.0 + 1e-9);
@@ -50,9 +50,9 @@ proptest! {
 #[test]
 fn a_text_that_repeats_is_drafted_on_and_two_continuations_make_a_tree() {
     let text = [1, 2, 3, 4, 5, 9, 9, 1, 2, 3, 7, 8, 9, 9, 1, 2, 3];
-    let mut draft = Ngram::new(&text, Survival::default());
+    let mut draft = Ngram::new(&text, AcceptanceTable::default());
     let mut tree = TokenTree::new();
-    grow(&mut tree, (&mut Pacer::default(), &mut draft), 8, |_| false).unwrap();
+    grow(&mut tree, (&mut BranchSelector::default(), &mut draft), 8, |_| false).unwrap();
     // The longer match, 9 9 1 2 3, was followed by 7; 1 2 3 alone by 4, too.
     let behind_root: Vec<u32> = tree.children(None).map(|node| tree.token(node)).collect();
     assert_eq!(behind_root, [7, 4]);
@@ -63,14 +63,14 @@ fn a_text_that_repeats_is_drafted_on_and_two_continuations_make_a_tree() {
 #[test]
 fn trust_follows_what_the_text_does() {
     let repeating: Vec<u32> = (0..400).map(|place| place % 20).collect();
-    let mut draft = Ngram::new(&repeating[..40], Survival::default());
+    let mut draft = Ngram::new(&repeating[..40], AcceptanceTable::default());
     draft.accept(&repeating[40..]).unwrap();
     let sure = guesses(&mut draft, &TokenTree::new(), None)[0];
     assert_eq!(sure.token, 0);
     assert!(sure.probability > 0.97, "{sure:?}");
 
     // The same pairs over and over, each time followed by something else.
-    let mut draft = Ngram::new(&[1, 2], Survival::default());
+    let mut draft = Ngram::new(&[1, 2], AcceptanceTable::default());
     for other in 100..200 {
         draft.accept(&[other, 1, 2]).unwrap();
     }

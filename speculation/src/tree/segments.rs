@@ -22,7 +22,7 @@ use super::{NodeId, TokenTree};
 
 /// Rows that follow each other in the pass, and in the tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stretch {
+pub struct RowSpan {
     /// The rows, among those of the tree.
     pub rows: Range<usize>,
     /// Tokens between the root and the first of them: its position is the root's and so many.
@@ -33,10 +33,10 @@ pub struct Stretch {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
     /// Its own rows.
-    pub own: Stretch,
+    pub own: RowSpan,
     /// Its ancestors, which are in other segments, the root first. Depths follow each other without a gap, up to that of
     /// its own rows.
-    pub trunk: Vec<Stretch>,
+    pub trunk: Vec<RowSpan>,
 }
 
 /// A tree in rows. Row 0 is the root's: what the target draws there is to be known too.
@@ -71,7 +71,7 @@ impl Segments {
             let first = laid.nodes.len();
             laid.nodes.push(None);
             laid.nodes.extend(end.into_iter().flat_map(|leaf| tree.path(leaf).iter()).map(Some));
-            let own = Stretch { rows: first..laid.nodes.len(), depth: 0 };
+            let own = RowSpan { rows: first..laid.nodes.len(), depth: 0 };
             laid.segments.push(Segment { own, trunk: Vec::new() });
         }
         laid
@@ -82,8 +82,8 @@ impl Segments {
         &mut self,
         tree: &TokenTree,
         head: Option<NodeId>,
-        trunk: Vec<Stretch>,
-        heads: &mut VecDeque<(Option<NodeId>, Vec<Stretch>)>,
+        trunk: Vec<RowSpan>,
+        heads: &mut VecDeque<(Option<NodeId>, Vec<RowSpan>)>,
     ) {
         let (first, depth) = (self.nodes.len(), tree.depth(head));
         let mut at = head;
@@ -92,7 +92,7 @@ impl Segments {
             let mut children = tree.children(at);
             let next = children.next();
             for other in children {
-                let above = Stretch { rows: first..self.nodes.len(), depth };
+                let above = RowSpan { rows: first..self.nodes.len(), depth };
                 heads.push_back((Some(other), trunk.iter().cloned().chain([above]).collect()));
             }
             match next {
@@ -100,7 +100,7 @@ impl Segments {
                 None => break,
             }
         }
-        let own = Stretch { rows: first..self.nodes.len(), depth };
+        let own = RowSpan { rows: first..self.nodes.len(), depth };
         self.segments.push(Segment { own, trunk });
     }
 

@@ -42,9 +42,9 @@ fn a_token_of_the_papers_example_sees_its_own_branch() {
     assert_eq!(tokens(&tree, tree.path(eight)), [1, 2, 3, 5, 8]);
     let segments = Segments::of(&tree);
     assert_eq!(segments.tokens(&tree, 0), [0, 1, 2, 3, 4, 6, 7, 5, 8]);
-    let own: Vec<Stretch> = segments.iter().map(|segment| segment.own.clone()).collect();
-    assert_eq!(own, [Stretch { rows: 0..7, depth: 0 }, Stretch { rows: 7..9, depth: 4 }]);
-    assert_eq!(segments.iter().nth(1).unwrap().trunk, [Stretch { rows: 0..4, depth: 0 }]);
+    let own: Vec<RowSpan> = segments.iter().map(|segment| segment.own.clone()).collect();
+    assert_eq!(own, [RowSpan { rows: 0..7, depth: 0 }, RowSpan { rows: 7..9, depth: 4 }]);
+    assert_eq!(segments.iter().nth(1).unwrap().trunk, [RowSpan { rows: 0..4, depth: 0 }]);
     let branches = Segments::of_branches(&tree);
     assert_eq!(branches.tokens(&tree, 0), [0, 1, 2, 3, 4, 6, 7, 0, 1, 2, 3, 5, 8]);
 }

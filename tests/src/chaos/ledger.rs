@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 /// The figures of one run.
 #[derive(Debug, Default)]
-pub struct Ledger {
+pub struct ChaosReport {
     test: &'static str,
     seed: u64,
     /// How often each place was hit.
@@ -16,7 +16,7 @@ pub struct Ledger {
     counts: BTreeMap<&'static str, u64>,
 }
 
-impl Ledger {
+impl ChaosReport {
     /// The ledger of `test`, run with `seed`.
     #[must_use]
     pub fn new(test: &'static str, seed: u64) -> Self {

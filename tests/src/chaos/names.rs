@@ -5,33 +5,33 @@
 
 use std::collections::BTreeMap;
 
-use crate::client::Fault;
+use crate::client::RequestFault;
 
 /// A name's adapter: a generation, or none.
-type Adapter = Option<String>;
+type NamedGeneration = Option<String>;
 
 /// See the module's description.
 #[derive(Debug, Default)]
-pub struct Names {
+pub struct PossibleNames {
     /// What each name may stand for; one possibility if it is certain.
-    possible: BTreeMap<String, Vec<Adapter>>,
+    possible: BTreeMap<String, Vec<NamedGeneration>>,
 }
 
-impl Names {
+impl PossibleNames {
     /// Notes that `name` was asked to stand for `wanted`, and what came of it.
-    pub fn change<T>(&mut self, name: &str, wanted: Adapter, outcome: &Result<T, Fault>) {
+    pub fn change<T>(&mut self, name: &str, wanted: NamedGeneration, outcome: &Result<T, RequestFault>) {
         let possible = self.possible.entry(name.to_owned()).or_insert_with(|| vec![None]);
         match outcome {
             Ok(_) => *possible = vec![wanted],
             // A typed refusal changes nothing; only silence is uncertain.
-            Err(Fault::Refused { .. }) => {}
-            Err(Fault::Silence(_)) => possible.push(wanted),
+            Err(RequestFault::Refused { .. }) => {}
+            Err(RequestFault::Silence(_)) => possible.push(wanted),
         }
     }
 
     /// What `name` certainly stands for; panics while that is uncertain.
     #[must_use]
-    pub fn certain(&self, name: &str) -> Adapter {
+    pub fn certain(&self, name: &str) -> NamedGeneration {
         match self.possible.get(name).map(Vec::as_slice) {
             None => None,
             Some([adapter]) => adapter.clone(),

@@ -6,9 +6,9 @@ use tempfile::TempDir;
 
 /// The directory through which places are armed.
 #[derive(Debug)]
-pub struct Places(TempDir);
+pub struct FailpointDirectory(TempDir);
 
-impl Places {
+impl FailpointDirectory {
     /// Nothing is armed.
     #[must_use]
     pub fn new() -> Self {
@@ -42,7 +42,7 @@ impl Places {
     }
 }
 
-impl Default for Places {
+impl Default for FailpointDirectory {
     fn default() -> Self {
         Self::new()
     }

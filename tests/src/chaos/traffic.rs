@@ -15,8 +15,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::Random;
-use crate::{Answer, Ask, Client, Ending, client::Fault, fixtures, watchdog::WATCHDOG};
+use super::ChaosRng;
+use crate::{
+    Client, CompletionAnswer, CompletionRequest, StreamEnd, client::RequestFault, fixtures,
+    watchdog::WATCHDOG,
+};
 
 /// Words and numbers in turns: longer than any answer, so that each ends in the middle of it.
 const LIST: &str = "([a-z]{1,12} [0-9]{1,4}, ){30}";
@@ -25,14 +28,14 @@ const RETRY_PAUSE: Duration = Duration::from_millis(30);
 
 /// Contents of adapters with their golden answers, and those of the base.
 #[derive(Debug)]
-pub struct Variants {
+pub struct AdapterVariants {
     /// Directory and generation of each.
     pub adapters: Vec<(std::path::PathBuf, String)>,
-    asks: Vec<Ask>,
-    golden: HashMap<(Option<String>, usize), Answer>,
+    asks: Vec<CompletionRequest>,
+    golden: HashMap<(Option<String>, usize), CompletionAnswer>,
 }
 
-impl Variants {
+impl AdapterVariants {
     /// Makes `count` variants of the examples below `into` and lets each answer alone, in a deployment that does nothing
     /// else.
     #[must_use]
@@ -43,13 +46,16 @@ impl Variants {
     /// The same with every rank of the examples `times` times.
     #[must_use]
     pub fn learn_stacked(client: &Client, into: &Path, count: u32, times: usize) -> Self {
-        let asks: Vec<Ask> = [(5, None), (40, None), (90, Some(11)), (20, Some(7))]
+        let asks: Vec<CompletionRequest> = [(5, None), (40, None), (90, Some(11)), (20, Some(7))]
             .into_iter()
-            .map(|(length, seed)| Ask { seed, ..Ask::new("", fixtures::prompt(1, length), 16) })
-            .chain([Ask {
+            .map(|(length, seed)| CompletionRequest {
+                seed,
+                ..CompletionRequest::new("", fixtures::prompt(1, length), 16)
+            })
+            .chain([CompletionRequest {
                 seed: Some(5),
                 expression: Some(LIST),
-                ..Ask::new("", fixtures::prompt(2, 10), 16)
+                ..CompletionRequest::new("", fixtures::prompt(2, 10), 16)
             }])
             .collect();
         let mut variants = Self { adapters: Vec::new(), asks, golden: HashMap::new() };
@@ -82,17 +88,17 @@ impl Variants {
 
     /// Question `index` to `model`.
     #[must_use]
-    pub fn ask(&self, model: &str, index: usize) -> Ask {
+    pub fn ask(&self, model: &str, index: usize) -> CompletionRequest {
         self.asks[index].of(model)
     }
 
     /// Fails unless `answer` to question `index` is what `generation` says when it is alone.
-    pub fn check(&self, index: usize, generation: Option<&str>, answer: &Answer) {
+    pub fn check(&self, index: usize, generation: Option<&str>, answer: &CompletionAnswer) {
         let golden = self.golden(index, generation);
         assert_eq!(answer, golden, "question {index} to {generation:?}");
     }
 
-    fn golden(&self, index: usize, generation: Option<&str>) -> &Answer {
+    fn golden(&self, index: usize, generation: Option<&str>) -> &CompletionAnswer {
         let key = (generation.map(str::to_owned), index);
         self.golden
             .get(&key)
@@ -102,7 +108,7 @@ impl Variants {
 
 /// What the clients saw.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct TrafficCounts {
     /// Golden answers.
     pub answered: AtomicU64,
     /// Requests that had to be sent again, because the gateway died or was not there.
@@ -115,7 +121,7 @@ pub struct Tally {
     first_fault: OnceLock<String>,
 }
 
-impl Tally {
+impl TrafficCounts {
     /// Fails, and says why, if a request had to be sent again, or a stream was given up.
     pub fn nobody_asked_again(&self) {
         let lost = [&self.retried, &self.given_up].map(|count| count.load(Ordering::Relaxed));
@@ -128,21 +134,21 @@ impl Tally {
 pub struct Traffic {
     stop: Arc<AtomicBool>,
     /// What they saw so far.
-    pub tally: Arc<Tally>,
+    pub tally: Arc<TrafficCounts>,
     clients: Vec<JoinHandle<()>>,
 }
 
 impl Traffic {
     /// `clients` clients ask `models` whatever there is to ask.
     #[must_use]
-    pub fn begin(client: &Client, variants: &Arc<Variants>, models: &[String], clients: u64) -> Self {
-        let (stop, tally) = (Arc::new(AtomicBool::new(false)), Arc::new(Tally::default()));
+    pub fn begin(client: &Client, variants: &Arc<AdapterVariants>, models: &[String], clients: u64) -> Self {
+        let (stop, tally) = (Arc::new(AtomicBool::new(false)), Arc::new(TrafficCounts::default()));
         let clients = (0..clients).map(|number| {
-            let asker = Asker {
+            let asker = TrafficClient {
                 client: client.clone(),
                 variants: Arc::clone(variants),
                 models: models.to_vec(),
-                random: Random::new(number),
+                random: ChaosRng::new(number),
                 tally: Arc::clone(&tally),
                 stop: Arc::clone(&stop),
             };
@@ -160,7 +166,7 @@ impl Traffic {
     }
 
     /// Lets every client end its request; returns what they saw.
-    pub fn finish(mut self) -> Arc<Tally> {
+    pub fn finish(mut self) -> Arc<TrafficCounts> {
         self.end();
         Arc::clone(&self.tally)
     }
@@ -176,16 +182,16 @@ impl Traffic {
     }
 }
 
-struct Asker {
+struct TrafficClient {
     client: Client,
-    variants: Arc<Variants>,
+    variants: Arc<AdapterVariants>,
     models: Vec<String>,
-    random: Random,
-    tally: Arc<Tally>,
+    random: ChaosRng,
+    tally: Arc<TrafficCounts>,
     stop: Arc<AtomicBool>,
 }
 
-impl Asker {
+impl TrafficClient {
     fn run(mut self) {
         while !self.stop.load(Ordering::Relaxed) {
             let index = self.random.below(self.variants.questions());
@@ -202,11 +208,11 @@ impl Asker {
             let outcome = if streamed { self.streamed(index, &ask) } else { self.whole(index, &ask) };
             match outcome {
                 Ok(()) => return add(&self.tally.answered),
-                Err(Fault::Refused { status: 404, .. }) => {
+                Err(RequestFault::Refused { status: 404, .. }) => {
                     assert_ne!(model, crate::BASE, "the base is always there");
                     return add(&self.tally.not_found);
                 }
-                Err(fault @ (Fault::Refused { status: 429 | 503, .. } | Fault::Silence(_))) => {
+                Err(fault @ (RequestFault::Refused { status: 429 | 503, .. } | RequestFault::Silence(_))) => {
                     add(&self.tally.retried);
                     self.tally.first_fault.get_or_init(|| format!("{model}: {fault}"));
                 }
@@ -217,18 +223,18 @@ impl Asker {
         }
     }
 
-    fn whole(&self, index: usize, ask: &Ask) -> Result<(), Fault> {
+    fn whole(&self, index: usize, ask: &CompletionRequest) -> Result<(), RequestFault> {
         let reply = self.client.try_ask(ask)?;
         self.variants.check(index, reply.generation.as_deref(), &reply.answer);
         Ok(())
     }
 
-    fn streamed(&self, index: usize, ask: &Ask) -> Result<(), Fault> {
+    fn streamed(&self, index: usize, ask: &CompletionRequest) -> Result<(), RequestFault> {
         let mut stream = self.client.try_stream(ask)?;
         let ending = stream.read_to_end();
         let generation = stream.generation.clone();
         match ending {
-            Ending::Done => {
+            StreamEnd::Done => {
                 self.variants.check(index, generation.as_deref(), &stream.answer);
                 Ok(())
             }
@@ -237,10 +243,10 @@ impl Asker {
                     let golden = self.variants.golden(index, generation.as_deref());
                     assert!(stream.answer.begins(golden), "{ask:?}: {:?} before {ending:?}", stream.answer);
                 }
-                if matches!(ending, Ending::Error(_)) {
+                if matches!(ending, StreamEnd::Error(_)) {
                     add(&self.tally.given_up);
                 }
-                Err(Fault::Silence(format!("{ending:?}")))
+                Err(RequestFault::Silence(format!("{ending:?}")))
             }
         }
     }

@@ -33,7 +33,7 @@ const PICKERS: [&str; 2] = ["address: 127.0.0.1, port_value: 9002", "address: 12
 
 /// How a front is to be.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Setup<'a> {
+pub struct FrontSetup<'a> {
     /// What pickers are told beside.
     pub settings: &'a [(&'a str, &'a str)],
     /// What stands in the bootstrap once, and what is to stand there.
@@ -44,32 +44,33 @@ pub struct Setup<'a> {
 
 /// See the module's description.
 #[derive(Debug)]
-pub struct Front {
+pub struct FleetFront {
     /// Asks whatever host Envoy sends it to.
     pub client: Client,
-    pickers: Vec<Helper>,
-    _envoy: Helper,
+    pickers: Vec<OwnedProcess>,
+    _envoy: OwnedProcess,
 }
 
 /// A process that ends with its owner, and what it said.
 #[derive(Debug)]
-struct Helper {
+struct OwnedProcess {
     name: &'static str,
     child: Child,
     address: SocketAddr,
-    /// What it says must be asked for over TLS, which [`Front::picker`] does not speak.
+    /// What it says must be asked for over TLS, which [`FleetFront::picker`] does not speak.
     is_encrypted: bool,
     folder: TempDir,
 }
 
-impl Front {
+impl FleetFront {
     /// Starts it before gateways, up to three: each an address with its port, or a name that stands for several.
     #[must_use]
-    pub fn start(gateways: &[String], setup: Setup<'_>) -> Self {
+    pub fn start(gateways: &[String], setup: FrontSetup<'_>) -> Self {
         assert!((1..=GATEWAYS.len()).contains(&gateways.len()), "as many as the bootstrap has");
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
-        let pickers: Vec<Helper> = PICKERS.iter().map(|_| Helper::picker(any, gateways, setup)).collect();
-        let envoy = Helper::envoy(gateways, &pickers, setup);
+        let pickers: Vec<OwnedProcess> =
+            PICKERS.iter().map(|_| OwnedProcess::picker(any, gateways, setup)).collect();
+        let envoy = OwnedProcess::envoy(gateways, &pickers, setup);
         let client = Client::new(&format!("http://{}", envoy.address));
         let front = Self { client, pickers, _envoy: envoy };
         let open = || (0..PICKERS.len()).filter(|&index| !front.pickers[index].is_encrypted);
@@ -101,10 +102,10 @@ impl Front {
     }
 
     /// Starts another picker in the place of one that is dead.
-    pub fn replace_picker(&mut self, index: usize, gateways: &[String], setup: Setup<'_>) {
+    pub fn replace_picker(&mut self, index: usize, gateways: &[String], setup: FrontSetup<'_>) {
         // It is not there any more when the next takes its address.
         let _ = self.pickers[index].child.wait();
-        self.pickers[index] = Helper::picker(self.pickers[index].address, gateways, setup);
+        self.pickers[index] = OwnedProcess::picker(self.pickers[index].address, gateways, setup);
     }
 
     /// How many hosts are ready, as a picker says.
@@ -119,8 +120,8 @@ impl Front {
     }
 }
 
-impl Helper {
-    fn picker(listen: SocketAddr, gateways: &[String], setup: Setup<'_>) -> Self {
+impl OwnedProcess {
+    fn picker(listen: SocketAddr, gateways: &[String], setup: FrontSetup<'_>) -> Self {
         let folder = TempDir::new().expect("a folder");
         let mut command = setup.command(&program("endpoint-picker"));
         let listen = listen.to_string();
@@ -139,7 +140,7 @@ impl Helper {
     }
 
     /// The bootstrap that is shipped, with these addresses in the place of its own.
-    fn envoy(gateways: &[String], pickers: &[Self], setup: Setup<'_>) -> Self {
+    fn envoy(gateways: &[String], pickers: &[Self], setup: FrontSetup<'_>) -> Self {
         let folder = TempDir::new().expect("a folder");
         let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/envoy/envoy.yaml");
         let mut text = fs::read_to_string(shipped).expect("the bootstrap");
@@ -171,13 +172,13 @@ impl Helper {
     }
 }
 
-impl Setup<'_> {
+impl FrontSetup<'_> {
     fn command(&self, program: &Path) -> Command {
         self.network.map_or_else(|| Command::new(program), |network| network.command(program))
     }
 }
 
-impl Drop for Helper {
+impl Drop for OwnedProcess {
     fn drop(&mut self) {
         // Without effect if it has gone.
         let _ = self.child.kill();

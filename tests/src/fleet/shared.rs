@@ -9,14 +9,14 @@ use std::{
 
 use tempfile::TempDir;
 
-use super::front::{Front, Setup};
+use super::front::{FleetFront, FrontSetup};
 use crate::{
     client::Client,
     deployment::Deployment,
-    network::{HOSTS, Link, Links, Network},
-    place::Place,
-    plan::Plan,
-    servers::{self, postgres::Postgres, s3::Bucket, wire::Wire},
+    network::{HOSTS, Links, Network, NetworkLink},
+    place::StateDirectory,
+    plan::DeploymentPlan,
+    servers::{self, postgres::Postgres, s3::Bucket, wire::FaultyRelay},
 };
 
 /// Where gateways listen, each at an address of its own.
@@ -26,7 +26,7 @@ const CACHE_KIB: u64 = 5 << 10;
 
 /// A host of the fleet.
 #[derive(Debug)]
-pub struct Host {
+pub struct SharedHost {
     /// What runs there.
     pub deployment: Deployment,
     /// What leads there.
@@ -35,18 +35,18 @@ pub struct Host {
 
 /// See the module's description.
 #[derive(Debug)]
-pub struct Shared {
+pub struct SharedFleet {
     /// The hosts, the oldest first.
-    pub hosts: Vec<Host>,
+    pub hosts: Vec<SharedHost>,
     /// What stands before them.
-    pub front: Front,
+    pub front: FleetFront,
     /// The registry, and the way of all hosts to it.
     pub registry: Postgres,
     /// See there.
-    pub registry_wire: Wire,
+    pub registry_wire: FaultyRelay,
     bucket: Bucket,
     /// The way of all hosts to the bucket.
-    pub bucket_wire: Wire,
+    pub bucket_wire: FaultyRelay,
     adapters: TempDir,
     /// Hosts there were.
     numbers: u8,
@@ -54,7 +54,7 @@ pub struct Shared {
     network: Network,
 }
 
-impl Shared {
+impl SharedFleet {
     /// `count` hosts. The calling thread is on their network from now on, and whatever it starts.
     ///
     /// # Errors
@@ -63,18 +63,19 @@ impl Shared {
         let network = Network::enter()?;
         let (registry, bucket) = servers::both().ok_or("what is missing is said above")?;
         let anywhere = IpAddr::from(Ipv4Addr::UNSPECIFIED);
-        let registry_wire = Wire::from(anywhere, registry.port());
-        let bucket_wire = Wire::from(anywhere, bucket.port());
+        let registry_wire = FaultyRelay::from(anywhere, registry.port());
+        let bucket_wire = FaultyRelay::from(anywhere, bucket.port());
         let adapters = TempDir::new().expect("a directory");
-        let ways = Ways {
+        let ways = HostSetup {
             network: &network,
             registry: registry_wire.port(),
             bucket: (&bucket, bucket_wire.port()),
             adapters: &adapters,
         };
-        let hosts: Vec<Host> = (1..=count).map(|number| ways.host(number)).collect();
+        let hosts: Vec<SharedHost> = (1..=count).map(|number| ways.host(number)).collect();
         tell(&network, &hosts);
-        let front = Front::start(&gateways(), Setup { network: Some(&network), ..Setup::default() });
+        let front =
+            FleetFront::start(&gateways(), FrontSetup { network: Some(&network), ..FrontSetup::default() });
         let numbers = count;
         Ok(Self { hosts, front, registry, registry_wire, bucket, bucket_wire, adapters, numbers, network })
     }
@@ -93,7 +94,7 @@ impl Shared {
 
     /// Takes a host off the list by which it is found.
     #[must_use]
-    pub fn take(&mut self, index: usize) -> Host {
+    pub fn take(&mut self, index: usize) -> SharedHost {
         let host = self.hosts.remove(index);
         tell(&self.network, &self.hosts);
         host
@@ -109,19 +110,19 @@ impl Shared {
 
     /// Another host in the place of one that is gone, at its address, without anything on its disk.
     pub fn replace(&mut self, index: usize, links: Links) {
-        let deployment = self.ways().plan(&links).start_in(Arc::new(Place::new()));
-        self.hosts.insert(index, Host { deployment, links });
+        let deployment = self.ways().plan(&links).start_in(Arc::new(StateDirectory::new()));
+        self.hosts.insert(index, SharedHost { deployment, links });
         tell(&self.network, &self.hosts);
     }
 
     /// Another picker in the place of one that is dead.
     pub fn replace_picker(&mut self, index: usize) {
-        let setup = Setup { network: Some(&self.network), ..Setup::default() };
+        let setup = FrontSetup { network: Some(&self.network), ..FrontSetup::default() };
         self.front.replace_picker(index, &gateways(), setup);
     }
 
-    fn ways(&self) -> Ways<'_> {
-        Ways {
+    fn ways(&self) -> HostSetup<'_> {
+        HostSetup {
             network: &self.network,
             registry: self.registry_wire.port(),
             bucket: (&self.bucket, self.bucket_wire.port()),
@@ -135,35 +136,37 @@ fn gateways() -> [String; 1] {
     [format!("{HOSTS}:{PORT}")]
 }
 
-fn tell(network: &Network, hosts: &[Host]) {
-    let addresses: Vec<IpAddr> = hosts.iter().map(|host| host.links.there(Link::Front).into()).collect();
+fn tell(network: &Network, hosts: &[SharedHost]) {
+    let addresses: Vec<IpAddr> =
+        hosts.iter().map(|host| host.links.there(NetworkLink::Front).into()).collect();
     network.set_hosts(&addresses);
 }
 
 /// What a host is started with.
-struct Ways<'a> {
+struct HostSetup<'a> {
     network: &'a Network,
     registry: u16,
     bucket: (&'a Bucket, u16),
     adapters: &'a TempDir,
 }
 
-impl Ways<'_> {
-    fn host(&self, number: u8) -> Host {
+impl HostSetup<'_> {
+    fn host(&self, number: u8) -> SharedHost {
         let links = self.network.host(number);
         let deployment = self.plan(&links).start();
-        Host { deployment, links }
+        SharedHost { deployment, links }
     }
 
-    fn plan(&self, links: &Links) -> Plan {
-        let registry = format!("postgres://fleet@{}:{}/postgres", links.here(Link::Registry), self.registry);
+    fn plan(&self, links: &Links) -> DeploymentPlan {
+        let registry =
+            format!("postgres://fleet@{}:{}/postgres", links.here(NetworkLink::Registry), self.registry);
         let (bucket, port) = self.bucket;
-        let plan = Plan::bare().workers(0).restless().inside(&links.namespace);
-        let plan = plan.listen(SocketAddr::from((links.there(Link::Front), PORT)));
+        let plan = DeploymentPlan::bare().workers(0).restless().inside(&links.namespace);
+        let plan = plan.listen(SocketAddr::from((links.there(NetworkLink::Front), PORT)));
         let plan = plan.set("INSECURE", "true").set("REGISTRY", &registry).set("STORE", &bucket.url());
         let plan = plan.bytes("STORE_CACHE_BYTES", CACHE_KIB);
         let plan = plan.set("ADAPTER_ROOT", &self.adapters.path().display().to_string());
-        let variables = bucket.variables_at(SocketAddr::from((links.here(Link::Bucket), port)));
+        let variables = bucket.variables_at(SocketAddr::from((links.here(NetworkLink::Bucket), port)));
         variables.iter().fold(plan, |plan, (name, value)| plan.environment(name, value))
     }
 }

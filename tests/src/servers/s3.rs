@@ -6,7 +6,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use super::wire::Wire;
+use super::wire::FaultyRelay;
 
 /// What the bucket is called.
 const NAME: &str = "fleet";
@@ -21,7 +21,7 @@ pub struct Bucket {
     server: Child,
     port: u16,
     /// The way by which those who are tested reach it.
-    pub wire: Wire,
+    pub wire: FaultyRelay,
 }
 
 impl Bucket {
@@ -37,7 +37,7 @@ impl Bucket {
         let mut command = Command::new(program);
         command.args(["-H", "127.0.0.1", "-p", &port.to_string()]).stdin(Stdio::null());
         let server = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
-        let bucket = Self { server, port, wire: Wire::to(port) };
+        let bucket = Self { server, port, wire: FaultyRelay::to(port) };
         patience::eventually("the bucket is made", || bucket.put("", b"").is_ok());
         Ok(bucket)
     }

@@ -17,7 +17,7 @@ const CHUNK_BYTES: usize = 16 << 10;
 
 /// What happens to answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Harm {
+pub enum ResponseFault {
     /// Nothing.
     None,
     /// A bit of the next so many that hold a file is another.
@@ -35,26 +35,26 @@ pub enum Harm {
 }
 
 #[derive(Debug)]
-struct State {
+struct RelayState {
     /// Port of loopback that it leads to.
     target: u16,
-    harm: Harm,
+    harm: ResponseFault,
     /// Heads of requests.
     asked: Vec<String>,
 }
 
 /// See the module's description.
 #[derive(Debug)]
-pub struct Wire {
+pub struct FaultyRelay {
     port: u16,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<RelayState>>,
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+fn lock(state: &Mutex<RelayState>) -> MutexGuard<'_, RelayState> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Wire {
+impl FaultyRelay {
     /// The way to a port of loopback. Its threads end with the test's process.
     #[must_use]
     pub fn to(target: u16) -> Self {
@@ -66,7 +66,7 @@ impl Wire {
     pub fn from(listen: IpAddr, target: u16) -> Self {
         let listener = TcpListener::bind((listen, 0)).expect("a free port");
         let port = listener.local_addr().expect("it is bound").port();
-        let state = Arc::new(Mutex::new(State { target, harm: Harm::None, asked: Vec::new() }));
+        let state = Arc::new(Mutex::new(RelayState { target, harm: ResponseFault::None, asked: Vec::new() }));
         let shared = Arc::clone(&state);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -84,7 +84,7 @@ impl Wire {
     }
 
     /// From now on this happens.
-    pub fn set(&self, harm: Harm) {
+    pub fn set(&self, harm: ResponseFault) {
         lock(&self.state).harm = harm;
     }
 
@@ -95,7 +95,7 @@ impl Wire {
 
     /// What happens now.
     #[must_use]
-    pub fn harm(&self) -> Harm {
+    pub fn harm(&self) -> ResponseFault {
         lock(&self.state).harm
     }
 
@@ -106,13 +106,13 @@ impl Wire {
     }
 }
 
-fn relay(client: &TcpStream, state: &Arc<Mutex<State>>) {
-    wait_while(state, &[Harm::Cut]);
+fn relay(client: &TcpStream, state: &Arc<Mutex<RelayState>>) {
+    wait_while(state, &[ResponseFault::Cut]);
     let (harm, target) = {
         let state = lock(state);
         (state.harm, state.target)
     };
-    if harm == Harm::Gone {
+    if harm == ResponseFault::Gone {
         return;
     }
     let Ok(server) = TcpStream::connect(("127.0.0.1", target)) else { return };
@@ -126,7 +126,7 @@ fn relay(client: &TcpStream, state: &Arc<Mutex<State>>) {
     let _ = server.shutdown(Shutdown::Both);
 }
 
-fn forward(mut from: TcpStream, mut to: TcpStream, state: &Mutex<State>) -> io::Result<()> {
+fn forward(mut from: TcpStream, mut to: TcpStream, state: &Mutex<RelayState>) -> io::Result<()> {
     let mut chunk = vec![0; CHUNK_BYTES];
     loop {
         let count = from.read(&mut chunk)?;
@@ -137,19 +137,19 @@ fn forward(mut from: TcpStream, mut to: TcpStream, state: &Mutex<State>) -> io::
         if let Some((head, _)) = text.split_once("\r\n\r\n") {
             lock(state).asked.push(head.to_owned());
         }
-        wait_while(state, &[Harm::Cut]);
+        wait_while(state, &[ResponseFault::Cut]);
         to.write_all(&chunk[..count])?;
     }
 }
 
 /// Waits as long as one of these happens.
-fn wait_while(state: &Mutex<State>, harms: &[Harm]) {
+fn wait_while(state: &Mutex<RelayState>, harms: &[ResponseFault]) {
     while harms.contains(&lock(state).harm) {
         thread::sleep(TICK);
     }
 }
 
-fn back(mut from: &TcpStream, mut to: &TcpStream, state: &Mutex<State>) -> io::Result<()> {
+fn back(mut from: &TcpStream, mut to: &TcpStream, state: &Mutex<RelayState>) -> io::Result<()> {
     let (mut chunk, mut sent) = (vec![0; CHUNK_BYTES], 0);
     loop {
         let count = from.read(&mut chunk)?;
@@ -157,21 +157,21 @@ fn back(mut from: &TcpStream, mut to: &TcpStream, state: &Mutex<State>) -> io::R
             return Ok(());
         }
         let harm = lock(state).harm;
-        if let Harm::Slow(by) = harm {
+        if let ResponseFault::Slow(by) = harm {
             thread::sleep(by);
         }
-        wait_while(state, &[Harm::Silence, Harm::Cut]);
+        wait_while(state, &[ResponseFault::Silence, ResponseFault::Cut]);
         let mut state = lock(state);
         let is_file = sent + count > FILE_BYTES;
         let breaks = match state.harm {
-            Harm::Gone => return Ok(()),
-            Harm::Flip(left @ 1..) if is_file => {
+            ResponseFault::Gone => return Ok(()),
+            ResponseFault::Flip(left @ 1..) if is_file => {
                 chunk[count - 1] ^= 1;
-                state.harm = Harm::Flip(left - 1);
+                state.harm = ResponseFault::Flip(left - 1);
                 false
             }
-            Harm::Break(left @ 1..) if is_file => {
-                state.harm = Harm::Break(left - 1);
+            ResponseFault::Break(left @ 1..) if is_file => {
+                state.harm = ResponseFault::Break(left - 1);
                 true
             }
             _ => false,

@@ -9,10 +9,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use client::masking::pads::pool::Pool;
+use client::masking::pads::pool::PadPool;
 use shmproto::layer::{
-    CallHeader, Op, Path as SitePath, Source,
-    draw::{DRAW_WORDS, Draw, KEY_BYTES, Key},
+    CallHeader, Op, Path as SitePath, RowSource,
+    draw::{DRAW_WORDS, KEY_BYTES, Key, SeededRows},
 };
 
 /// Numbers of a row that are looked at: another pad leaves all of them small once in 2^132 times; of five shorter ones, in 2^85.
@@ -24,7 +24,7 @@ const CHECK_BYTES: usize = 16;
 const SLOT_BYTES: usize = 4096;
 
 /// The first numbers of a row, or of a pad, as they travel: so many, or a third more that are shorter.
-type Head = [u8; 8 * LOOKED_AT];
+type RowHead = [u8; 8 * LOOKED_AT];
 
 /// What rows are small without.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,9 +35,9 @@ pub struct PadName {
 }
 
 impl PadName {
-    fn head(&self) -> Head {
+    fn head(&self) -> RowHead {
         let mut words = [0.0; 2 * LOOKED_AT];
-        Draw { key: Key::new(&self.key), first: self.row }.fill(0, words.len(), &mut words);
+        SeededRows { key: Key::new(&self.key), first: self.row }.fill(0, words.len(), &mut words);
         let mut head = [0; 8 * LOOKED_AT];
         for (bytes, word) in head.as_chunks_mut().0.iter_mut().zip(words) {
             *bytes = word.to_le_bytes();
@@ -47,13 +47,13 @@ impl PadName {
 }
 
 /// The heads of the rows of a call on the ring path.
-fn heads(call: &CallHeader, body: &[u8]) -> Vec<Head> {
+fn heads(call: &CallHeader, body: &[u8]) -> Vec<RowHead> {
     let head = |row: &[u8]| *row.first_chunk().expect("rows are longer");
     body.chunks(body.len() / call.rows as usize).map(head).collect()
 }
 
 /// Whether a row without a pad is small, where numbers have so many bytes.
-fn covers(number_bytes: usize, row: &Head, pad: &Head) -> bool {
+fn covers(number_bytes: usize, row: &RowHead, pad: &RowHead) -> bool {
     let word = |number: &[u8]| number.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
     let above = 64 - 8 * number_bytes;
     let pairs = row.chunks_exact(number_bytes).zip(pad.chunks_exact(number_bytes));
@@ -64,19 +64,19 @@ fn covers(number_bytes: usize, row: &Head, pad: &Head) -> bool {
 
 /// True for rows that travel in the ring.
 fn has_rows(call: &CallHeader) -> bool {
-    (call.path, call.source) == (SitePath::Ring, Source::Rows)
+    (call.path, call.source) == (SitePath::Ring, RowSource::Rows)
 }
 
 /// Pads that are known, by what they are for, and those that were used.
 #[derive(Debug, Default)]
-pub struct Ledger {
-    known: BTreeMap<(u32, bool), BTreeMap<PadName, (Head, u64)>>,
+pub struct PadUsage {
+    known: BTreeMap<(u32, bool), BTreeMap<PadName, (RowHead, u64)>>,
     used: BTreeSet<PadName>,
     /// What should not have been.
     breaches: Vec<String>,
 }
 
-impl Ledger {
+impl PadUsage {
     /// A pad of a site, in one direction, and its number there.
     fn learn(&mut self, place: (u32, bool), name: PadName, number: u64) {
         let known = self.known.entry(place).or_default();
@@ -87,9 +87,9 @@ impl Ledger {
     }
 
     /// The number of the pad that covers a row; it is used from now on.
-    fn spend(&mut self, call: &CallHeader, row: Head) -> Option<u64> {
+    fn spend(&mut self, call: &CallHeader, row: RowHead) -> Option<u64> {
         let place = (call.site, call.op == Op::Backward);
-        let covers = |pad: &Head| [6, 8].iter().any(|&number_bytes| covers(number_bytes, &row, pad));
+        let covers = |pad: &RowHead| [6, 8].iter().any(|&number_bytes| covers(number_bytes, &row, pad));
         let pads = self.known.get(&place).into_iter().flatten();
         let found: Vec<_> = pads.filter(|(_, (head, _))| covers(head)).collect();
         let [(name, (_, number))] = found[..] else {
@@ -118,14 +118,14 @@ impl Ledger {
 #[derive(Debug)]
 pub struct PoolAuditor {
     directory: PathBuf,
-    ledger: Ledger,
+    ledger: PadUsage,
 }
 
 impl PoolAuditor {
     /// Of the pool in `directory`, which is made later.
     #[must_use]
     pub fn new(directory: &Path) -> Self {
-        Self { directory: directory.to_owned(), ledger: Ledger::default() }
+        Self { directory: directory.to_owned(), ledger: PadUsage::default() }
     }
 
     /// Reads the pads that are there now and were not erased.
@@ -133,7 +133,7 @@ impl PoolAuditor {
     /// # Panics
     /// If there is no pool, or somebody has it.
     pub fn learn(&mut self) {
-        let pool = Pool::open(&self.directory).expect("a pool that nobody has");
+        let pool = PadPool::open(&self.directory).expect("a pool that nobody has");
         let marks = marks(&self.directory);
         for (shape, site) in pool.shapes().iter().zip(0_u32..) {
             let bytes = fs::read(self.directory.join(format!("{site:05}.forward"))).expect("its pads");
@@ -165,7 +165,7 @@ impl PoolAuditor {
         }
     }
 
-    /// Pads that were used; see [`Ledger::audited`].
+    /// Pads that were used; see [`PadUsage::audited`].
     #[must_use]
     pub fn audited(&self) -> usize {
         self.ledger.audited()
@@ -187,9 +187,9 @@ fn marks(directory: &Path) -> Vec<(u64, u64)> {
 /// Looks at what two executors are sent that do not: rows there, draws here.
 #[derive(Debug, Default)]
 pub struct SharesAuditor {
-    ledger: Ledger,
+    ledger: PadUsage,
     /// Rows that came before the draw of their pads did.
-    waiting: Vec<(CallHeader, Vec<Head>)>,
+    waiting: Vec<(CallHeader, Vec<RowHead>)>,
     drawn: BTreeSet<PadName>,
 }
 
@@ -203,12 +203,12 @@ impl SharesAuditor {
 
     /// Looks at a call to the second executor.
     pub fn hear_second(&mut self, call: &CallHeader, body: &[u8]) {
-        if call.source != Source::Draw {
+        if call.source != RowSource::Draw {
             self.ledger.breaches.push("rows came to the second executor".to_owned());
             return;
         }
         let words: Vec<f32> = body.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-        let draw = Draw::from_words(<&[f32; DRAW_WORDS]>::try_from(&words[..]).expect("a draw"));
+        let draw = SeededRows::from_words(<&[f32; DRAW_WORDS]>::try_from(&words[..]).expect("a draw"));
         for row in draw.first..draw.first + u64::from(call.rows) {
             let name = PadName { key: *draw.key.bytes(), row };
             if !self.drawn.insert(name.clone()) {
@@ -218,7 +218,7 @@ impl SharesAuditor {
         }
     }
 
-    /// Pads that were used; see [`Ledger::audited`].
+    /// Pads that were used; see [`PadUsage::audited`].
     #[must_use]
     pub fn audited(&mut self) -> usize {
         for (call, heads) in std::mem::take(&mut self.waiting) {

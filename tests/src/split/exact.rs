@@ -11,9 +11,9 @@ use tempfile::TempDir;
 
 use super::{
     clean,
-    tap::{self, Witness},
+    tap::{self, CallObserver},
 };
-use crate::{chaos::Places, fixtures::program, watchdog::eventually};
+use crate::{chaos::FailpointDirectory, fixtures::program, watchdog::eventually};
 
 /// Writes a model so small that everything of it takes no time, with a tokenizer of which every token has a text of its own.
 ///
@@ -58,7 +58,7 @@ pub struct ExactExecutor {
     directory: TempDir,
     model: PathBuf,
     /// Where it dies.
-    pub places: Places,
+    pub places: FailpointDirectory,
     child: Child,
 }
 
@@ -68,8 +68,9 @@ impl ExactExecutor {
     /// # Panics
     /// If it does not start.
     #[must_use]
-    pub fn start(model: &Path, witness: Witness) -> Self {
-        let (directory, places) = (tempfile::tempdir().expect("a temporary directory"), Places::new());
+    pub fn start(model: &Path, witness: CallObserver) -> Self {
+        let (directory, places) =
+            (tempfile::tempdir().expect("a temporary directory"), FailpointDirectory::new());
         let child = spawn(directory.path(), model, &places);
         let executor = Self { directory, model: model.to_owned(), places, child };
         tap::listen(&executor.path("tap"), executor.path("run/layers.zmq"), witness);
@@ -111,7 +112,7 @@ impl Drop for ExactExecutor {
 }
 
 /// Starts the process, and waits until it listens.
-fn spawn(directory: &Path, model: &Path, places: &Places) -> Child {
+fn spawn(directory: &Path, model: &Path, places: &FailpointDirectory) -> Child {
     let log = File::options().append(true).create(true).open(directory.join("log")).expect("a log file");
     let socket = directory.join("run/layers.zmq");
     let _ = fs::remove_file(&socket);

@@ -7,9 +7,9 @@ use std::{
 
 use serde_json::Value;
 
-use super::{CERTIFIED, Doors, Route, clean};
+use super::{CERTIFIED, SplitEndpoints, SplitRoute, clean};
 use crate::{
-    chaos::Places,
+    chaos::FailpointDirectory,
     deployment::Deployment,
     fixtures,
     watchdog::{eventually, running},
@@ -17,7 +17,7 @@ use crate::{
 
 /// How the program ended.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Ended {
+pub struct ProgramEnd {
     /// Its exit code; `None` if a signal ended it.
     pub code: Option<i32>,
     /// What it printed, if that was JSON.
@@ -26,7 +26,7 @@ pub struct Ended {
     pub complaint: String,
 }
 
-impl Ended {
+impl ProgramEnd {
     /// The text it answered with.
     #[must_use]
     pub fn text(&self) -> &str {
@@ -47,7 +47,7 @@ pub struct Program(Command);
 impl Program {
     /// `holobiont-client COMMAND` over `route`, known by its certificate where there is TLS.
     #[must_use]
-    pub fn new(command: &str, doors: &Doors, deployment: &Deployment, route: Route) -> Self {
+    pub fn new(command: &str, doors: &SplitEndpoints, deployment: &Deployment, route: SplitRoute) -> Self {
         Self::over(clean(&fixtures::program("holobiont-client")), command, doors, deployment, route)
     }
 
@@ -56,13 +56,13 @@ impl Program {
     pub fn over(
         launcher: Command,
         command: &str,
-        doors: &Doors,
+        doors: &SplitEndpoints,
         deployment: &Deployment,
-        route: Route,
+        route: SplitRoute,
     ) -> Self {
         let executor = doors.executor(deployment, route);
         let program = Self::started_by(launcher).arg(command).renting(&executor, deployment.model());
-        if route != Route::Tls {
+        if route != SplitRoute::Tls {
             return program;
         }
         let (certificate, key) = doors.identity();
@@ -111,31 +111,31 @@ impl Program {
 
     /// Lets it die at `places`.
     #[must_use]
-    pub fn mortal(mut self, places: &Places) -> Self {
+    pub fn mortal(mut self, places: &FailpointDirectory) -> Self {
         self.0.env("HOLOBIONT_FAILPOINTS", places.directory());
         self
     }
 
     /// Starts it.
     #[must_use]
-    pub fn start(mut self) -> Running {
+    pub fn start(mut self) -> RunningProgram {
         let child = self.0.spawn().expect("holobiont-client starts");
         running().insert(child.id());
-        Running(Some(child))
+        RunningProgram(Some(child))
     }
 
     /// Starts it and waits for its end.
     #[must_use]
-    pub fn run(self) -> Ended {
+    pub fn run(self) -> ProgramEnd {
         self.start().finish()
     }
 }
 
 /// The program under way; killed when dropped.
 #[derive(Debug)]
-pub struct Running(Option<Child>);
+pub struct RunningProgram(Option<Child>);
 
-impl Running {
+impl RunningProgram {
     /// Its process id.
     #[must_use]
     pub fn id(&self) -> u32 {
@@ -149,13 +149,13 @@ impl Running {
 
     /// Waits for its end.
     #[must_use]
-    pub fn finish(mut self) -> Ended {
+    pub fn finish(mut self) -> ProgramEnd {
         eventually("the end of holobiont-client", || self.has_ended());
         let child = self.0.take().expect("it was not finished before");
         running().remove(&child.id());
         // Answers are far shorter than a pipe is long.
         let output = child.wait_with_output().expect("its output can be read");
-        Ended {
+        ProgramEnd {
             code: output.status.code(),
             answer: serde_json::from_slice(&output.stdout).unwrap_or_default(),
             complaint: String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -163,7 +163,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningProgram {
     fn drop(&mut self) {
         if let Some(mut child) = self.0.take() {
             let _ = child.kill();

@@ -14,13 +14,13 @@ use shmproto::{
     channel::{ClientChannel, Geometry, LAYOUT_HASH},
     codec::Wire as _,
     layer::{
-        CONTROL, CallHeader, Class, Dtype, HEADER_BYTES, LAYER_VERSION, Op, Path, ReplyHeader, Source,
-        control::{ClientEnd, FromLayers, Open, ToLayers},
+        CONTROL, CallClass, CallHeader, Dtype, HEADER_BYTES, LAYER_VERSION, Op, Path, ReplyHeader, RowSource,
+        control::{ClientEnd, FromLayers, SessionOpen, ToLayers},
     },
-    zmtp::{self, Event},
+    zmtp::{self, ZmtpEvent},
 };
 
-use super::{Doors, Route};
+use super::{SplitEndpoints, SplitRoute};
 use crate::{Deployment, watchdog::WATCHDOG};
 
 /// Between two looks.
@@ -30,10 +30,10 @@ const MAX_FRAME_BYTES: usize = 256 << 20;
 
 /// An open session's first message.
 #[must_use]
-pub fn open(route: Route, key: &str) -> ToLayers {
-    ToLayers::Open(Open {
+pub fn open(route: SplitRoute, key: &str) -> ToLayers {
+    ToLayers::Open(SessionOpen {
         version: LAYER_VERSION,
-        layout_hash: if route == Route::SharedMemory { LAYOUT_HASH } else { 0 },
+        layout_hash: if route == SplitRoute::SharedMemory { LAYOUT_HASH } else { 0 },
         key: key.to_owned(),
         name: "hostile".to_owned(),
         masking: "off".to_owned(),
@@ -47,11 +47,11 @@ pub fn call(sequence: u64, rows: u32) -> CallHeader {
     CallHeader {
         op: Op::Forward,
         path: Path::Fast,
-        class: Class::Decode,
+        class: CallClass::Decode,
         dtype: Dtype::F32,
         site: 0,
         part: None,
-        source: Source::Rows,
+        source: RowSource::Rows,
         sequence,
         rows,
         input: 0,
@@ -60,13 +60,13 @@ pub fn call(sequence: u64, rows: u32) -> CallHeader {
 }
 
 /// A stream of bytes to an executor.
-pub trait Bytes: Read + Write + Send {}
-impl<T: Read + Write + Send> Bytes for T {}
+pub trait ByteStream: Read + Write + Send {}
+impl<T: Read + Write + Send> ByteStream for T {}
 
 /// Connects to the door of `route` as TCP or as a Unix socket, without a word of any protocol.
 #[must_use]
-pub fn bare(doors: &Doors, deployment: &Deployment, route: Route) -> Box<dyn Bytes> {
-    if route == Route::Tls {
+pub fn bare(doors: &SplitEndpoints, deployment: &Deployment, route: SplitRoute) -> Box<dyn ByteStream> {
+    if route == SplitRoute::Tls {
         let tcp = tcp(doors);
         limit(tcp.set_read_timeout(Some(LOOK)), Ok(()));
         return Box::new(tcp);
@@ -79,8 +79,13 @@ pub fn bare(doors: &Doors, deployment: &Deployment, route: Route) -> Box<dyn Byt
 
 /// Connects, and agrees on TLS where there is any.
 #[must_use]
-pub fn stream(doors: &Doors, deployment: &Deployment, route: Route, key: Option<&str>) -> Box<dyn Bytes> {
-    if route != Route::Tls {
+pub fn stream(
+    doors: &SplitEndpoints,
+    deployment: &Deployment,
+    route: SplitRoute,
+    key: Option<&str>,
+) -> Box<dyn ByteStream> {
+    if route != SplitRoute::Tls {
         return bare(doors, deployment, route);
     }
     let config = client::transport::tls::config(&doors.tls_files(key)).expect("the certificates");
@@ -94,7 +99,7 @@ pub fn stream(doors: &Doors, deployment: &Deployment, route: Route, key: Option<
     Box::new(StreamOwned::new(tls, tcp))
 }
 
-fn tcp(doors: &Doors) -> TcpStream {
+fn tcp(doors: &SplitEndpoints) -> TcpStream {
     let stream = TcpStream::connect(doors.address()).expect("the door is open");
     limit(stream.set_read_timeout(Some(WATCHDOG)), stream.set_write_timeout(Some(LOOK)));
     stream
@@ -105,7 +110,7 @@ fn limit(read: io::Result<()>, write: io::Result<()>) {
 }
 
 /// Reads until the other side hangs up; fails if it does not.
-pub fn is_hung_up_on(stream: &mut dyn Bytes) {
+pub fn is_hung_up_on(stream: &mut dyn ByteStream) {
     let (mut buffer, begun) = ([0; 4096], Instant::now());
     loop {
         match stream.read(&mut buffer) {
@@ -121,8 +126,8 @@ pub fn is_hung_up_on(stream: &mut dyn Bytes) {
 /// A ZeroMQ client.
 pub struct Zmtp {
     /// What carries its bytes.
-    pub stream: Box<dyn Bytes>,
-    peer: zmtp::Client,
+    pub stream: Box<dyn ByteStream>,
+    peer: zmtp::ZmtpClient,
 }
 
 impl std::fmt::Debug for Zmtp {
@@ -136,15 +141,15 @@ impl Zmtp {
     ///
     /// # Errors
     /// If the other side hangs up.
-    pub fn greet(stream: Box<dyn Bytes>, key: Option<&str>) -> io::Result<Self> {
-        let limits = zmtp::Limits::new(MAX_FRAME_BYTES);
+    pub fn greet(stream: Box<dyn ByteStream>, key: Option<&str>) -> io::Result<Self> {
+        let limits = zmtp::ZmtpLimits::new(MAX_FRAME_BYTES);
         let peer = match key {
-            Some(key) => zmtp::Client::plain(limits, "key", key).expect("a short key"),
-            None => zmtp::Client::null(limits),
+            Some(key) => zmtp::ZmtpClient::plain(limits, "key", key).expect("a short key"),
+            None => zmtp::ZmtpClient::null(limits),
         };
         let mut zmtp = Self { stream, peer };
         match zmtp.event()? {
-            Event::Ready(_) => Ok(zmtp),
+            ZmtpEvent::Ready(_) => Ok(zmtp),
             other => Err(io::Error::other(format!("{other:?}"))),
         }
     }
@@ -154,9 +159,9 @@ impl Zmtp {
     /// # Errors
     /// If the other side hangs up, or refuses.
     pub fn session(
-        doors: &Doors,
+        doors: &SplitEndpoints,
         deployment: &Deployment,
-        route: Route,
+        route: SplitRoute,
         key: Option<&str>,
     ) -> io::Result<Self> {
         let mut zmtp = Self::greet(stream(doors, deployment, route, key), key)?;
@@ -224,13 +229,13 @@ impl Zmtp {
 
     fn message(&mut self) -> io::Result<Vec<Vec<u8>>> {
         loop {
-            if let Event::Message(frames) = self.event()? {
+            if let ZmtpEvent::Message(frames) = self.event()? {
                 return Ok(frames);
             }
         }
     }
 
-    fn event(&mut self) -> io::Result<Event> {
+    fn event(&mut self) -> io::Result<ZmtpEvent> {
         let begun = Instant::now();
         loop {
             let event = self.peer.next_event().map_err(io::Error::other)?;
@@ -258,14 +263,14 @@ impl Zmtp {
 
 /// A client beside shared memory.
 #[derive(Debug)]
-pub struct Local {
+pub struct SharedMemoryClient {
     /// The socket of control messages.
     pub control: ClientEnd,
     /// The rings and the slab, once there are any.
     pub channel: Option<ClientChannel>,
 }
 
-impl Local {
+impl SharedMemoryClient {
     /// Connects, and says nothing.
     ///
     /// # Errors
@@ -281,7 +286,7 @@ impl Local {
     /// If it is refused.
     pub fn session(deployment: &Deployment, key: &str, slab_bytes: u64) -> io::Result<Self> {
         let mut local = Self::connect(deployment)?;
-        match local.ask(&open(Route::SharedMemory, key))? {
+        match local.ask(&open(SplitRoute::SharedMemory, key))? {
             FromLayers::Opened(_) => {}
             other => return Err(io::Error::other(format!("{other:?}"))),
         }

@@ -12,7 +12,7 @@ use std::{
 use shmproto::layer::{CallHeader, HEADER_BYTES};
 
 /// What somebody does who is shown a call and the rows, or the draw, that came with it.
-pub type Witness = Arc<dyn Fn(&CallHeader, &[u8]) + Send + Sync>;
+pub type CallObserver = Arc<dyn Fn(&CallHeader, &[u8]) + Send + Sync>;
 
 /// Bytes that a peer says before its first frame (ZMTP 3.1).
 const GREETING_BYTES: usize = 64;
@@ -25,7 +25,7 @@ const COMMAND: u8 = 4;
 ///
 /// # Panics
 /// If it cannot listen there.
-pub fn listen(near: &Path, far: PathBuf, witness: Witness) {
+pub fn listen(near: &Path, far: PathBuf, witness: CallObserver) {
     let listener = UnixListener::bind(near).expect("a socket in a directory of one's own");
     thread::spawn(move || {
         for client in listener.incoming().flatten() {
@@ -41,7 +41,7 @@ pub fn listen(near: &Path, far: PathBuf, witness: Witness) {
 }
 
 /// What a client says, to the executor.
-fn forward(mut client: UnixStream, mut executor: UnixStream, witness: &Witness) {
+fn forward(mut client: UnixStream, mut executor: UnixStream, witness: &CallObserver) {
     let mut frames = Frames::default();
     let _ = carry(&mut client, &mut |bytes| {
         frames.push(bytes, witness);
@@ -75,7 +75,7 @@ struct Frames {
 }
 
 impl Frames {
-    fn push(&mut self, bytes: &[u8], witness: &Witness) {
+    fn push(&mut self, bytes: &[u8], witness: &CallObserver) {
         self.bytes.extend_from_slice(bytes);
         if !self.is_greeted && self.bytes.len() >= GREETING_BYTES {
             self.bytes.drain(..GREETING_BYTES);
@@ -108,7 +108,7 @@ impl Frames {
 }
 
 /// A message that is no call is nobody's business.
-fn show(message: &[Vec<u8>], witness: &Witness) {
+fn show(message: &[Vec<u8>], witness: &CallObserver) {
     let [head, body] = message else { return };
     let header = <&[u8; HEADER_BYTES]>::try_from(head.as_slice()).ok().map(CallHeader::from_bytes);
     if let Some(Ok(header)) = header {

@@ -3,12 +3,12 @@
 use std::{ops::ControlFlow, path::Path, sync::Arc, time::Duration};
 
 use client::{
-    drafts::{Effort, Rule},
+    drafts::{BaselineRule, DraftPolicy},
     error::CallError,
-    generate::{GenerateError, Task},
+    generate::{GenerateError, GenerateRequest},
     masking::Masking,
-    session::{Session, Settings},
-    split_model::{OwnAdapter, SplitModel, SplitOptions},
+    session::{ClientSettings, Session},
+    split_model::{ClientAdapter, SplitModel, SplitOptions},
     text::Text,
     transport::Connect,
 };
@@ -19,11 +19,11 @@ use model::{
     skeleton::client_base::ClientBase,
 };
 use shmproto::layer::Path as SitePath;
-use speculation::ngram::{Ngram, Survival};
+use speculation::ngram::{AcceptanceTable, Ngram};
 use text::detokenize::TextStart;
 
 use crate::{
-    client::{Ask, TEMPERATURE},
+    client::{CompletionRequest, TEMPERATURE},
     fixtures,
 };
 
@@ -43,14 +43,14 @@ const VIRTUAL: u32 = 0;
 
 /// The scores of a token as an answer with `logprobs` reports them: the bits of 32-bit floats.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Score {
+pub struct TokenScore {
     /// Of the token.
     pub chosen: u32,
     /// Of the likeliest tokens, best first.
     pub top: Vec<u32>,
 }
 
-impl Score {
+impl TokenScore {
     fn of(logits: &[f32], token: u32) -> Self {
         let (chosen, top) = logprobs(logits, token, TOP);
         Self { chosen: chosen.to_bits(), top: top.into_iter().map(|(_, score)| score.to_bits()).collect() }
@@ -59,12 +59,12 @@ impl Score {
 
 /// A split client.
 #[derive(Debug)]
-pub struct Tenant {
+pub struct SplitTenant {
     model: SplitModel,
-    adapter: Option<OwnAdapter>,
+    adapter: Option<ClientAdapter>,
 }
 
-impl Tenant {
+impl SplitTenant {
     /// Rents layers of the model at `path` from what `connector` leads to, masked as `masking` says. A local client shows `key`
     /// itself.
     ///
@@ -77,18 +77,20 @@ impl Tenant {
         key: Option<&str>,
         patience: Duration,
     ) -> Result<Self, CallError> {
-        let settings = Settings {
+        let settings = ClientSettings {
             key: key.map(str::to_owned),
             name: "tenant".to_owned(),
             masking: masking.word().to_owned(),
             patience,
-            ..Settings::default()
+            ..ClientSettings::default()
         };
         let mut session = Session::open(connector, settings)?;
         let mask = masking.prepare(&mut session, &mut |_, _| {})?;
         let base = ClientBase::open(path).expect("the model of the tests");
-        let options =
-            SplitOptions { effort: Effort::Compared(Rule::Nodes(DRAFT)), ..SplitOptions::default() };
+        let options = SplitOptions {
+            effort: DraftPolicy::Compared(BaselineRule::Nodes(DRAFT)),
+            ..SplitOptions::default()
+        };
         let split = SplitModel::new(base, session, mask, &options);
         Ok(Self { model: split.expect("a split model"), adapter: None })
     }
@@ -127,25 +129,25 @@ impl Tenant {
     ///
     /// # Errors
     /// The executor is gone, or refuses.
-    pub fn drafted(&mut self, ask: &Ask) -> Result<(Vec<u32>, u64), GenerateError> {
+    pub fn drafted(&mut self, ask: &CompletionRequest) -> Result<(Vec<u32>, u64), GenerateError> {
         let task = self.task(&ask.prompt, ask.max_tokens as usize, ask.seed);
-        let mut ngram = Ngram::new(&ask.prompt, Survival::default());
+        let mut ngram = Ngram::new(&ask.prompt, AcceptanceTable::default());
         let on_token = &mut |_| ControlFlow::Continue(());
         let generated = self.model.generate_drafted(&task, self.adapter.as_ref(), &mut ngram, on_token)?;
         Ok((generated.tokens, generated.drafted.accepted))
     }
 
     /// `count` tokens behind `prompt`: the likeliest, or drawn with a seed.
-    fn task(&self, prompt: &[u32], count: usize, seed: Option<u64>) -> Task {
+    fn task(&self, prompt: &[u32], count: usize, seed: Option<u64>) -> GenerateRequest {
         let temperature = if seed.is_some() { TEMPERATURE } else { 0.0 };
         let request = SamplingRequest { temperature, seed: seed.unwrap_or(0), ..SamplingRequest::default() };
         let sampling = SamplingParams::new(request, self.model.config().vocab_size).expect("it is possible");
-        Task { prompt: prompt.to_vec(), sampling, max_tokens: count, stop_tokens: Vec::new() }
+        GenerateRequest { prompt: prompt.to_vec(), sampling, max_tokens: count, stop_tokens: Vec::new() }
     }
 
     /// The same with the scores of each token. Nothing may be [generated](Self::generate) afterwards: both use the same
     /// blocks.
-    pub fn scored(&mut self, prompt: &[u32], count: usize) -> (Vec<u32>, Vec<Score>) {
+    pub fn scored(&mut self, prompt: &[u32], count: usize) -> (Vec<u32>, Vec<TokenScore>) {
         let mut tokens = vec![VIRTUAL; self.virtual_tokens()];
         tokens.extend_from_slice(prompt);
         let mut computed = 0;
@@ -153,7 +155,7 @@ impl Tenant {
             let logits = self.pass(&tokens, &mut computed, LogitRows::Last);
             let token = likeliest(&logits);
             tokens.push(token);
-            (token, Score::of(&logits, token))
+            (token, TokenScore::of(&logits, token))
         });
         scored.unzip()
     }
@@ -175,7 +177,7 @@ impl Tenant {
                 tokens: &tokens[*computed..end],
                 start: *computed,
                 blocks: &blocks,
-                adapter: self.adapter.as_ref().map(OwnAdapter::prepared),
+                adapter: self.adapter.as_ref().map(ClientAdapter::prepared),
                 logits: if is_wanted { wanted } else { LogitRows::None },
             };
             self.model.forward(&[slice], &mut logits).expect("the executor answers");

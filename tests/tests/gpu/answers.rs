@@ -6,13 +6,14 @@ use std::{fs, time::Duration};
 
 use client::transport::local::LocalConnector;
 use e2e_tests::{
-    Answer, BASE, Deployment, Place, Plan, Process, WATCHDOG, eventually,
+    BASE, CompletionAnswer, Deployment, DeploymentPlan, DeploymentProcess, StateDirectory, WATCHDOG,
+    eventually,
     fixtures::prompt,
     gpu::{
         NEVER_GBPS, SEED, VOCABULARY, adapter, assert_alike, copy_adapter, has_device, is_stand_in, plan,
         question, small_model,
     },
-    split::tenant::{OPEN, Tenant},
+    split::tenant::{OPEN, SplitTenant},
 };
 use ids::BlockId;
 use model::{
@@ -22,7 +23,7 @@ use model::{
 };
 use serde_json::json;
 
-fn ask(deployment: &Deployment, model: &str, seed: u32) -> Answer {
+fn ask(deployment: &Deployment, model: &str, seed: u32) -> CompletionAnswer {
     deployment.client.ask(&question(model, seed, 20, 6)).answer
 }
 
@@ -38,7 +39,7 @@ fn a_gpu_answers_as_the_cpu_does_with_and_without_adapters() {
     });
     let answers = |device| {
         let deployment = plan(model.path(), device).start();
-        let mut answers: Vec<Answer> = (1..4).map(|seed| ask(&deployment, BASE, seed)).collect();
+        let mut answers: Vec<CompletionAnswer> = (1..4).map(|seed| ask(&deployment, BASE, seed)).collect();
         for name in adapters {
             // Loaded while it serves.
             let to = deployment.place().adapters().join(name);
@@ -88,7 +89,7 @@ fn a_split_client_rents_the_layers_of_a_gpu() {
     let deployment = plan(model.path(), "cuda:0").start();
     let socket = deployment.place().state().join("layers.sock");
     let connector = Box::new(LocalConnector::new(socket, Duration::ZERO, WATCHDOG));
-    let tenant = Tenant::rent(model.path(), connector, OPEN, None, WATCHDOG);
+    let tenant = SplitTenant::rent(model.path(), connector, OPEN, None, WATCHDOG);
     let tokens: Vec<u32> = prompt(5, 40).into_iter().map(|token| token % VOCABULARY as u32).collect();
     let logits = tenant.expect("the executor takes a client in").logits(&tokens);
     let expected = logits_on_the_cpu(&tokens);
@@ -105,12 +106,12 @@ fn a_cold_adapter_is_answered_at_once_with_and_without_workers() {
     }
     let (model, place) = (small_model(), tempfile::tempdir().expect("a temporary directory"));
     adapter(9, 16, place.path());
-    let answers = |plan: Plan, places: &[&str]| {
+    let answers = |plan: DeploymentPlan, places: &[&str]| {
         let deployment = plan.start();
         let to = deployment.place().adapters().join("cold");
         copy_adapter(place.path(), &to);
         deployment.client.load("cold", &to);
-        let answers: Vec<Answer> = (1..4).map(|seed| ask(&deployment, "cold", seed)).collect();
+        let answers: Vec<CompletionAnswer> = (1..4).map(|seed| ask(&deployment, "cold", seed)).collect();
         eventually("it is told where the adapter was computed", || {
             let rows = &deployment.client.adapter("cold")["rank_rows"];
             places.iter().any(|place| rows[place].as_u64() > Some(0))
@@ -147,18 +148,18 @@ fn a_gpu_that_is_lost_is_opened_anew_and_no_request_fails() {
     }
     let model = small_model();
     let whole = plan(model.path(), "cuda:0").start();
-    let expected: Vec<Answer> = (1..9).map(|seed| ask(&whole, BASE, seed)).collect();
+    let expected: Vec<CompletionAnswer> = (1..9).map(|seed| ask(&whole, BASE, seed)).collect();
     assert!(whole.stop().success());
     // The stand-in fails for ever after so many launches, in each process anew.
     let plan = plan(model.path(), "cuda:0").restless().set("COLD_START", "cached");
-    let place = std::sync::Arc::new(Place::new());
+    let place = std::sync::Arc::new(StateDirectory::new());
     let deployment = plan.environment("CUDA_ON_CPU_FAIL_AFTER", "350").start_in(place);
-    let first = deployment.process(Process::Executor).expect("an executor");
+    let first = deployment.process(DeploymentProcess::Executor).expect("an executor");
     for (seed, expected) in (1..9).zip(&expected) {
         assert_alike(expected, &ask(&deployment, BASE, seed));
     }
     eventually("another executor serves", || {
-        deployment.process(Process::Executor).is_some_and(|process| process != first)
+        deployment.process(DeploymentProcess::Executor).is_some_and(|process| process != first)
     });
     assert!(deployment.stop().success());
 }
@@ -167,9 +168,9 @@ fn a_gpu_that_is_lost_is_opened_anew_and_no_request_fails() {
 fn random_weights_are_those_of_their_seed_and_need_a_shape_and_a_tokenizer_alone() {
     let (whole, bare) = (small_model(), small_model());
     fs::remove_file(bare.path().join("model.safetensors")).expect("it has weights");
-    let answers = |plan: Plan| {
+    let answers = |plan: DeploymentPlan| {
         let deployment = plan.start();
-        let answers: Vec<Answer> = (1..4).map(|seed| ask(&deployment, BASE, seed)).collect();
+        let answers: Vec<CompletionAnswer> = (1..4).map(|seed| ask(&deployment, BASE, seed)).collect();
         assert!(deployment.stop().success());
         answers
     };
@@ -185,8 +186,8 @@ fn random_weights_are_those_of_their_seed_and_need_a_shape_and_a_tokenizer_alone
 }
 
 /// What `holobiont up` says where it does not start.
-fn refusal(plan: &Plan) -> String {
-    let output = plan.command(&Place::new()).output().expect("holobiont runs");
+fn refusal(plan: &DeploymentPlan) -> String {
+    let output = plan.command(&StateDirectory::new()).output().expect("holobiont runs");
     assert!(!output.status.success());
     String::from_utf8_lossy(&output.stderr).into_owned()
 }

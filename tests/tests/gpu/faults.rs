@@ -13,8 +13,9 @@ use std::{
 };
 
 use e2e_tests::{
-    Answer, Ask, BASE, Client, Deployment, Ending, Fault, Place, Plan, Process, Stream, WATCHDOG,
-    chaos::{Places, Random},
+    BASE, Client, CompletionAnswer, CompletionRequest, CompletionStream, Deployment, DeploymentPlan,
+    DeploymentProcess, RequestFault, StateDirectory, StreamEnd, WATCHDOG,
+    chaos::{ChaosRng, FailpointDirectory},
     eventually,
     gpu::{NEVER_GBPS, adapter, assert_alike, copy_adapter, has_device, plan, question, small_model},
     watched,
@@ -33,12 +34,12 @@ const HARMS: usize = 12;
 const CLIENTS: usize = 3;
 
 /// The model and the adapters' files.
-struct Material {
+struct TestFiles {
     model: TempDir,
     adapters: TempDir,
 }
 
-impl Material {
+impl TestFiles {
     fn new() -> Self {
         let adapters = tempfile::tempdir().expect("a temporary directory");
         for (name, rank) in ADAPTERS {
@@ -48,13 +49,13 @@ impl Material {
     }
 
     /// A GPU to which no adapter comes, and workers that may die as often as it takes.
-    fn plan(&self) -> Plan {
+    fn plan(&self) -> DeploymentPlan {
         plan(self.model.path(), "cuda:0").workers(WORKERS).cold_by("1MiB", NEVER_GBPS).restless()
     }
 
     /// Starts `plan`, and loads the adapters.
-    fn start(&self, plan: &Plan) -> Deployment {
-        let deployment = plan.start_in(Arc::new(Place::new()));
+    fn start(&self, plan: &DeploymentPlan) -> Deployment {
+        let deployment = plan.start_in(Arc::new(StateDirectory::new()));
         for (name, _) in ADAPTERS {
             let to = deployment.place().adapters().join(name);
             copy_adapter(&self.adapters.path().join(name), &to);
@@ -64,35 +65,35 @@ impl Material {
     }
 
     /// What the CPU answers.
-    fn learn_on_the_cpu(&self) -> Golden {
+    fn learn_on_the_cpu(&self) -> GoldenPairs {
         let deployment = self.start(&plan(self.model.path(), "cpu"));
-        let golden = Golden::learn(&deployment.client);
+        let golden = GoldenPairs::learn(&deployment.client);
         assert!(deployment.stop().success());
         golden
     }
 
     /// A deployment that may die at `places`, and what it answers while it does not.
-    fn mortal(&self, places: &Places) -> (Deployment, Golden) {
+    fn mortal(&self, places: &FailpointDirectory) -> (Deployment, GoldenPairs) {
         let deployment = self.start(&self.plan().mortal(places));
-        let golden = Golden::learn(&deployment.client);
+        let golden = GoldenPairs::learn(&deployment.client);
         (deployment, golden)
     }
 }
 
 /// Prompts of more than one chunk, so that there are prefills of some rows and decodes.
-fn questions() -> Vec<Ask> {
+fn questions() -> Vec<CompletionRequest> {
     let of = |name| (0..QUESTIONS).map(move |seed| question(name, seed, 48, 6));
     ADAPTERS.into_iter().flat_map(|(name, _)| of(name)).collect()
 }
 
 /// Questions and answers.
-struct Golden(Vec<(Ask, Answer)>);
+struct GoldenPairs(Vec<(CompletionRequest, CompletionAnswer)>);
 
-impl Golden {
+impl GoldenPairs {
     /// What `client` answers when nothing happens. What is learned is the second answer: from then on the same part of
     /// each prompt is cached.
     fn learn(client: &Client) -> Self {
-        let answer = |ask: Ask| client.ask(&ask).answer;
+        let answer = |ask: CompletionRequest| client.ask(&ask).answer;
         questions().into_iter().for_each(|ask| drop(answer(ask)));
         Self(questions().into_iter().map(|ask| (ask.clone(), answer(ask))).collect())
     }
@@ -146,14 +147,15 @@ fn seated(client: &Client) -> Vec<(u64, u64)> {
 /// Waits until all workers are there.
 fn await_workers(deployment: &Deployment) {
     eventually("all workers have a seat", || {
-        let ids: Vec<u64> = deployment.processes(Process::Worker).into_iter().map(u64::from).collect();
+        let ids: Vec<u64> =
+            deployment.processes(DeploymentProcess::Worker).into_iter().map(u64::from).collect();
         ids.len() == WORKERS && seated(&deployment.client).into_iter().map(|worker| worker.0).eq(ids)
     });
 }
 
 /// Signals all workers that run; returns who they are.
 fn signal_workers(deployment: &Deployment, signal: Signal) -> Vec<u64> {
-    let ids = deployment.processes(Process::Worker);
+    let ids = deployment.processes(DeploymentProcess::Worker);
     ids.iter().for_each(|id| e2e_tests::signal(*id, signal));
     ids.into_iter().map(u64::from).collect()
 }
@@ -166,7 +168,7 @@ fn await_idle(client: &Client) {
 }
 
 /// Arms `place` and does `what` until somebody has got there.
-fn until_fired(places: &Places, place: &str, action: &str, mut what: impl FnMut(usize)) {
+fn until_fired(places: &FailpointDirectory, place: &str, action: &str, mut what: impl FnMut(usize)) {
     places.arm(place, action);
     let begin = Instant::now();
     for round in 0.. {
@@ -193,9 +195,9 @@ fn a_worker_that_dies_or_stops_in_a_slice_a_gpu_waits_for_costs_no_answer() {
         return;
     }
     watched(|| {
-        let (material, places) = (Material::new(), Places::new());
+        let (material, places) = (TestFiles::new(), FailpointDirectory::new());
         let (deployment, golden) = material.mortal(&places);
-        let (client, executor) = (&deployment.client, deployment.process(Process::Executor));
+        let (client, executor) = (&deployment.client, deployment.process(DeploymentProcess::Executor));
         for (place, action) in [
             ("worker.after_claim", "kill"),
             ("worker.mid_slice", "kill"),
@@ -217,20 +219,20 @@ fn a_worker_that_dies_or_stops_in_a_slice_a_gpu_waits_for_costs_no_answer() {
             rank_rows(client, "workers") > 0 && rank_rows(client, "executor") > 0
         });
         assert_eq!(rank_rows(client, "device"), 0, "nothing has reached the GPU");
-        assert_eq!(deployment.process(Process::Executor), executor, "it has stayed");
+        assert_eq!(deployment.process(DeploymentProcess::Executor), executor, "it has stayed");
         assert!(deployment.stop().success());
     });
 }
 
 /// Clients that ask one golden question after the other.
-struct Askers {
+struct GoldenClients {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
     threads: Vec<thread::JoinHandle<()>>,
 }
 
-impl Askers {
-    fn begin(client: &Client, golden: &Arc<Golden>) -> Self {
+impl GoldenClients {
+    fn begin(client: &Client, golden: &Arc<GoldenPairs>) -> Self {
         let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let threads = (0..CLIENTS).map(|first| {
             let (client, golden) = (client.clone(), Arc::clone(golden));
@@ -268,13 +270,13 @@ fn workers_of_a_gpu_may_all_die_stop_and_come_back_under_load() {
         return;
     }
     watched(|| {
-        let material = Material::new();
+        let material = TestFiles::new();
         // Long enough that for a while there is no worker at all.
         let deployment = material.start(&material.plan().set("RESTART_DELAY_MS", "1000"));
-        let golden = Arc::new(Golden::learn(&deployment.client));
+        let golden = Arc::new(GoldenPairs::learn(&deployment.client));
         golden.assert_alike(&material.learn_on_the_cpu());
-        let (client, executor) = (&deployment.client, deployment.process(Process::Executor));
-        let (askers, mut random) = (Askers::begin(client, &golden), Random::new(1));
+        let (client, executor) = (&deployment.client, deployment.process(DeploymentProcess::Executor));
+        let (askers, mut random) = (GoldenClients::begin(client, &golden), ChaosRng::new(1));
         for harm in 0..HARMS {
             thread::sleep(Duration::from_millis(random.below(150) as u64));
             if harm % 3 == 2 {
@@ -284,7 +286,7 @@ fn workers_of_a_gpu_may_all_die_stop_and_come_back_under_load() {
                 askers.go_on();
                 signal_workers(&deployment, Signal::CONT);
             } else if random.below(2) == 0 {
-                deployment.signal(Process::Worker, Signal::KILL);
+                deployment.signal(DeploymentProcess::Worker, Signal::KILL);
             } else {
                 let killed = signal_workers(&deployment, Signal::KILL);
                 // The moment without any may pass unseen; those that died stay away.
@@ -304,7 +306,7 @@ fn workers_of_a_gpu_may_all_die_stop_and_come_back_under_load() {
         await_idle(client);
         assert!(rank_rows(client, "workers") > 0 && rank_rows(client, "executor") > 0);
         assert!(count(&client.status()["workers"]["lost"]) > 0);
-        assert_eq!(deployment.process(Process::Executor), executor, "it has stayed");
+        assert_eq!(deployment.process(DeploymentProcess::Executor), executor, "it has stayed");
         assert!(deployment.stop().success());
     });
 }
@@ -315,7 +317,7 @@ fn an_executor_that_dies_while_its_gpu_waits_costs_no_answer() {
         return;
     }
     watched(|| {
-        let (material, places) = (Material::new(), Places::new());
+        let (material, places) = (TestFiles::new(), FailpointDirectory::new());
         let (deployment, golden) = material.mortal(&places);
         let client = &deployment.client;
         for place in [
@@ -325,7 +327,7 @@ fn an_executor_that_dies_while_its_gpu_waits_costs_no_answer() {
             "executor.slices_collected",
             "executor.bridge_before_answer",
         ] {
-            let first = deployment.process(Process::Executor);
+            let first = deployment.process(DeploymentProcess::Executor);
             // In the middle of an answer.
             until_fired(&places, place, "kill 15", |round| golden.ask(client, round));
             eventually("another executor serves", || another_serves(&deployment, first));
@@ -338,7 +340,7 @@ fn an_executor_that_dies_while_its_gpu_waits_costs_no_answer() {
 /// Whether an executor serves that is not `first`. Health is asked last: while the new one is not there, it may still be
 /// the old one's.
 fn another_serves(deployment: &Deployment, first: Option<u32>) -> bool {
-    let now = deployment.process(Process::Executor);
+    let now = deployment.process(DeploymentProcess::Executor);
     now.is_some() && now != first && deployment.client.is_healthy()
 }
 
@@ -348,9 +350,9 @@ fn a_drain_waits_neither_for_stopped_workers_nor_for_ever_for_a_stream() {
         return;
     }
     watched(|| {
-        let (material, places) = (Material::new(), Places::new());
+        let (material, places) = (TestFiles::new(), FailpointDirectory::new());
         let (deployment, golden) = material.mortal(&places);
-        let first = deployment.process(Process::Executor);
+        let first = deployment.process(DeploymentProcess::Executor);
         await_workers(&deployment);
         signal_workers(&deployment, Signal::STOP);
         let (ask, whole) = &golden.0[0];
@@ -360,9 +362,9 @@ fn a_drain_waits_neither_for_stopped_workers_nor_for_ever_for_a_stream() {
             move || client.stream(&ask).finish()
         });
         eventually("the GPU waits", || places.has_fired("executor.bridge_before_answer"));
-        deployment.signal(Process::Executor, Signal::TERM);
+        deployment.signal(DeploymentProcess::Executor, Signal::TERM);
         let (answer, ending) = stream.join().expect("a stream");
-        assert_eq!(ending, Ending::Done);
+        assert_eq!(ending, StreamEnd::Done);
         assert_alike(whole, &answer);
         eventually("another executor serves", || another_serves(&deployment, first));
         golden.ask_all(&deployment.client);
@@ -378,28 +380,28 @@ fn a_fault_between_gpu_and_workers_fails_the_requests_of_one_pass_alone() {
         return;
     }
     watched(|| {
-        let (material, places) = (Material::new(), Places::new());
+        let (material, places) = (TestFiles::new(), FailpointDirectory::new());
         let (deployment, golden) = material.mortal(&places);
-        let (client, executor) = (&deployment.client, deployment.process(Process::Executor));
+        let (client, executor) = (&deployment.client, deployment.process(DeploymentProcess::Executor));
         let base = question(BASE, 7, 48, 6);
         let whole = client.ask(&base).answer;
         for hit in [1, 5, 15] {
             places.arm("executor.bridge_asked", &format!("fail {hit}"));
             let failed = client.try_ask(&golden.0[0].0);
-            assert!(matches!(failed, Err(Fault::Refused { status: 500, .. })), "{failed:?}");
+            assert!(matches!(failed, Err(RequestFault::Refused { status: 500, .. })), "{failed:?}");
             assert!(places.has_fired("executor.bridge_asked"));
             places.clear("executor.bridge_asked");
             golden.ask_all(client);
             assert_alike(&whole, &client.ask(&base).answer);
         }
         await_idle(client);
-        assert_eq!(deployment.process(Process::Executor), executor, "it has stayed");
+        assert_eq!(deployment.process(DeploymentProcess::Executor), executor, "it has stayed");
         assert!(deployment.stop().success());
     });
 }
 
 /// An answer under way, of which the GPU waits for a job that takes a moment.
-fn waited_for(client: &Client, places: &Places, ask: &Ask) -> Stream {
+fn waited_for(client: &Client, places: &FailpointDirectory, ask: &CompletionRequest) -> CompletionStream {
     let place = "executor.bridge_asked";
     let mut stream = client.stream(ask);
     assert_eq!(stream.step(), None);
@@ -415,7 +417,7 @@ fn a_caller_may_leave_and_an_adapter_be_unloaded_while_a_gpu_waits_for_its_sums(
         return;
     }
     watched(|| {
-        let (material, places) = (Material::new(), Places::new());
+        let (material, places) = (TestFiles::new(), FailpointDirectory::new());
         let (deployment, golden) = material.mortal(&places);
         let client = &deployment.client;
         let stay = thread::spawn({
@@ -433,7 +435,7 @@ fn a_caller_may_leave_and_an_adapter_be_unloaded_while_a_gpu_waits_for_its_sums(
         let stream = waited_for(client, &places, &ask);
         assert!(client.unload(name) > 0);
         let (answer, ending) = stream.finish();
-        assert_eq!(ending, Ending::Done, "who has begun is answered");
+        assert_eq!(ending, StreamEnd::Done, "who has begun is answered");
         assert_alike(&whole, &answer);
         assert_eq!(client.refusal(&ask).0, 404);
         client.load(name, &deployment.place().adapters().join(name));
@@ -453,11 +455,11 @@ fn an_adapter_that_arrives_in_the_middle_of_an_answer_changes_nothing_in_it() {
         return;
     }
     watched(|| {
-        let material = Material::new();
+        let material = TestFiles::new();
         let name = ADAPTERS[1].0;
-        let asks: Vec<Ask> = (0..ROUNDS).map(|seed| question(name, seed, 150, 40)).collect();
+        let asks: Vec<CompletionRequest> = (0..ROUNDS).map(|seed| question(name, seed, 150, 40)).collect();
         let cpu = material.start(&plan(material.model.path(), "cpu"));
-        let golden: Vec<Answer> = asks.iter().map(|ask| cpu.client.ask(ask).answer).collect();
+        let golden: Vec<CompletionAnswer> = asks.iter().map(|ask| cpu.client.ask(ask).answer).collect();
         assert!(cpu.stop().success());
         for invocation in ["fused", "native"] {
             let plan = material.plan().cold_by("1MiB", ON_THE_WAY_GBPS).set("CHUNK_TOKENS", "16");
@@ -487,7 +489,7 @@ fn adapters_that_do_not_fit_on_a_gpu_are_served_from_the_host() {
         return;
     }
     watched(|| {
-        let material = Material::new();
+        let material = TestFiles::new();
         let golden = material.learn_on_the_cpu();
         // Room for the narrow one alone, over a link as fast as it is.
         let plan = plan(material.model.path(), "cuda:0").workers(WORKERS);

@@ -16,12 +16,13 @@ use std::{
 
 use client::transport::local::LocalConnector;
 use e2e_tests::{
-    Answer, BASE, Client, Deployment, Fault, Place, Plan, Process, WATCHDOG, eventually,
+    BASE, Client, CompletionAnswer, Deployment, DeploymentPlan, DeploymentProcess, RequestFault,
+    StateDirectory, WATCHDOG, eventually,
     fixtures::{program, prompt},
     gpu::{
         VOCABULARY, adapter, assert_alike, copy_adapter, has_device, is_stand_in, plan, question, small_model,
     },
-    split::tenant::{OPEN, Tenant},
+    split::tenant::{OPEN, SplitTenant},
     watched,
 };
 use serde_json::{Value, json};
@@ -32,9 +33,9 @@ const RULE: &str = "CUDA_ON_CPU_ALLOCATIONS";
 const MANY: u64 = 1_000_000;
 
 /// The file that says which allocations of a process fail.
-struct Shortage(TempDir);
+struct GpuAllocationFaults(TempDir);
 
-impl Shortage {
+impl GpuAllocationFaults {
     fn new() -> Self {
         let shortage = Self(tempfile::tempdir().expect("a temporary directory"));
         shortage.end();
@@ -80,17 +81,17 @@ fn can_run_out() -> bool {
 }
 
 /// A deployment of the small model, whose GPU can be made to lack memory.
-struct Scene {
+struct GpuMemoryFixture {
     model: TempDir,
     adapters: TempDir,
-    shortage: Shortage,
+    shortage: GpuAllocationFaults,
 }
 
-impl Scene {
+impl GpuMemoryFixture {
     fn new() -> Self {
         let adapters = tempfile::tempdir().expect("a temporary directory");
         adapter(2, 16, adapters.path());
-        Self { model: small_model(), adapters, shortage: Shortage::new() }
+        Self { model: small_model(), adapters, shortage: GpuAllocationFaults::new() }
     }
 
     /// One that measures nothing at its start: the first request is the first that needs room.
@@ -98,11 +99,11 @@ impl Scene {
         self.plan().set("COLD_START", "cached").start()
     }
 
-    fn plan(&self) -> Plan {
+    fn plan(&self) -> DeploymentPlan {
         plan(self.model.path(), "cuda:0").environment(RULE, &self.shortage.path())
     }
 
-    fn load(&self, deployment: &Deployment, name: &str) -> Result<Value, Fault> {
+    fn load(&self, deployment: &Deployment, name: &str) -> Result<Value, RequestFault> {
         let to = deployment.place().adapters().join(name);
         copy_adapter(self.adapters.path(), &to);
         let body = json!({ "lora_name": name, "lora_path": to });
@@ -111,19 +112,19 @@ impl Scene {
 }
 
 /// What is asked, from short to long.
-fn questions() -> Vec<e2e_tests::Ask> {
+fn questions() -> Vec<e2e_tests::CompletionRequest> {
     [(1, 6), (2, 30), (3, 100)].map(|(seed, length)| question(BASE, seed, length, 4)).into()
 }
 
-fn ask(client: &Client, ask: &e2e_tests::Ask) -> Answer {
+fn ask(client: &Client, ask: &e2e_tests::CompletionRequest) -> CompletionAnswer {
     client.ask(ask).answer
 }
 
 /// True if it is refused for want of memory; any other fault is one.
-fn lacks_memory(answered: &Result<e2e_tests::answer::Reply, Fault>) -> bool {
+fn lacks_memory(answered: &Result<e2e_tests::answer::Reply, RequestFault>) -> bool {
     match answered {
         Ok(_) => false,
-        Err(Fault::Refused { status: 503, code }) if code == "no_memory" => true,
+        Err(RequestFault::Refused { status: 503, code }) if code == "no_memory" => true,
         Err(fault) => panic!("{fault}"),
     }
 }
@@ -134,7 +135,7 @@ fn a_start_without_memory_ends_in_a_line_that_says_what_to_do() {
         return;
     }
     watched(|| {
-        let (model, shortage) = (small_model(), Shortage::new());
+        let (model, shortage) = (small_model(), GpuAllocationFaults::new());
         let start = || {
             let place = tempfile::tempdir().expect("a temporary directory");
             let mut command = Command::new(program("base-executor"));
@@ -180,14 +181,15 @@ fn a_gpu_without_memory_refuses_what_needs_more_and_answers_as_ever_once_there_i
         return;
     }
     watched(|| {
-        let scene = Scene::new();
+        let scene = GpuMemoryFixture::new();
         let whole = scene.fresh();
-        let golden: Vec<Answer> = questions().iter().map(|question| ask(&whole.client, question)).collect();
+        let golden: Vec<CompletionAnswer> =
+            questions().iter().map(|question| ask(&whole.client, question)).collect();
         assert!(whole.stop().success());
         let mut refused = 0;
         for number in [1, 2, 3, 5, 8, 13, 21] {
             let deployment = scene.fresh();
-            let (client, executor) = (&deployment.client, deployment.process(Process::Executor));
+            let (client, executor) = (&deployment.client, deployment.process(DeploymentProcess::Executor));
             for (question, golden) in questions().iter().zip(&golden) {
                 // One allocation, for which there is another way more often than not; then none from there on.
                 for rule in ["once", "from"] {
@@ -206,7 +208,7 @@ fn a_gpu_without_memory_refuses_what_needs_more_and_answers_as_ever_once_there_i
                     .iter()
                     .all(|figure| client.metric(figure) == 0.0)
             });
-            assert_eq!(deployment.process(Process::Executor), executor, "it has stayed");
+            assert_eq!(deployment.process(DeploymentProcess::Executor), executor, "it has stayed");
             assert!(deployment.stop().success());
         }
         assert!(refused > 0, "nobody was refused");
@@ -219,7 +221,7 @@ fn who_needs_no_more_memory_goes_on_beside_who_is_refused_it() {
         return;
     }
     watched(|| {
-        let scene = Scene::new();
+        let scene = GpuMemoryFixture::new();
         let deployment = scene.fresh();
         let client = &deployment.client;
         let (small, large) = (question(BASE, 1, 6, 40), question(BASE, 3, 120, 4));
@@ -262,7 +264,7 @@ fn an_adapter_comes_to_a_gpu_that_has_no_memory_left_since_its_place_is_in_the_p
         return;
     }
     watched(|| {
-        let scene = Scene::new();
+        let scene = GpuMemoryFixture::new();
         let cpu = plan(scene.model.path(), "cpu").start();
         scene.load(&cpu, "late").expect("it is loaded");
         let asked = question("late", 4, 20, 4);
@@ -292,7 +294,7 @@ fn host_memory_that_may_not_be_locked_slows_an_adapter_and_stops_nobody() {
         return;
     }
     watched(|| {
-        let scene = Scene::new();
+        let scene = GpuMemoryFixture::new();
         for number in 1..=4 {
             let deployment = scene.plan().start();
             let client = &deployment.client;
@@ -319,15 +321,15 @@ fn split_clients_wait_for_a_gpu_without_memory_and_get_the_same_answer() {
         return;
     }
     watched(|| {
-        let scene = Scene::new();
+        let scene = GpuMemoryFixture::new();
         let tokens: Vec<u32> = prompt(5, 40).into_iter().map(|token| token % VOCABULARY as u32).collect();
         let rent = |deployment: &Deployment| {
             let socket = deployment.place().state().join("layers.sock");
             let connector = Box::new(LocalConnector::new(socket, Duration::ZERO, WATCHDOG));
-            let tenant = Tenant::rent(scene.model.path(), connector, OPEN, None, WATCHDOG);
+            let tenant = SplitTenant::rent(scene.model.path(), connector, OPEN, None, WATCHDOG);
             tenant.expect("the executor takes a client in")
         };
-        let place = Arc::new(Place::new());
+        let place = Arc::new(StateDirectory::new());
         let deployment = scene.plan().start_in(Arc::clone(&place));
         let golden = rent(&deployment).logits(&tokens);
         assert!(deployment.stop().success());

@@ -11,7 +11,7 @@ use std::{
 
 use client::{
     address::Address,
-    session::{Session, Settings, calls::Ask},
+    session::{ClientSettings, Session, calls::LayerCall},
     transport::{Connect, local::LocalConnector, remote::RemoteConnector},
 };
 use e2e_tests::{
@@ -20,7 +20,7 @@ use e2e_tests::{
     gpu::{VOCABULARY, adapter, has_device, is_stand_in, real_model, small_model},
     signal,
     split::{
-        Doors, Route, Tenant,
+        SplitEndpoints, SplitRoute, SplitTenant,
         tenant::{LINEAR, OPEN},
     },
     watched,
@@ -28,7 +28,7 @@ use e2e_tests::{
 use model::sites::SiteId;
 use rustix::process::Signal;
 use serde_json::Value;
-use shmproto::layer::{Class, Op, Path as SitePath};
+use shmproto::layer::{CallClass, Op, Path as SitePath};
 use tempfile::TempDir;
 
 /// Tokens of a prompt: with those of all clients at once so few that a row's bits do not depend on its company.
@@ -43,17 +43,22 @@ const QUESTION: &str = "The capital of France is";
 const TOLERANCE: f32 = 0.2;
 
 /// `base-executor`, started by itself; killed when it is dropped.
-struct Executor {
+struct LayersOnlyExecutor {
     child: Child,
     /// What the next one in its place is started with.
     command: Vec<String>,
     directory: PathBuf,
 }
 
-impl Executor {
+impl LayersOnlyExecutor {
     /// Of `model` on `device`, with an engine or without one, in `directory`; whoever has a certificate of `doors` may come
     /// in from outside.
-    fn start(directory: &Path, model: &Path, (engine, device): (&str, &str), doors: Option<&Doors>) -> Self {
+    fn start(
+        directory: &Path,
+        model: &Path,
+        (engine, device): (&str, &str),
+        doors: Option<&SplitEndpoints>,
+    ) -> Self {
         let socket = directory.join("private/executor.sock");
         let mut command =
             vec!["--engine".to_owned(), engine.to_owned(), "--device".to_owned(), device.to_owned()];
@@ -86,16 +91,16 @@ impl Executor {
         read.and_then(Result::ok).map_or_else(String::new, |_| text)
     }
 
-    fn address(&self, doors: Option<&Doors>, route: Route) -> String {
+    fn address(&self, doors: Option<&SplitEndpoints>, route: SplitRoute) -> String {
         let private = self.directory.join("private");
         match route {
-            Route::SharedMemory => private.join("layers.sock").display().to_string(),
-            Route::Ipc => format!("ipc://{}", private.join("layers.zmq").display()),
-            Route::Tls => format!("tls://{}", doors.expect("TLS has doors").address()),
+            SplitRoute::SharedMemory => private.join("layers.sock").display().to_string(),
+            SplitRoute::Ipc => format!("ipc://{}", private.join("layers.zmq").display()),
+            SplitRoute::Tls => format!("tls://{}", doors.expect("TLS has doors").address()),
         }
     }
 
-    fn connector(&self, doors: Option<&Doors>, route: Route) -> Box<dyn Connect> {
+    fn connector(&self, doors: Option<&SplitEndpoints>, route: SplitRoute) -> Box<dyn Connect> {
         match self.address(doors, route).parse().expect("an address") {
             Address::Local(socket) => Box::new(LocalConnector::new(socket, Duration::ZERO, WATCHDOG)),
             address => {
@@ -106,8 +111,8 @@ impl Executor {
         }
     }
 
-    fn tenant(&self, model: &Path, doors: Option<&Doors>, route: Route) -> Tenant {
-        let rented = Tenant::rent(model, self.connector(doors, route), OPEN, None, WATCHDOG);
+    fn tenant(&self, model: &Path, doors: Option<&SplitEndpoints>, route: SplitRoute) -> SplitTenant {
+        let rented = SplitTenant::rent(model, self.connector(doors, route), OPEN, None, WATCHDOG);
         rented.expect("the executor takes a client in")
     }
 
@@ -126,7 +131,7 @@ impl Executor {
     }
 }
 
-impl Drop for Executor {
+impl Drop for LayersOnlyExecutor {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -153,16 +158,16 @@ fn spawn(arguments: &[String], environment: &[(&str, &str)]) -> Child {
 
 /// `holobiont-client generate` over `route`.
 fn client(
-    executor: &Executor,
+    executor: &LayersOnlyExecutor,
     model: &Path,
-    doors: &Doors,
-    route: Route,
+    doors: &SplitEndpoints,
+    route: SplitRoute,
     (question, tokens): (&str, usize),
 ) -> Command {
     let mut client = bare("holobiont-client");
     client.args(["--json", "--quiet", "generate", "--executor", &executor.address(Some(doors), route)]);
     client.arg("--model").arg(model).args(["--patience-s", "90"]);
-    if route == Route::Tls {
+    if route == SplitRoute::Tls {
         let (certificate, key) = doors.identity();
         client.arg("--ca").arg(doors.ca()).arg("--cert").arg(certificate).arg("--cert-key").arg(key);
     }
@@ -180,10 +185,15 @@ fn text(client: Child) -> String {
 }
 
 /// The answers of clients that ask over every route at once.
-fn answers(executor: &Executor, model: &Path, doors: &Doors, asked: (&str, usize)) -> Vec<String> {
+fn answers(
+    executor: &LayersOnlyExecutor,
+    model: &Path,
+    doors: &SplitEndpoints,
+    asked: (&str, usize),
+) -> Vec<String> {
     let start =
         |route| client(executor, model, doors, route, asked).spawn().expect("holobiont-client starts");
-    Route::ALL.map(start).map(text).to_vec()
+    SplitRoute::ALL.map(start).map(text).to_vec()
 }
 
 fn place() -> TempDir {
@@ -201,8 +211,8 @@ fn the_real_models_rented_layers_answer_over_every_route_as_a_resident_gpu_and_t
         let asked = (QUESTION, REAL_ANSWER);
         let [rented, resident, cpu] =
             [("none", "cuda:0"), ("resident", "cuda:0"), ("none", "cpu")].map(|kind| {
-                let (place, doors) = (place(), Doors::new());
-                let executor = Executor::start(place.path(), &model, kind, Some(&doors));
+                let (place, doors) = (place(), SplitEndpoints::new());
+                let executor = LayersOnlyExecutor::start(place.path(), &model, kind, Some(&doors));
                 let answers = answers(&executor, &model, &doors, asked);
                 executor.stop();
                 answers
@@ -227,9 +237,14 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 /// The logits of a few prompts and adapters over every route, all clients at once.
-fn logits(executor: &Executor, model: &Path, doors: &Doors, adapter: &Path) -> Vec<Vec<f32>> {
+fn logits(
+    executor: &LayersOnlyExecutor,
+    model: &Path,
+    doors: &SplitEndpoints,
+    adapter: &Path,
+) -> Vec<Vec<f32>> {
     thread::scope(|scope| {
-        let routes = Route::ALL.map(|route| {
+        let routes = SplitRoute::ALL.map(|route| {
             scope.spawn(move || {
                 let mut tenant = executor.tenant(model, Some(doors), route);
                 let mut logits = Vec::new();
@@ -261,8 +276,8 @@ fn rented_layers_of_a_gpu_give_the_bits_that_a_resident_engines_gpu_gives() {
         adapter(5, 12, own.path());
         let [rented, resident, cpu] =
             [("none", "cuda:0"), ("resident", "cuda:0"), ("none", "cpu")].map(|kind| {
-                let (place, doors) = (place(), Doors::new());
-                let executor = Executor::start(place.path(), model.path(), kind, Some(&doors));
+                let (place, doors) = (place(), SplitEndpoints::new());
+                let executor = LayersOnlyExecutor::start(place.path(), model.path(), kind, Some(&doors));
                 let logits = logits(&executor, model.path(), &doors, own.path());
                 executor.stop();
                 logits
@@ -277,8 +292,14 @@ fn rented_layers_of_a_gpu_give_the_bits_that_a_resident_engines_gpu_gives() {
 }
 
 /// What comes out of every site, forward and backward, for rows that mean nothing.
-fn every_site(executor: &Executor, route: Route, doors: &Doors, rows: usize) -> Vec<Vec<f32>> {
-    let settings = Settings { masking: LINEAR.word().to_owned(), patience: WATCHDOG, ..Settings::default() };
+fn every_site(
+    executor: &LayersOnlyExecutor,
+    route: SplitRoute,
+    doors: &SplitEndpoints,
+    rows: usize,
+) -> Vec<Vec<f32>> {
+    let settings =
+        ClientSettings { masking: LINEAR.word().to_owned(), patience: WATCHDOG, ..ClientSettings::default() };
     let mut session =
         Session::open(executor.connector(Some(doors), route), settings).expect("a session is opened");
     let sites = session.catalog().sites.clone();
@@ -289,7 +310,7 @@ fn every_site(executor: &Executor, route: Route, doors: &Doors, rows: usize) -> 
         for (op, input, output) in [(Op::Forward, inputs, outputs), (Op::Backward, outputs, inputs)] {
             let x: Vec<f32> = (0..rows * input).map(|i| (i * 7919 % 1013) as f32 / 1013.0 - 0.5).collect();
             let mut out = vec![f32::NAN; rows * output];
-            let ask = Ask { site, part: None, op, path: SitePath::Linear, class: Class::Prefill };
+            let ask = LayerCall { site, part: None, op, path: SitePath::Linear, class: CallClass::Prefill };
             session.call(ask, &x, &mut out).expect("the executor answers");
             all.push(out);
         }
@@ -305,14 +326,15 @@ fn gradients_through_a_gpus_rented_layers_are_those_of_the_cpu() {
     watched(|| {
         let model = small_model();
         let all = ["cuda:0", "cpu"].map(|device| {
-            let (place, doors) = (place(), Doors::new());
-            let executor = Executor::start(place.path(), model.path(), ("none", device), Some(&doors));
+            let (place, doors) = (place(), SplitEndpoints::new());
+            let executor =
+                LayersOnlyExecutor::start(place.path(), model.path(), ("none", device), Some(&doors));
             let all = [1, 40].map(|rows| {
                 // At once, so that some are computed together.
                 thread::scope(|scope| {
                     let (executor, doors) = (&executor, &doors);
                     let of = |route| scope.spawn(move || every_site(executor, route, doors, rows));
-                    let all = Route::ALL.map(of).map(|one| one.join().expect("a session"));
+                    let all = SplitRoute::ALL.map(of).map(|one| one.join().expect("a session"));
                     for other in &all[1..] {
                         let most = all[0].iter().zip(other).map(|(a, b)| difference(a, b));
                         assert!(most.fold(0.0, f32::max) < 1e-4, "every route gives the same");
@@ -337,13 +359,14 @@ fn rented_layers_of_a_gpu_outlive_clients_that_die_and_serve_whoever_is_left() {
         return;
     }
     watched(|| {
-        let (model, place, doors) = (small_model(), place(), Doors::new());
-        let executor = Executor::start(place.path(), model.path(), ("none", "cuda:0"), Some(&doors));
+        let (model, place, doors) = (small_model(), place(), SplitEndpoints::new());
+        let executor =
+            LayersOnlyExecutor::start(place.path(), model.path(), ("none", "cuda:0"), Some(&doors));
         let golden = answers(&executor, model.path(), &doors, (WORDS, ANSWER));
         let files = |id: u32| std::fs::read_dir(format!("/proc/{id}/fd")).map_or(0, Iterator::count);
         let before = files(executor.child.id());
         for round in 0..9 {
-            let route = Route::ALL[round % 3];
+            let route = SplitRoute::ALL[round % 3];
             // It would go on for long.
             let mut victim = client(&executor, model.path(), &doors, route, (WORDS, 200));
             let mut victim = victim.spawn().expect("holobiont-client starts");
@@ -360,12 +383,17 @@ fn rented_layers_of_a_gpu_outlive_clients_that_die_and_serve_whoever_is_left() {
 }
 
 /// Clients in the middle of their answers, over every route: the text each will give.
-fn under_way(executor: &Executor, model: &Path, doors: &Doors, length: usize) -> Vec<Child> {
+fn under_way(
+    executor: &LayersOnlyExecutor,
+    model: &Path,
+    doors: &SplitEndpoints,
+    length: usize,
+) -> Vec<Child> {
     let begin = |route| {
         let mut client = client(executor, model, doors, route, (WORDS, length));
         client.spawn().expect("holobiont-client starts")
     };
-    let children = Route::ALL.map(begin);
+    let children = SplitRoute::ALL.map(begin);
     thread::sleep(Duration::from_millis(400));
     children.into()
 }
@@ -376,8 +404,9 @@ fn clients_of_a_gpus_rented_layers_go_on_with_the_executor_that_comes_after_a_de
         return;
     }
     watched(|| {
-        let (model, place, doors) = (small_model(), place(), Doors::new());
-        let mut executor = Executor::start(place.path(), model.path(), ("none", "cuda:0"), Some(&doors));
+        let (model, place, doors) = (small_model(), place(), SplitEndpoints::new());
+        let mut executor =
+            LayersOnlyExecutor::start(place.path(), model.path(), ("none", "cuda:0"), Some(&doors));
         let length = 40;
         let golden = answers(&executor, model.path(), &doors, (WORDS, length));
         for _ in 0..3 {

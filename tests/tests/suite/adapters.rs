@@ -5,17 +5,19 @@ use std::{
     thread,
 };
 
-use e2e_tests::{Ask, BASE, Deployment, Ending, Plan, eventually, fixtures, watched};
+use e2e_tests::{
+    BASE, CompletionRequest, Deployment, DeploymentPlan, StreamEnd, eventually, fixtures, watched,
+};
 
 static SHARED: Mutex<Weak<Deployment>> = Mutex::new(Weak::new());
 
 fn shared() -> Arc<Deployment> {
-    Deployment::shared(&SHARED, || Plan::bare().start())
+    Deployment::shared(&SHARED, || DeploymentPlan::bare().start())
 }
 
 /// Sixteen tokens of `model` after a prompt of several blocks.
-fn ask(model: &str, seed: u32) -> Ask {
-    Ask::new(model, fixtures::prompt(seed, 60), 16)
+fn ask(model: &str, seed: u32) -> CompletionRequest {
+    CompletionRequest::new(model, fixtures::prompt(seed, 60), 16)
 }
 
 /// An adapter nobody else has loaded, where the deployment may load it from.
@@ -28,7 +30,7 @@ fn variant(deployment: &Deployment, example: &str, alpha: u32) -> std::path::Pat
 #[test]
 fn a_name_that_stands_for_other_weights_never_answers_from_old_keys_and_values() {
     watched(|| {
-        let (deployment, fresh) = (shared(), Plan::bare().start());
+        let (deployment, fresh) = (shared(), DeploymentPlan::bare().start());
         let client = &deployment.client;
         let old = client.load("changing", &variant(&deployment, "pirate", 17));
         let before = [0, 1].map(|_| client.ask(&ask("changing", 1)));
@@ -54,14 +56,14 @@ fn a_stream_that_began_before_a_reload_ends_with_the_weights_it_began_with() {
     watched(|| {
         let deployment = shared();
         let client = &deployment.client;
-        let long = |name: &str| Ask::new(name, fixtures::prompt(2, 60), 96);
+        let long = |name: &str| CompletionRequest::new(name, fixtures::prompt(2, 60), 96);
         client.load("replaced", &variant(&deployment, "pirate", 18));
         let golden = client.ask(&long("replaced")).answer;
         let mut stream = client.stream(&long("replaced"));
         assert_eq!(stream.step(), None);
         client.reload("replaced", &variant(&deployment, "haiku", 18));
         assert_ne!(client.ask(&long("replaced")).answer, golden);
-        assert_eq!(stream.finish(), (golden, Ending::Done));
+        assert_eq!(stream.finish(), (golden, StreamEnd::Done));
     });
 }
 
@@ -98,17 +100,17 @@ fn two_adapters_at_once_answer_to_the_last_bit_as_what_is_merged_of_them() {
 fn an_activated_adapter_goes_on_from_what_the_base_has_cached_to_the_same_bits() {
     watched(|| {
         let invocation = [57, 91, 64];
-        let (deployment, fresh) = (shared(), Plan::bare().start());
+        let (deployment, fresh) = (shared(), DeploymentPlan::bare().start());
         for host in [&*deployment, &fresh] {
             let path = host.place().adapters().join("activated");
             fixtures::activated("pirate", &invocation, &path);
             host.client.load("activated", &path);
         }
         let mut asked = fixtures::prompt(7, 100);
-        deployment.client.ask(&Ask::new(BASE, asked.clone(), 1));
+        deployment.client.ask(&CompletionRequest::new(BASE, asked.clone(), 1));
         asked.extend(invocation);
         asked.extend(fixtures::prompt(8, 5));
-        let ask = |model: &str| Ask::new(model, asked.clone(), 16);
+        let ask = |model: &str| CompletionRequest::new(model, asked.clone(), 16);
         let before = deployment.client.metric("holobiont_cached_tokens_total");
         let warm = deployment.client.ask(&ask("activated"));
         assert_eq!(warm.cached_tokens, 96, "all full blocks of the base's");
@@ -117,7 +119,7 @@ fn an_activated_adapter_goes_on_from_what_the_base_has_cached_to_the_same_bits()
         assert_eq!((cold.cached_tokens, cold.answer), (0, warm.answer.clone()));
         assert_ne!(fresh.client.ask(&ask(BASE)).answer, warm.answer, "it changes something");
         // Whoever does not invoke it hears the base.
-        let plain = Ask::new("activated", fixtures::prompt(7, 100), 16);
+        let plain = CompletionRequest::new("activated", fixtures::prompt(7, 100), 16);
         assert_eq!(fresh.client.ask(&plain).answer, fresh.client.ask(&plain.of(BASE)).answer);
     });
 }
@@ -125,7 +127,7 @@ fn an_activated_adapter_goes_on_from_what_the_base_has_cached_to_the_same_bits()
 #[test]
 fn unloading_gives_the_bytes_back_and_the_name_is_not_found_any_more() {
     watched(|| {
-        let deployment = Plan::bare().start();
+        let deployment = DeploymentPlan::bare().start();
         let client = &deployment.client;
         let bytes = || client.metric("holobiont_adapter_bytes");
         for round in 0..3 {
@@ -152,7 +154,7 @@ fn an_adapter_nobody_loaded_is_not_found() {
 #[test]
 fn adapters_are_still_there_after_a_stop_and_after_a_kill() {
     watched(|| {
-        let deployment = Plan::bare().start();
+        let deployment = DeploymentPlan::bare().start();
         let place = Arc::clone(deployment.place());
         for name in ["pirate", "json", "haiku"] {
             deployment.client.load(name, &variant(&deployment, name, 20));
@@ -164,13 +166,13 @@ fn adapters_are_still_there_after_a_stop_and_after_a_kill() {
         let answer = deployment.client.ask(&ask("json", 5));
         assert!(deployment.stop().success());
 
-        let deployment = Plan::bare().start_in(Arc::clone(&place));
+        let deployment = DeploymentPlan::bare().start_in(Arc::clone(&place));
         assert_eq!(deployment.client.adapters(), listed);
         assert_eq!(deployment.client.ask(&ask("json", 5)), answer);
         deployment.client.unload("pirate");
         deployment.kill_supervisor();
 
-        let deployment = Plan::bare().start_in(place);
+        let deployment = DeploymentPlan::bare().start_in(place);
         assert_eq!(deployment.client.adapters(), listed[..1]);
         assert_eq!(deployment.client.ask(&ask("json", 5)), answer);
     });

@@ -13,37 +13,38 @@ use std::{
 };
 
 use e2e_tests::{
-    Answer, Ask, BASE, Deployment, Ending, Fault, Place, Plan, Process,
+    BASE, CompletionAnswer, CompletionRequest, Deployment, DeploymentPlan, DeploymentProcess, RequestFault,
+    StateDirectory, StreamEnd,
     fixtures::{self, variant},
     watched,
 };
 use serde_json::{Value, json};
 
 /// A deployment with a long stream under way, and what that stream must come to.
-struct Witness {
+struct UndisturbedStream {
     deployment: Deployment,
-    golden: Answer,
-    probe: Answer,
+    golden: CompletionAnswer,
+    probe: CompletionAnswer,
     processes: [Option<u32>; 4],
 }
 
-fn long() -> Ask {
-    Ask::new("steady", fixtures::prompt(31, 40), 160)
+fn long() -> CompletionRequest {
+    CompletionRequest::new("steady", fixtures::prompt(31, 40), 160)
 }
 
-fn short() -> Ask {
-    Ask::new(BASE, fixtures::prompt(32, 40), 12)
+fn short() -> CompletionRequest {
+    CompletionRequest::new(BASE, fixtures::prompt(32, 40), 12)
 }
 
-impl Witness {
+impl UndisturbedStream {
     fn new() -> Self {
-        let deployment = Plan::bare().start();
+        let deployment = DeploymentPlan::bare().start();
         let path = deployment.place().adapters().join("steady");
         variant("pirate", 17, &path);
         deployment.client.load("steady", &path);
         let golden = deployment.client.ask(&long()).answer;
         let probe = deployment.client.ask(&short()).answer;
-        let processes = Process::ALL.map(|process| deployment.process(process));
+        let processes = DeploymentProcess::ALL.map(|process| deployment.process(process));
         Self { deployment, golden, probe, processes }
     }
 
@@ -53,10 +54,10 @@ impl Witness {
         let mut stream = client.stream(&long());
         assert_eq!(stream.step(), None);
         attack(&self.deployment);
-        assert_eq!(stream.finish(), (self.golden.clone(), Ending::Done));
+        assert_eq!(stream.finish(), (self.golden.clone(), StreamEnd::Done));
         assert_eq!(client.ask(&short()).answer, self.probe);
         assert_eq!(client.ask(&long()).answer, self.golden);
-        let processes = Process::ALL.map(|process| self.deployment.process(process));
+        let processes = DeploymentProcess::ALL.map(|process| self.deployment.process(process));
         assert_eq!(processes, self.processes, "no process died");
     }
 }
@@ -124,7 +125,7 @@ fn hostile_bodies() -> Vec<(&'static str, Vec<u8>, u16, &'static str)> {
 #[test]
 fn hostile_requests_get_their_refusals_and_change_nobody_elses_tokens() {
     watched(|| {
-        Witness::new().under_way(|deployment| {
+        UndisturbedStream::new().under_way(|deployment| {
             let mut wrong = Vec::new();
             for (what, body, status, code) in hostile_bodies() {
                 let found = post(deployment, "/v1/completions", &body);
@@ -205,7 +206,7 @@ fn adapter_of(root: &Path, name: &str, weight: Weight, alpha: f64) -> PathBuf {
 fn finite_weights_that_overflow_harm_nobody_else_in_the_batch() {
     watched(|| {
         let base = long().of(BASE);
-        Witness::new().under_way(|deployment| {
+        UndisturbedStream::new().under_way(|deployment| {
             let (client, root) = (&deployment.client, deployment.place().adapters());
             let golden = client.ask(&base).answer;
             let hostile = [
@@ -220,12 +221,13 @@ fn finite_weights_that_overflow_harm_nobody_else_in_the_batch() {
             let honest = client.stream(&base);
             for (name, ..) in hostile {
                 for seed in [None, Some(7)] {
-                    let refused = client.try_stream(&Ask { seed, ..short().of(name) }).map(|_| ());
+                    let refused =
+                        client.try_stream(&CompletionRequest { seed, ..short().of(name) }).map(|_| ());
                     let code = "logits_not_finite".to_owned();
-                    assert_eq!(refused, Err(Fault::Refused { status: 422, code }), "{name}");
+                    assert_eq!(refused, Err(RequestFault::Refused { status: 422, code }), "{name}");
                 }
             }
-            assert_eq!(honest.finish(), (golden, Ending::Done));
+            assert_eq!(honest.finish(), (golden, StreamEnd::Done));
         });
     });
 }
@@ -233,7 +235,7 @@ fn finite_weights_that_overflow_harm_nobody_else_in_the_batch() {
 #[test]
 fn weights_that_are_too_large_to_multiply_are_refused_at_the_load() {
     watched(|| {
-        let deployment = Plan::bare().start();
+        let deployment = DeploymentPlan::bare().start();
         let root = deployment.place().adapters();
         for (name, weight) in [("largest", f32::MAX), ("least", f32::MIN)] {
             let path = adapter_of(&root, name, Weight::Single(weight), 16.0);
@@ -247,7 +249,7 @@ fn weights_that_are_too_large_to_multiply_are_refused_at_the_load() {
 fn refused_load(deployment: &Deployment, name: &str, path: &Value) -> (u16, String) {
     let body = json!({ "lora_name": name, "lora_path": path });
     match deployment.client.try_post("/v1/load_lora_adapter", &body) {
-        Err(Fault::Refused { status, code }) => (status, code),
+        Err(RequestFault::Refused { status, code }) => (status, code),
         other => panic!("{name} at {path}: {other:?}"),
     }
 }
@@ -255,7 +257,7 @@ fn refused_load(deployment: &Deployment, name: &str, path: &Value) -> (u16, Stri
 #[test]
 fn hostile_adapters_get_their_refusals_and_change_nobody_elses_tokens() {
     watched(|| {
-        Witness::new().under_way(|deployment| {
+        UndisturbedStream::new().under_way(|deployment| {
             let root = deployment.place().adapters();
             let bomb = json!(r"(?=(.*.*.*.*.*.*.*.*)*z)\1");
             let growing: serde_json::Map<String, Value> =
@@ -285,7 +287,7 @@ fn hostile_adapters_get_their_refusals_and_change_nobody_elses_tokens() {
 #[test]
 fn adapter_paths_that_lead_out_or_are_no_files_are_refused() {
     watched(|| {
-        Witness::new().under_way(|deployment| {
+        UndisturbedStream::new().under_way(|deployment| {
             let root = deployment.place().adapters();
             let outside = fixtures::example("pirate");
             symlink(&outside, root.join("link")).expect("a link");
@@ -326,7 +328,7 @@ fn adapter_paths_that_lead_out_or_are_no_files_are_refused() {
 }
 
 /// The model's file in a place of its own, to be harmed.
-fn own_model(place: &Place) -> PathBuf {
+fn own_model(place: &StateDirectory) -> PathBuf {
     let path = place.adapters().join("model.gguf");
     fs::copy(fixtures::model(), &path).expect("the model is copied");
     path
@@ -336,17 +338,17 @@ fn own_model(place: &Place) -> PathBuf {
 #[test]
 fn a_model_file_that_is_cut_while_it_is_served_changes_no_token() {
     watched(|| {
-        let place = Arc::new(Place::new());
+        let place = Arc::new(StateDirectory::new());
         let path = own_model(&place);
-        let deployment = Plan::bare().model(&path).start_in(place);
+        let deployment = DeploymentPlan::bare().model(&path).start_in(place);
         let golden = deployment.client.ask(&short()).answer;
-        let before = Process::ALL.map(|process| deployment.process(process));
+        let before = DeploymentProcess::ALL.map(|process| deployment.process(process));
         let mut stream = deployment.client.stream(&short());
         assert_eq!(stream.step(), None);
         fs::write(&path, b"nothing is left of it").expect("the file is cut");
-        assert_eq!(stream.finish(), (golden.clone(), Ending::Done));
+        assert_eq!(stream.finish(), (golden.clone(), StreamEnd::Done));
         assert_eq!(deployment.client.ask(&short()).answer, golden);
-        assert_eq!(Process::ALL.map(|process| deployment.process(process)), before);
+        assert_eq!(DeploymentProcess::ALL.map(|process| deployment.process(process)), before);
     });
 }
 
@@ -354,13 +356,13 @@ fn a_model_file_that_is_cut_while_it_is_served_changes_no_token() {
 #[test]
 fn a_model_file_that_is_cut_is_refused_at_start() {
     watched(|| {
-        let place = Arc::new(Place::new());
+        let place = Arc::new(StateDirectory::new());
         let path = own_model(&place);
         let whole = fs::metadata(&path).expect("a model").len();
         for length in [whole - 1, whole / 2, 1000, 3, 0] {
             let file = fs::File::options().write(true).open(&path).expect("the model");
             file.set_len(length).expect("it is cut");
-            let mut up = Plan::bare().model(&path).command(&place);
+            let mut up = DeploymentPlan::bare().model(&path).command(&place);
             let output = up.stdout(Stdio::null()).output().expect("holobiont runs");
             assert!(!output.status.success(), "a model of {length} of {whole} bytes is served");
             let said = String::from_utf8_lossy(&output.stderr);
@@ -372,7 +374,7 @@ fn a_model_file_that_is_cut_is_refused_at_start() {
 #[test]
 fn what_somebody_wrote_never_ends_their_turn() {
     watched(|| {
-        let deployment = Plan::bare().start();
+        let deployment = DeploymentPlan::bare().start();
         let tokenize = |body: Value| {
             let answer = deployment.client.try_post("/tokenize", &body).expect("token ids");
             answer["tokens"].as_array().expect("a list").clone()

@@ -8,8 +8,8 @@ use std::{
 };
 
 use e2e_tests::{
-    BASE, Client, Fault, Plan,
-    chaos::{Ledger, Names, Random, Traffic, Variants},
+    BASE, Client, DeploymentPlan, RequestFault,
+    chaos::{AdapterVariants, ChaosReport, ChaosRng, PossibleNames, Traffic},
     eventually, repeats, watched,
 };
 use serde_json::json;
@@ -18,22 +18,22 @@ const VARIANTS: u32 = 5;
 const CLIENTS: u64 = 6;
 
 /// Loads, replaces, compares-and-swaps and unloads `name`; knows at each moment what it stands for.
-struct Churner {
+struct AdapterChurn {
     client: Client,
-    variants: Arc<Variants>,
+    variants: Arc<AdapterVariants>,
     name: String,
-    random: Random,
+    random: ChaosRng,
     /// The generation it stands for.
     now: Option<String>,
 }
 
-impl Churner {
-    fn run(mut self, operations: u64) -> Names {
-        let mut names = Names::default();
+impl AdapterChurn {
+    fn run(mut self, operations: u64) -> PossibleNames {
+        let mut names = PossibleNames::default();
         for _ in 0..operations {
             self.step();
         }
-        names.change(&self.name, self.now.clone(), &Ok::<_, Fault>(()));
+        names.change(&self.name, self.now.clone(), &Ok::<_, RequestFault>(()));
         names
     }
 
@@ -51,7 +51,7 @@ impl Churner {
                 // Somebody who believes something else must not replace it.
                 body["expected_generation"] = "0".repeat(64).into();
                 let refused = self.post("/v1/load_lora_adapter", &body);
-                assert!(matches!(refused, Err(Fault::Refused { status: 409, .. })), "{refused:?}");
+                assert!(matches!(refused, Err(RequestFault::Refused { status: 409, .. })), "{refused:?}");
                 return;
             }
             (2, Some(now)) => body["expected_generation"] = now.as_str().into(),
@@ -64,10 +64,10 @@ impl Churner {
     }
 
     /// Asks again while the server says "not now".
-    fn post(&self, route: &str, body: &serde_json::Value) -> Result<serde_json::Value, Fault> {
+    fn post(&self, route: &str, body: &serde_json::Value) -> Result<serde_json::Value, RequestFault> {
         loop {
             match self.client.try_post(route, body) {
-                Err(Fault::Refused { status: 429, .. }) => thread::yield_now(),
+                Err(RequestFault::Refused { status: 429, .. }) => thread::yield_now(),
                 outcome => return outcome,
             }
         }
@@ -78,18 +78,18 @@ impl Churner {
 fn adapters_come_and_go_under_load_and_every_answer_is_golden_for_its_generation() {
     let (operations, seed) = (repeats::CHURN.number(), repeats::SEED.number());
     watched(move || {
-        let deployment = Plan::bare().start();
+        let deployment = DeploymentPlan::bare().start();
         let client = &deployment.client;
-        let variants = Arc::new(Variants::learn(client, &deployment.place().adapters(), VARIANTS));
+        let variants = Arc::new(AdapterVariants::learn(client, &deployment.place().adapters(), VARIANTS));
         let names: Vec<String> = (0..4).map(|index| format!("churn-{index}")).collect();
         let models: Vec<String> = names.iter().cloned().chain([BASE.to_owned()]).collect();
         let traffic = Traffic::begin(client, &variants, &models, CLIENTS);
         let churners = names.iter().zip(0..).map(|(name, index)| {
-            let churner = Churner {
+            let churner = AdapterChurn {
                 client: client.clone(),
                 variants: Arc::clone(&variants),
                 name: name.clone(),
-                random: Random::new(seed * 1000 + index),
+                random: ChaosRng::new(seed * 1000 + index),
                 now: None,
             };
             thread::spawn(move || churner.run(operations / 4))
@@ -109,7 +109,7 @@ fn adapters_come_and_go_under_load_and_every_answer_is_golden_for_its_generation
             client.unload(name);
         }
         eventually("the adapters' bytes are free", || client.metric("holobiont_adapter_bytes") == 0.0);
-        let mut ledger = Ledger::new("churn", seed);
+        let mut ledger = ChaosReport::new("churn", seed);
         ledger.count("operations", operations / 4 * 4);
         ledger.count("golden answers", tally.answered.load(Ordering::Relaxed));
         ledger.write();

@@ -7,7 +7,8 @@ use std::{
 };
 
 use e2e_tests::{
-    Answer, Ask, BASE, Client, Deployment, Ending, Place, Plan, Process, eventually, fixtures, watched,
+    BASE, Client, CompletionAnswer, CompletionRequest, Deployment, DeploymentPlan, DeploymentProcess,
+    StateDirectory, StreamEnd, eventually, fixtures, watched,
 };
 use rustix::process::Signal;
 use serde_json::Value;
@@ -20,7 +21,7 @@ fn count(figure: &Value) -> u64 {
 }
 
 /// Writes the wide adapters into `place`; their names, which are those of the examples.
-fn write_adapters(place: &Place) -> Vec<&'static str> {
+fn write_adapters(place: &StateDirectory) -> Vec<&'static str> {
     let written = WIDE.map(|(name, times)| {
         fixtures::stacked(name, times, 16, &place.adapters().join(name));
         name
@@ -29,24 +30,26 @@ fn write_adapters(place: &Place) -> Vec<&'static str> {
 }
 
 /// Greedy and sampled, of every model: prompts long enough for several slices.
-fn asks(models: &[&str]) -> Vec<Ask> {
+fn asks(models: &[&str]) -> Vec<CompletionRequest> {
     let of = |model: &&str| {
-        [(90, None), (33, Some(7))]
-            .map(|(length, seed)| Ask { seed, ..Ask::new(model, fixtures::prompt(40, length), 24) })
+        [(90, None), (33, Some(7))].map(|(length, seed)| CompletionRequest {
+            seed,
+            ..CompletionRequest::new(model, fixtures::prompt(40, length), 24)
+        })
     };
     models.iter().flat_map(of).collect()
 }
 
 /// Who has computed adapters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Shares {
+struct ComputeShares {
     device: u64,
     workers: u64,
     executor: u64,
     cold_starts: u64,
 }
 
-impl Shares {
+impl ComputeShares {
     fn of(client: &Client, names: &[&str]) -> Self {
         names.iter().fold(Self::default(), |sum, name| {
             let adapter = client.adapter(name);
@@ -75,7 +78,11 @@ impl Shares {
 }
 
 /// Answers of a deployment of `plan` to everything: one after the other, then all at once; and who computed them.
-fn answers(plan: &Plan, place: &Arc<Place>, names: &[&'static str]) -> ([Vec<Answer>; 2], Shares) {
+fn answers(
+    plan: &DeploymentPlan,
+    place: &Arc<StateDirectory>,
+    names: &[&'static str],
+) -> ([Vec<CompletionAnswer>; 2], ComputeShares) {
     let deployment = plan.start_in(Arc::clone(place));
     let client = &deployment.client;
     for name in names {
@@ -87,7 +94,7 @@ fn answers(plan: &Plan, place: &Arc<Place>, names: &[&'static str]) -> ([Vec<Ans
         let asked: Vec<_> = asks.iter().map(|ask| scope.spawn(|| client.ask(ask).answer)).collect();
         asked.into_iter().map(|answer| answer.join().expect("an answer")).collect()
     });
-    let shares = Shares::settled(client, names);
+    let shares = ComputeShares::settled(client, names);
     for name in names {
         client.unload(name);
     }
@@ -98,9 +105,9 @@ fn answers(plan: &Plan, place: &Arc<Place>, names: &[&'static str]) -> ([Vec<Ans
 #[test]
 fn cached_on_demand_and_assisted_answers_have_the_same_bits() {
     watched(|| {
-        let place = Arc::new(Place::new());
+        let place = Arc::new(StateDirectory::new());
         let names = write_adapters(&place);
-        let cached = Plan::bare().workers(0).set("COLD_START", "cached");
+        let cached = DeploymentPlan::bare().workers(0).set("COLD_START", "cached");
         let ([golden, again], shares) = answers(&cached, &place, &names);
         assert_eq!(golden, again);
         assert!(
@@ -109,14 +116,14 @@ fn cached_on_demand_and_assisted_answers_have_the_same_bits() {
         );
 
         // Room for one of them at a time.
-        let on_demand = Plan::bare().cold(15 << 10, 0.4).set("COLD_START", "on-demand");
+        let on_demand = DeploymentPlan::bare().cold(15 << 10, 0.4).set("COLD_START", "on-demand");
         let (answers_of, shares) = answers(&on_demand, &place, &names);
         assert_eq!(answers_of, [golden.clone(), golden.clone()], "on demand");
         assert!(shares.cold_starts > 0 && shares.workers + shares.executor == 0, "{shares:?}");
 
         for (workers, link_gbps) in [(0, 0.1), (1, 0.1), (2, 0.3), (2, 0.0001)] {
             let what = format!("{workers} workers, a link of {link_gbps} Gbit/s");
-            let assisted = Plan::bare().workers(workers).cold(15 << 10, link_gbps);
+            let assisted = DeploymentPlan::bare().workers(workers).cold(15 << 10, link_gbps);
             let (answers_of, shares) = answers(&assisted, &place, &names);
             assert_eq!(answers_of, [golden.clone(), golden.clone()], "{what}");
             eprintln!("{what}: {shares:?}");
@@ -128,11 +135,14 @@ fn cached_on_demand_and_assisted_answers_have_the_same_bits() {
 }
 
 /// A deployment with one adapter that has just been loaded, and what it answers where it is always there.
-fn with_cold_pirate(plan: &Plan, link_gbps: f64) -> (Deployment, Ask, Answer) {
-    let place = Arc::new(Place::new());
+fn with_cold_pirate(
+    plan: &DeploymentPlan,
+    link_gbps: f64,
+) -> (Deployment, CompletionRequest, CompletionAnswer) {
+    let place = Arc::new(StateDirectory::new());
     fixtures::variant("pirate", 16, &place.adapters().join("pirate"));
-    let ask = Ask::new("pirate", fixtures::prompt(50, 40), 24);
-    let calm = Plan::bare().workers(0).start_in(Arc::clone(&place));
+    let ask = CompletionRequest::new("pirate", fixtures::prompt(50, 40), 24);
+    let calm = DeploymentPlan::bare().workers(0).start_in(Arc::clone(&place));
     calm.client.load("pirate", &place.adapters().join("pirate"));
     let golden = calm.client.ask(&ask).answer;
     calm.client.unload("pirate");
@@ -146,7 +156,7 @@ fn with_cold_pirate(plan: &Plan, link_gbps: f64) -> (Deployment, Ask, Answer) {
 fn a_cold_adapter_answers_before_it_has_arrived() {
     watched(|| {
         // A link that takes ten minutes for it.
-        let (deployment, ask, golden) = with_cold_pirate(&Plan::bare(), 0.000025);
+        let (deployment, ask, golden) = with_cold_pirate(&DeploymentPlan::bare(), 0.000025);
         let client = &deployment.client;
         assert_eq!(client.ask(&ask).answer, golden);
         let mut adapter = Value::Null;
@@ -171,7 +181,7 @@ fn a_cold_adapter_answers_before_it_has_arrived() {
 #[test]
 fn on_demand_a_request_waits_for_its_adapter_while_others_go_on() {
     watched(|| {
-        let plan = Plan::bare().set("COLD_START", "on-demand");
+        let plan = DeploymentPlan::bare().set("COLD_START", "on-demand");
         // Six seconds for the adapter.
         let (deployment, ask, golden) = with_cold_pirate(&plan, 0.0025);
         let client = &deployment.client;
@@ -180,12 +190,12 @@ fn on_demand_a_request_waits_for_its_adapter_while_others_go_on() {
             let (client, ask) = (client.clone(), ask.clone());
             thread::spawn(move || client.ask(&ask).answer)
         };
-        let neighbour = Ask::new(BASE, fixtures::prompt(51, 10), 16);
+        let neighbour = CompletionRequest::new(BASE, fixtures::prompt(51, 10), 16);
         let alone = client.ask(&neighbour).answer;
         let mut answered = 0;
         while !waiting.is_finished() {
             let (answer, ending) = client.stream(&neighbour).finish();
-            assert_eq!((&answer, ending), (&alone, Ending::Done));
+            assert_eq!((&answer, ending), (&alone, StreamEnd::Done));
             answered += 1;
         }
         let waited = begun.elapsed();
@@ -207,23 +217,23 @@ fn on_demand_a_request_waits_for_its_adapter_while_others_go_on() {
 #[test]
 fn a_worker_that_keeps_dying_is_given_up_and_its_part_is_computed() {
     watched(|| {
-        let plan = Plan::bare().set("MAX_CRASHES_PER_MIN", "3").set("RESTART_DELAY_MS", "0");
+        let plan = DeploymentPlan::bare().set("MAX_CRASHES_PER_MIN", "3").set("RESTART_DELAY_MS", "0");
         let (deployment, ask, golden) = with_cold_pirate(&plan, 0.000025);
         for _ in 0..3 {
             let mut worker = None;
             eventually("a worker runs", || {
-                worker = deployment.process(Process::Worker);
+                worker = deployment.process(DeploymentProcess::Worker);
                 worker.is_some()
             });
-            deployment.signal(Process::Worker, Signal::KILL);
-            eventually("it is gone", || deployment.process(Process::Worker) != worker);
+            deployment.signal(DeploymentProcess::Worker, Signal::KILL);
+            eventually("it is gone", || deployment.process(DeploymentProcess::Worker) != worker);
         }
         let client = &deployment.client;
         eventually("the executor has noticed", || {
             client.status()["workers"]["seated"] == Value::Array(vec![])
         });
         assert_eq!(client.ask(&ask).answer, golden);
-        assert_eq!(deployment.process(Process::Worker), None, "it was given up");
+        assert_eq!(deployment.process(DeploymentProcess::Worker), None, "it was given up");
         assert_eq!(client.status()["workers"]["expected"], 1);
         eventually("the executor has computed the adapter", || {
             count(&client.adapter("pirate")["rank_rows"]["executor"]) > 0
@@ -235,8 +245,8 @@ fn a_worker_that_keeps_dying_is_given_up_and_its_part_is_computed() {
 #[test]
 fn a_stopped_worker_keeps_nobody_from_an_answer_or_from_the_end() {
     watched(|| {
-        let (deployment, ask, golden) = with_cold_pirate(&Plan::bare().workers(2), 0.000025);
-        let workers = deployment.processes(Process::Worker);
+        let (deployment, ask, golden) = with_cold_pirate(&DeploymentPlan::bare().workers(2), 0.000025);
+        let workers = deployment.processes(DeploymentProcess::Worker);
         workers.iter().for_each(|id| e2e_tests::signal(*id, Signal::STOP));
         assert_eq!(deployment.client.ask(&ask).answer, golden);
         assert!(deployment.stop().success(), "stopped workers are killed");

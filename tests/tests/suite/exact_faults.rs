@@ -12,20 +12,20 @@ use std::{
 
 use client::{FAILPOINTS, PAD_FAILPOINTS};
 use e2e_tests::{
-    chaos::Places,
+    chaos::FailpointDirectory,
     eventually, signal,
     split::{
         Program,
         audit::{PoolAuditor, SharesAuditor},
         exact::{ExactExecutor, write_model},
-        tap::Witness,
+        tap::CallObserver,
     },
     watched,
 };
 use rustix::process::Signal;
 use shmproto::layer::{
-    CallHeader, Class, Dtype, Op, Path as SitePath, Source,
-    draw::{Draw, Key},
+    CallClass, CallHeader, Dtype, Op, Path as SitePath, RowSource,
+    draw::{Key, SeededRows},
 };
 use tempfile::TempDir;
 
@@ -46,12 +46,12 @@ const DEATHS: [&str; 4] =
 const UNAVAILABLE: i32 = 5;
 
 /// A model, and the answer that every client must give.
-struct Scene {
+struct MaskingFixture {
     directory: TempDir,
     golden: String,
 }
 
-impl Scene {
+impl MaskingFixture {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         write_model(&directory.path().join("model"));
@@ -66,7 +66,7 @@ impl Scene {
         self.directory.path().join("model")
     }
 
-    fn executor(&self, witness: Witness) -> ExactExecutor {
+    fn executor(&self, witness: CallObserver) -> ExactExecutor {
         ExactExecutor::start(&self.model(), witness)
     }
 
@@ -78,7 +78,7 @@ impl Scene {
 }
 
 /// Who shows an auditor each call.
-fn witness<T: Send + 'static>(auditor: &Arc<Mutex<T>>, hear: fn(&mut T, &CallHeader, &[u8])) -> Witness {
+fn witness<T: Send + 'static>(auditor: &Arc<Mutex<T>>, hear: fn(&mut T, &CallHeader, &[u8])) -> CallObserver {
     let auditor = Arc::clone(auditor);
     Arc::new(move |call, body| hear(&mut lock(&auditor), call, body))
 }
@@ -88,18 +88,18 @@ fn lock<T>(auditor: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// A pool, and who looks after it.
-struct Pool {
+struct AuditedPool {
     directory: PathBuf,
     model: PathBuf,
-    places: Places,
+    places: FailpointDirectory,
     auditor: Arc<Mutex<PoolAuditor>>,
 }
 
-impl Pool {
-    fn new(scene: &Scene) -> Self {
+impl AuditedPool {
+    fn new(scene: &MaskingFixture) -> Self {
         let directory = scene.directory.path().join("pads");
         let auditor = Arc::new(Mutex::new(PoolAuditor::new(&directory)));
-        Self { directory, model: scene.model(), places: Places::new(), auditor }
+        Self { directory, model: scene.model(), places: FailpointDirectory::new(), auditor }
     }
 
     fn prepare(&self) -> Program {
@@ -114,7 +114,7 @@ impl Pool {
         lock(&self.auditor).learn();
     }
 
-    fn ask(&self, scene: &Scene, executor: &ExactExecutor) -> Program {
+    fn ask(&self, scene: &MaskingFixture, executor: &ExactExecutor) -> Program {
         let program = scene.ask(executor).arg("--masking").arg("pads").arg("--pads").arg(&self.directory);
         program.ask(PROMPT, ANSWER)
     }
@@ -144,8 +144,8 @@ fn hits(place: &str) -> &'static [usize] {
 #[test]
 fn a_client_that_is_killed_anywhere_uses_no_pad_twice_and_says_the_same_again() {
     watched(|| {
-        let scene = Scene::new();
-        let pool = Pool::new(&scene);
+        let scene = MaskingFixture::new();
+        let pool = AuditedPool::new(&scene);
         let executor = scene.executor(witness(&pool.auditor, PoolAuditor::hear));
         // While the pool is made; then while pads are, and before and after it is noted that they are there.
         pool.kill(pool.prepare(), "client.pads_noted", 1);
@@ -173,8 +173,8 @@ fn a_client_that_is_killed_anywhere_uses_no_pad_twice_and_says_the_same_again() 
 #[test]
 fn an_executor_that_is_killed_amid_an_answer_gets_no_pad_again_and_the_client_goes_on() {
     watched(|| {
-        let scene = Scene::new();
-        let pool = Pool::new(&scene);
+        let scene = MaskingFixture::new();
+        let pool = AuditedPool::new(&scene);
         let mut executor = scene.executor(witness(&pool.auditor, PoolAuditor::hear));
         for (place, at) in DEATHS.into_iter().zip([3, 16, 29, 60]) {
             pool.fill();
@@ -191,20 +191,20 @@ fn an_executor_that_is_killed_amid_an_answer_gets_no_pad_again_and_the_client_go
 }
 
 /// Two executors, and who looks at both.
-struct Pair {
+struct AuditedPair {
     both: [ExactExecutor; 2],
     auditor: Arc<Mutex<SharesAuditor>>,
 }
 
-impl Pair {
-    fn new(scene: &Scene) -> Self {
+impl AuditedPair {
+    fn new(scene: &MaskingFixture) -> Self {
         let auditor = Arc::new(Mutex::new(SharesAuditor::default()));
         let hear: [fn(&mut SharesAuditor, &CallHeader, &[u8]); 2] =
             [SharesAuditor::hear_first, SharesAuditor::hear_second];
         Self { both: hear.map(|hear| scene.executor(witness(&auditor, hear))), auditor }
     }
 
-    fn ask(&self, scene: &Scene) -> Program {
+    fn ask(&self, scene: &MaskingFixture) -> Program {
         let [first, second] = &self.both;
         let program = scene.ask(first).arg("--masking").arg("shares");
         program.arg("--second-executor").arg(second.address())
@@ -218,8 +218,8 @@ impl Pair {
 #[test]
 fn either_of_two_executors_may_be_killed_amid_an_answer_and_gets_no_pad_again() {
     watched(|| {
-        let scene = Scene::new();
-        let mut pair = Pair::new(&scene);
+        let scene = MaskingFixture::new();
+        let mut pair = AuditedPair::new(&scene);
         let deaths = DEATHS.into_iter().flat_map(|place| [(0, place), (1, place)]);
         for ((mortal, place), at) in deaths.zip([3, 60, 16, 29, 29, 16, 60, 3]) {
             let before = pair.used();
@@ -237,8 +237,8 @@ fn either_of_two_executors_may_be_killed_amid_an_answer_and_gets_no_pad_again() 
 #[test]
 fn an_answer_ends_where_the_second_executor_does_not_come_back() {
     watched(|| {
-        let scene = Scene::new();
-        let mut pair = Pair::new(&scene);
+        let scene = MaskingFixture::new();
+        let mut pair = AuditedPair::new(&scene);
         pair.both[1].places.arm("layer.before_batch", "kill 20");
         let running = pair.ask(&scene).arg("--patience-s").arg("1").ask(PROMPT, ANSWER).start();
         pair.both[1].await_death("layer.before_batch");
@@ -251,8 +251,8 @@ fn an_answer_ends_where_the_second_executor_does_not_come_back() {
 #[test]
 fn a_client_that_hides_its_rows_leaves_no_image_of_its_memory_behind() {
     watched(|| {
-        let (scene, places) = (Scene::new(), Places::new());
-        let pair = Pair::new(&scene);
+        let (scene, places) = (MaskingFixture::new(), FailpointDirectory::new());
+        let pair = AuditedPair::new(&scene);
         places.arm("client.after_call", "stop");
         let mut running = pair.ask(&scene).ask(PROMPT, ANSWER).mortal(&places).start();
         eventually("it is answered", || places.has_fired("client.after_call"));
@@ -269,11 +269,11 @@ fn a_client_that_hides_its_rows_leaves_no_image_of_its_memory_behind() {
 }
 
 /// A call of one row.
-fn call(source: Source) -> CallHeader {
+fn call(source: RowSource) -> CallHeader {
     CallHeader {
         op: Op::ForwardNoBias,
         path: SitePath::Ring,
-        class: Class::Decode,
+        class: CallClass::Decode,
         dtype: Dtype::F32,
         site: 0,
         part: None,
@@ -291,7 +291,7 @@ fn bytes(words: &[f32]) -> Vec<u8> {
 
 #[test]
 fn the_auditor_sees_a_pad_that_is_used_again_and_a_row_without() {
-    let draw = Draw { key: Key::new(&[7; 32]), first: 9 };
+    let draw = SeededRows { key: Key::new(&[7; 32]), first: 9 };
     let mut pad = [0.0; 8];
     draw.fill(0, pad.len(), &mut pad);
     let mut other = pad;
@@ -300,8 +300,8 @@ fn the_auditor_sees_a_pad_that_is_used_again_and_a_row_without() {
         [([pad, other], "pad 9 of site 0 was used again"), ([pad, [0.0; 8]], "0 pads cover a row at site 0")]
     {
         let mut auditor = SharesAuditor::default();
-        auditor.hear_second(&call(Source::Draw), &bytes(&*draw.to_words()));
-        rows.iter().for_each(|row| auditor.hear_first(&call(Source::Rows), &bytes(row)));
+        auditor.hear_second(&call(RowSource::Draw), &bytes(&*draw.to_words()));
+        rows.iter().for_each(|row| auditor.hear_first(&call(RowSource::Rows), &bytes(row)));
         let panic = catch_unwind(AssertUnwindSafe(|| auditor.audited())).unwrap_err();
         let complaint = panic.downcast::<String>().unwrap();
         assert!(complaint.contains(expected), "{complaint}");

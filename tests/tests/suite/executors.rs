@@ -9,8 +9,8 @@ use std::{
 };
 
 use e2e_tests::{
-    BASE, Client, Deployment, Plan, Process,
-    chaos::{Random, Traffic, Variants},
+    BASE, Client, Deployment, DeploymentPlan, DeploymentProcess,
+    chaos::{AdapterVariants, ChaosRng, Traffic},
     eventually, repeats, signal, watched,
 };
 use rustix::process::Signal;
@@ -19,11 +19,11 @@ use serde_json::{Value, json};
 const CLIENTS: u64 = 6;
 
 /// Two executors, each on a part of the same cores; they come back as often as they die.
-fn two() -> Plan {
-    Plan::bare().executors(&["left", "right"]).restless()
+fn two() -> DeploymentPlan {
+    DeploymentPlan::bare().executors(&["left", "right"]).restless()
 }
 
-fn start(plan: &Plan) -> Deployment {
+fn start(plan: &DeploymentPlan) -> Deployment {
     let deployment = plan.start();
     eventually("both serve", || states(&deployment.client) == ["ready", "ready"]);
     deployment
@@ -54,8 +54,8 @@ fn has_work(client: &Client, name: &str) -> bool {
     executors(client).iter().any(|one| one["name"] == *name && under_way(one))
 }
 
-fn variants(client: &Client, into: &Path) -> (Arc<Variants>, Vec<String>) {
-    let variants = Arc::new(Variants::learn(client, into, 1));
+fn variants(client: &Client, into: &Path) -> (Arc<AdapterVariants>, Vec<String>) {
+    let variants = Arc::new(AdapterVariants::learn(client, into, 1));
     client.load("steady", &variants.adapters[0].0);
     (variants, vec![BASE.to_owned(), "steady".to_owned()])
 }
@@ -67,7 +67,7 @@ fn process_of(deployment: &Deployment, name: &str) -> Option<u32> {
         fs::read(format!("/proc/{id}/cmdline"))
             .is_ok_and(|line| String::from_utf8_lossy(&line).contains(&socket))
     };
-    deployment.processes(Process::Executor).into_iter().find(is_its)
+    deployment.processes(DeploymentProcess::Executor).into_iter().find(is_its)
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn an_executor_may_die_under_streams_and_the_other_goes_on_to_the_same_bits() {
         let client = &deployment.client;
         let (variants, models) = variants(client, &deployment.place().adapters());
         let mut traffic = Traffic::begin(client, &variants, &models, CLIENTS);
-        let mut random = Random::new(repeats::SEED.number());
+        let mut random = ChaosRng::new(repeats::SEED.number());
         for kill in 0..kills {
             let name = *random.pick(&["left", "right"]);
             let process = process_of(&deployment, name).expect("it runs");

@@ -6,16 +6,16 @@ use std::{
 };
 
 use e2e_tests::{
-    BASE, Client, Deployment, Plan,
-    chaos::{Random, Traffic, Variants},
+    BASE, Client, Deployment, DeploymentPlan,
+    chaos::{AdapterVariants, ChaosRng, Traffic},
     eventually, eventually_some,
-    far::{FarExecutor, answer},
+    far::{RemoteExecutor, answer},
     repeats,
     split::{CERTIFIED, GATEWAY},
     watched,
 };
 use serde_json::{Value, json};
-use shmproto::far::{Answer, Ask, FileName, LentFile};
+use shmproto::far::{FileName, RemoteReply, RemoteRequest, StagedFile};
 
 const CLIENTS: u64 = 4;
 /// Soon lost, long enough for a busy machine.
@@ -25,8 +25,8 @@ const NEAR: usize = 0;
 const FAR: usize = 1;
 
 /// One executor here, and one there.
-fn mixed(far: &FarExecutor) -> Deployment {
-    let plan = Plan::bare().executors(&["near"]).workers(0).set("EXECUTOR_TIMEOUT_MS", SILENCE_MS);
+fn mixed(far: &RemoteExecutor) -> Deployment {
+    let plan = DeploymentPlan::bare().executors(&["near"]).workers(0).set("EXECUTOR_TIMEOUT_MS", SILENCE_MS);
     let deployment = far.of(plan, "far").start();
     eventually("both serve", || states(&deployment.client) == ["ready", "ready"]);
     deployment
@@ -54,11 +54,11 @@ fn only(client: &Client, open: &str, drained: &str) {
 #[test]
 fn a_far_executor_answers_with_the_bits_of_a_near_one() {
     watched(|| {
-        let far = FarExecutor::start(&[]);
+        let far = RemoteExecutor::start(&[]);
         let deployment = mixed(&far);
         let client = &deployment.client;
         only(client, "near", "far");
-        let variants = Variants::learn(client, &deployment.place().adapters(), 2);
+        let variants = AdapterVariants::learn(client, &deployment.place().adapters(), 2);
         assert_eq!((sent(client, FAR), far.lent()), (0, 0), "it has learned nothing yet");
         only(client, "far", "near");
         let before = sent(client, NEAR);
@@ -90,12 +90,13 @@ fn a_far_executor_answers_with_the_bits_of_a_near_one() {
 #[test]
 fn a_far_executor_alone_is_enough_and_no_weights_are_loaded_here() {
     watched(|| {
-        let far = FarExecutor::start(&[]);
-        let plan = far.of(Plan::bare().workers(0), "far");
-        let (plan, place) = (plan.set("EXECUTOR_TIMEOUT_MS", SILENCE_MS), Arc::new(e2e_tests::Place::new()));
+        let far = RemoteExecutor::start(&[]);
+        let plan = far.of(DeploymentPlan::bare().workers(0), "far");
+        let (plan, place) =
+            (plan.set("EXECUTOR_TIMEOUT_MS", SILENCE_MS), Arc::new(e2e_tests::StateDirectory::new()));
         let deployment = plan.start_in(place);
-        assert!(deployment.processes(e2e_tests::Process::Executor).is_empty());
-        let reply = deployment.client.ask(&e2e_tests::Ask::new(BASE, vec![1, 2, 3], 4));
+        assert!(deployment.processes(e2e_tests::DeploymentProcess::Executor).is_empty());
+        let reply = deployment.client.ask(&e2e_tests::CompletionRequest::new(BASE, vec![1, 2, 3], 4));
         assert_eq!(reply.answer.scored.len(), 4);
         assert!(deployment.stop().success());
     });
@@ -105,14 +106,14 @@ fn a_far_executor_alone_is_enough_and_no_weights_are_loaded_here() {
 fn what_a_lost_far_executor_had_goes_on_here_to_the_same_bits() {
     let faults = repeats::EXECUTOR_KILLS.number();
     watched(move || {
-        let mut far = FarExecutor::start(&[]);
+        let mut far = RemoteExecutor::start(&[]);
         let deployment = mixed(&far);
         let client = &deployment.client;
-        let variants = Arc::new(Variants::learn(client, &deployment.place().adapters(), 1));
+        let variants = Arc::new(AdapterVariants::learn(client, &deployment.place().adapters(), 1));
         client.load("steady", &variants.adapters[0].0);
         let models = [BASE.to_owned(), "steady".to_owned()];
         let mut traffic = Traffic::begin(client, &variants, &models, CLIENTS);
-        let mut random = Random::new(repeats::SEED.number());
+        let mut random = ChaosRng::new(repeats::SEED.number());
         for fault in 0..faults {
             eventually("it has work", || {
                 executors(client).get(FAR).and_then(|one| one["sequences"]["under_way"].as_u64()) > Some(0)
@@ -143,52 +144,52 @@ fn what_a_lost_far_executor_had_goes_on_here_to_the_same_bits() {
 #[test]
 fn only_a_listed_certificate_drives_an_executor_from_afar() {
     watched(|| {
-        let keys = e2e_tests::split::Doors::new();
+        let keys = e2e_tests::split::SplitEndpoints::new();
         let admin = keys.add_key("tenant");
         let file = keys.key_file().display().to_string();
         // With keys, certificates are not asked of everybody.
-        let far = FarExecutor::start(&["--layer-key-file", &file]);
+        let far = RemoteExecutor::start(&["--layer-key-file", &file]);
         for client in [None, Some(CERTIFIED)] {
-            for ask in [Ask::Tunnel, lend(&[(FileName::Gguf, 1)])] {
+            for ask in [RemoteRequest::Tunnel, lend(&[(FileName::Gguf, 1)])] {
                 let (mut stream, said) = far.raw(client, &ask).expect("it says why");
-                let Answer::Refused(why) = said else { panic!("{client:?} was let in: {said:?}") };
+                let RemoteReply::Refused(why) = said else { panic!("{client:?} was let in: {said:?}") };
                 let part = client.map_or("must show a certificate", |_| "'alice' drives no executor");
                 assert!(why.contains(part), "{why}");
                 assert_eq!(stream.read(&mut [0; 16]).unwrap_or(0), 0, "nothing more is said");
             }
         }
         assert!(!admin.is_empty() && far.lent() == 0);
-        let plan = Plan::bare().executors(&["near"]).workers(0);
+        let plan = DeploymentPlan::bare().executors(&["near"]).workers(0);
         let deployment = far.shown(plan, "far", CERTIFIED).start();
         let detail = || executors(&deployment.client)[FAR]["detail"].as_str().map(str::to_owned);
         let told = eventually_some("one is told why", || detail().filter(|why| why.contains("refuses")));
         assert!(told.contains("--layer-gateways"), "{told}");
         assert!(deployment.stop().success());
 
-        let closed = FarExecutor::closed();
-        let deployment = closed.of(Plan::bare().executors(&["near"]).workers(0), "far").start();
+        let closed = RemoteExecutor::closed();
+        let deployment = closed.of(DeploymentPlan::bare().executors(&["near"]).workers(0), "far").start();
         let detail = || executors(&deployment.client)[FAR]["detail"].as_str().map(str::to_owned);
         eventually("one is told why", || detail().is_some_and(|why| why.contains("lets no gateway in")));
         assert!(deployment.stop().success());
     });
 }
 
-fn lend(files: &[(FileName, u64)]) -> Ask {
-    Ask::Lend(files.iter().map(|(name, bytes)| LentFile { name: *name, bytes: *bytes }).collect())
+fn lend(files: &[(FileName, u64)]) -> RemoteRequest {
+    RemoteRequest::Lend(files.iter().map(|(name, bytes)| StagedFile { name: *name, bytes: *bytes }).collect())
 }
 
 #[test]
 fn files_that_are_none_of_an_adapter_harm_nobody() {
     watched(|| {
-        let far = FarExecutor::start(&["--max-adapter-file-bytes", "64MiB"]);
+        let far = RemoteExecutor::start(&["--max-adapter-file-bytes", "64MiB"]);
         let deployment = mixed(&far);
         let client = &deployment.client;
-        let variants = Arc::new(Variants::learn(client, &deployment.place().adapters(), 1));
+        let variants = Arc::new(AdapterVariants::learn(client, &deployment.place().adapters(), 1));
         client.load("steady", &variants.adapters[0].0);
         let mut traffic = Traffic::begin(client, &variants, &["steady".to_owned()], CLIENTS);
-        let refused = |ask: &Ask, part: &str| {
+        let refused = |ask: &RemoteRequest, part: &str| {
             let (_, said) = far.raw(Some(GATEWAY), ask).expect("it says why");
-            assert!(matches!(&said, Answer::Refused(why) if why.contains(part)), "{said:?}");
+            assert!(matches!(&said, RemoteReply::Refused(why) if why.contains(part)), "{said:?}");
         };
         refused(&lend(&[(FileName::Gguf, 65 << 20)]), "this executor takes");
         refused(&lend(&[(FileName::Config, 2 << 20), (FileName::Weights, 1)]), "this executor takes");
@@ -197,10 +198,10 @@ fn files_that_are_none_of_an_adapter_harm_nobody() {
 
         let ask = lend(&[(FileName::Config, 2), (FileName::Weights, 3)]);
         let (mut wrong, said) = far.raw(Some(GATEWAY), &ask).expect("it is let in");
-        assert_eq!(said, Answer::Admitted);
+        assert_eq!(said, RemoteReply::Admitted);
         wrong.write_all(&[b"{}abc".as_slice(), &[0; 32]].concat()).expect("it is taken");
         let said = answer(&mut wrong).expect("it says why");
-        assert!(matches!(&said, Answer::Refused(why) if why.contains("not those")), "{said:?}");
+        assert!(matches!(&said, RemoteReply::Refused(why) if why.contains("not those")), "{said:?}");
 
         let (mut cut, _) = far.raw(Some(GATEWAY), &ask).expect("it is let in");
         cut.write_all(b"{").expect("it is taken");
@@ -209,7 +210,7 @@ fn files_that_are_none_of_an_adapter_harm_nobody() {
         slow.write_all(b"{}a").expect("it is taken");
         eventually("a file that does not come is not waited for", || far.lent() == 0);
         let said = answer(&mut slow).expect("it says why");
-        assert!(matches!(&said, Answer::Refused(why) if why.contains("nothing came")), "{said:?}");
+        assert!(matches!(&said, RemoteReply::Refused(why) if why.contains("nothing came")), "{said:?}");
 
         traffic.check();
         let before = traffic.tally.answered.load(Ordering::Relaxed);

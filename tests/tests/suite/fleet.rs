@@ -10,12 +10,12 @@ use std::{
 };
 
 use e2e_tests::{
-    Ask, BASE, EXAMPLES, Plan, Process,
-    chaos::{Traffic, Variants},
+    BASE, CompletionRequest, DeploymentPlan, DeploymentProcess, EXAMPLES,
+    chaos::{AdapterVariants, Traffic},
     eventually,
     fixtures::{self, prompt},
-    fleet::{Fleet, front::Setup},
-    split::Doors,
+    fleet::{EnvoyFleet, front::FrontSetup},
+    split::SplitEndpoints,
     watched,
 };
 use rustix::process::Signal;
@@ -23,14 +23,14 @@ use serde_json::json;
 
 const CLIENTS: u64 = 4;
 
-fn plan() -> Plan {
-    Plan::bare().workers(0)
+fn plan() -> DeploymentPlan {
+    DeploymentPlan::bare().workers(0)
 }
 
 #[test]
 fn a_request_goes_to_the_host_that_has_its_adapter_and_says_what_that_host_says() {
     watched(|| {
-        let fleet = Fleet::start(2, plan, Setup::default());
+        let fleet = EnvoyFleet::start(2, plan, FrontSetup::default());
         // Each host has an adapter of its own.
         for (index, (name, example)) in [("left", "pirate"), ("right", "haiku")].into_iter().enumerate() {
             let host = fleet.host(index);
@@ -39,23 +39,24 @@ fn a_request_goes_to_the_host_that_has_its_adapter_and_says_what_that_host_says(
             host.client.load(name, &path);
         }
         eventually("the pickers know them", || {
-            let found = ["left", "right"].map(|name| fleet.client.try_ask(&Ask::new(name, prompt(1, 5), 1)));
+            let found = ["left", "right"]
+                .map(|name| fleet.client.try_ask(&CompletionRequest::new(name, prompt(1, 5), 1)));
             found.iter().all(Result::is_ok)
         });
         for (index, name) in ["left", "right"].into_iter().enumerate() {
             for (length, seed) in [(5, None), (200, Some(7))] {
-                let ask = Ask { seed, ..Ask::new(name, prompt(3, length), 8) };
+                let ask = CompletionRequest { seed, ..CompletionRequest::new(name, prompt(3, length), 8) };
                 let (through, direct) = (fleet.client.ask(&ask), fleet.host(index).client.ask(&ask));
                 assert_eq!((through.answer, through.generation), (direct.answer, direct.generation));
                 let (streamed, _) = fleet.client.stream(&ask).finish();
                 assert_eq!(streamed, fleet.client.ask(&ask).answer, "streams come through as they are");
             }
         }
-        let base = Ask::new(BASE, prompt(4, 40), 8);
+        let base = CompletionRequest::new(BASE, prompt(4, 40), 8);
         let answers = [0, 1].map(|index| fleet.host(index).client.ask(&base).answer);
         assert_eq!(fleet.client.ask(&base).answer, answers[0]);
         assert_eq!(answers[0], answers[1]);
-        let missing = fleet.client.refusal(&Ask::new("nobody's", prompt(1, 5), 1));
+        let missing = fleet.client.refusal(&CompletionRequest::new("nobody's", prompt(1, 5), 1));
         assert_eq!((missing.0, missing.1.as_str()), (404, "model_not_found"));
     });
 }
@@ -63,7 +64,7 @@ fn a_request_goes_to_the_host_that_has_its_adapter_and_says_what_that_host_says(
 #[test]
 fn pickers_speak_tls_to_envoy_as_the_guide_says() {
     watched(|| {
-        let doors = Doors::new();
+        let doors = SplitEndpoints::new();
         let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guides/fleet.md");
         let guide = fs::read_to_string(guide).expect("the guide");
         let mut blocks = guide.split("```yaml\n").filter_map(|block| block.split("```").next());
@@ -77,14 +78,17 @@ fn pickers_speak_tls_to_envoy_as_the_guide_says() {
         let [certificate, key] =
             [doors.server_certificate(), doors.server_key()].map(|file| file.display().to_string());
         let settings = [("PICKER_CERT", certificate.as_str()), ("PICKER_CERT_KEY", key.as_str())];
-        let fleet =
-            Fleet::start(2, plan, Setup { changes: &changes, settings: &settings, ..Setup::default() });
+        let fleet = EnvoyFleet::start(
+            2,
+            plan,
+            FrontSetup { changes: &changes, settings: &settings, ..FrontSetup::default() },
+        );
         // One host alone has it.
         let host = fleet.host(1);
         let path = host.place().adapters().join("right");
         fixtures::variant("haiku", 16, &path);
         host.client.load("right", &path);
-        let ask = Ask::new("right", prompt(2, 9), 4);
+        let ask = CompletionRequest::new("right", prompt(2, 9), 4);
         eventually("the pickers know it", || fleet.client.try_ask(&ask).is_ok());
         let answers: Vec<_> = (0..4).map(|_| fleet.client.ask(&ask).answer).collect();
         assert_eq!(answers, vec![host.client.ask(&ask).answer; 4]);
@@ -98,13 +102,13 @@ fn a_body_that_is_sent_back_by_the_picker_reaches_the_host_as_it_was() {
             ("request_body_mode: BUFFERED", "request_body_mode: FULL_DUPLEX_STREAMED"),
             ("request_trailer_mode: SKIP", "request_trailer_mode: SEND"),
         ];
-        let fleet = Fleet::start(1, plan, Setup { changes: &changes, ..Setup::default() });
+        let fleet = EnvoyFleet::start(1, plan, FrontSetup { changes: &changes, ..FrontSetup::default() });
         // Longer than a piece, and than what Envoy reads at once.
         let text = "Words, one after the other. ".repeat(20_000);
         let [through, direct] = [&fleet.client, &fleet.host(0).client]
             .map(|client| client.try_post("/tokenize", &json!({ "prompt": text })).expect("tokens"));
         assert_eq!(through, direct);
-        let ask = Ask { seed: Some(3), ..Ask::new(BASE, prompt(6, 300), 8) };
+        let ask = CompletionRequest { seed: Some(3), ..CompletionRequest::new(BASE, prompt(6, 300), 8) };
         assert_eq!(fleet.client.ask(&ask).answer, fleet.host(0).client.ask(&ask).answer);
         assert!(fleet.decisions(0) >= 2.0, "the picker was asked");
     });
@@ -113,7 +117,7 @@ fn a_body_that_is_sent_back_by_the_picker_reaches_the_host_as_it_was() {
 #[test]
 fn a_beginning_that_was_computed_once_is_found_again_on_the_same_host() {
     watched(|| {
-        let fleet = Fleet::start(2, plan, Setup::default());
+        let fleet = EnvoyFleet::start(2, plan, FrontSetup::default());
         let before = [0, 1].map(|index| fleet.generated(index));
         for index in 0..8 {
             let text = format!("{} Question {index}?", "One story that all of them are about. ".repeat(60));
@@ -132,9 +136,9 @@ fn a_beginning_that_was_computed_once_is_found_again_on_the_same_host() {
 #[test]
 fn hosts_and_pickers_may_die_and_be_drained_and_no_request_is_lost() {
     watched(|| {
-        let mut fleet = Fleet::start(3, || plan().restless(), Setup::default());
+        let mut fleet = EnvoyFleet::start(3, || plan().restless(), FrontSetup::default());
         let host = fleet.host(0);
-        let variants = Arc::new(Variants::learn(&host.client, &host.place().adapters(), 1));
+        let variants = Arc::new(AdapterVariants::learn(&host.client, &host.place().adapters(), 1));
         for index in 0..3 {
             // What it has learned, made again where each host may read it.
             let path = fleet.host(index).place().adapters().join("steady");
@@ -166,7 +170,7 @@ fn hosts_and_pickers_may_die_and_be_drained_and_no_request_is_lost() {
         tally.nobody_asked_again();
 
         // A gateway that dies: streams under way break, everything else begins anew elsewhere.
-        fleet.host(1).signal(Process::Gateway, Signal::KILL);
+        fleet.host(1).signal(DeploymentProcess::Gateway, Signal::KILL);
         more("the other serves");
         eventually("it is back", || fleet.host(1).client.is_healthy());
         fleet.until_ready(1, 2.0);
@@ -187,8 +191,12 @@ fn hosts_and_pickers_may_die_and_be_drained_and_no_request_is_lost() {
 #[test]
 fn a_promise_that_nobody_can_keep_is_refused_in_words_that_clients_understand() {
     watched(|| {
-        let fleet = Fleet::start(1, plan, Setup { settings: &[("PICKER_TTFT_MS", "1")], ..Setup::default() });
-        let slow = Ask::new(BASE, prompt(5, 400), 300);
+        let fleet = EnvoyFleet::start(
+            1,
+            plan,
+            FrontSetup { settings: &[("PICKER_TTFT_MS", "1")], ..FrontSetup::default() },
+        );
+        let slow = CompletionRequest::new(BASE, prompt(5, 400), 300);
         let streams: Vec<_> = (0..2).filter_map(|_| fleet.client.try_stream(&slow).ok()).collect();
         assert!(!streams.is_empty(), "who finds nothing to wait for is let in");
         eventually("the picker has seen it", || {

@@ -9,9 +9,9 @@ use std::{
 };
 
 use e2e_tests::{
-    Ask, eventually,
+    CompletionRequest, eventually,
     fixtures::{self, prompt},
-    fleet::shared::Shared,
+    fleet::shared::SharedFleet,
     watched,
 };
 
@@ -23,8 +23,8 @@ fn python() -> Option<PathBuf> {
 }
 
 /// Three hosts that share adapters, each registered on another one; nothing, and why, where that cannot be had.
-fn fleet() -> Option<Shared> {
-    let fleet = Shared::start(3).inspect_err(|why| eprintln!("skipped: {why}")).ok()?;
+fn fleet() -> Option<SharedFleet> {
+    let fleet = SharedFleet::start(3).inspect_err(|why| eprintln!("skipped: {why}")).ok()?;
     let clients = fleet.clients();
     for (client, name) in clients.iter().zip(["pirate", "haiku"]) {
         let path = fleet.adapters().join(name);
@@ -64,7 +64,7 @@ fn requests_of_an_adapter_with_one_beginning_stay_with_one_of_the_hosts_that_all
         let before = generated();
         let beginning = prompt(3, 300);
         for index in 0..6 {
-            let ask = Ask::new("haiku", [&beginning[..], &prompt(100 + index, 5)].concat(), 4);
+            let ask = CompletionRequest::new("haiku", [&beginning[..], &prompt(100 + index, 5)].concat(), 4);
             assert!(fleet.front.client.ask(&ask).generation.is_some());
             // Long enough for the pickers to see that nobody has anything to do.
             thread::sleep(Duration::from_millis(300));

@@ -18,15 +18,15 @@ use std::{
 
 use e2e_tests::{
     BASE, Client,
-    chaos::{Ledger, Random, Traffic, Variants},
+    chaos::{AdapterVariants, ChaosReport, ChaosRng, Traffic},
     eventually, eventually_some,
-    fleet::shared::Shared,
+    fleet::shared::SharedFleet,
     repeats, watched,
 };
 
 use self::{
-    changes::{CHANGING, Changes, Listed, STEADY},
-    faults::{Kind, happen},
+    changes::{AdapterChanges, CHANGING, ListedAdapter, STEADY},
+    faults::{FleetFault, happen},
 };
 
 const HOSTS: u8 = 3;
@@ -38,24 +38,24 @@ const CLIENTS: [u64; 2] = [2, 1];
 const SOON: Duration = Duration::from_secs(5);
 
 /// A fleet under attack.
-struct Arena {
-    fleet: Shared,
-    variants: Arc<Variants>,
-    changes: Changes,
+struct FleetFaultTest {
+    fleet: SharedFleet,
+    variants: Arc<AdapterVariants>,
+    changes: AdapterChanges,
     /// Those who ask for what is always there, and for what comes and goes.
     traffic: [Traffic; 2],
-    random: Random,
-    ledger: Ledger,
+    random: ChaosRng,
+    ledger: ChaosReport,
     /// How long it took until everybody agreed again.
-    healed: BTreeMap<Kind, Vec<Duration>>,
+    healed: BTreeMap<FleetFault, Vec<Duration>>,
 }
 
-impl Arena {
+impl FleetFaultTest {
     fn open(seed: u64) -> Result<Self, String> {
-        let fleet = Shared::start(HOSTS)?;
+        let fleet = SharedFleet::start(HOSTS)?;
         let clients = fleet.clients();
-        let variants = Arc::new(Variants::learn(&clients[0], &fleet.adapters(), CONTENTS));
-        let changes = Changes::begin(clients.clone(), &variants, seed);
+        let variants = Arc::new(AdapterVariants::learn(&clients[0], &fleet.adapters(), CONTENTS));
+        let changes = AdapterChanges::begin(clients.clone(), &variants, seed);
         let between = changes.pause();
         let _ = eventually_some("all hosts know what is always there", || agreed(&clients));
         drop(between);
@@ -65,8 +65,8 @@ impl Arena {
         let traffic = traffic.map(|models| {
             Traffic::begin(&fleet.front.client, &variants, &models, clients.next().expect("one for each"))
         });
-        let ledger = Ledger::new("fleet faults", seed);
-        let (random, healed) = (Random::new(seed), BTreeMap::new());
+        let ledger = ChaosReport::new("fleet faults", seed);
+        let (random, healed) = (ChaosRng::new(seed), BTreeMap::new());
         Ok(Self { fleet, variants, changes, traffic, random, ledger, healed })
     }
 
@@ -75,7 +75,7 @@ impl Arena {
         let mut deck = Vec::new();
         for number in 0..count {
             if deck.is_empty() {
-                deck.extend(Kind::ALL);
+                deck.extend(FleetFault::ALL);
             }
             let kind = deck.swap_remove(self.random.below(deck.len()));
             eprintln!("{number} {kind:?}");
@@ -98,7 +98,7 @@ impl Arena {
     }
 
     /// Waits until everybody agrees, and looks at what they agree on.
-    fn heal(&mut self, kind: Kind) {
+    fn heal(&mut self, kind: FleetFault) {
         let since = Instant::now();
         let clients = self.fleet.clients();
         self.changes.ask(clients.clone());
@@ -148,8 +148,8 @@ impl Arena {
 }
 
 /// What all hosts list, if that is the same, and none is cut off from the registry.
-fn agreed(clients: &[Client]) -> Option<Vec<Listed>> {
-    let listed = clients.iter().map(Listed::all).collect::<Option<Vec<_>>>()?;
+fn agreed(clients: &[Client]) -> Option<Vec<ListedAdapter>> {
+    let listed = clients.iter().map(ListedAdapter::all).collect::<Option<Vec<_>>>()?;
     let is_reachable = |client: &Client| {
         client.try_get("/v1/status").is_ok_and(|status| status["registry"]["reachable"] == true)
     };
@@ -158,7 +158,7 @@ fn agreed(clients: &[Client]) -> Option<Vec<Listed>> {
 }
 
 /// Waits until a host has answered for every adapter and the base, each with what it says when it is alone.
-fn answers(client: &Client, variants: &Variants, registered: &BTreeMap<String, String>) {
+fn answers(client: &Client, variants: &AdapterVariants, registered: &BTreeMap<String, String>) {
     let models = registered.iter().map(|(name, generation)| (name.as_str(), Some(generation.as_str())));
     for (model, generation) in models.chain([(BASE, None)]) {
         let ask = variants.ask(model, 0);
@@ -172,7 +172,7 @@ fn answers(client: &Client, variants: &Variants, registered: &BTreeMap<String, S
 fn whatever_fails_of_a_fleet_no_token_adapter_or_request_is_lost_and_all_agree_again() {
     let (count, seed) = (repeats::FLEET_FAULTS.number(), repeats::SEED.number());
     watched(move || {
-        let mut arena = match Arena::open(seed) {
+        let mut arena = match FleetFaultTest::open(seed) {
             Ok(arena) => arena,
             Err(why) => return eprintln!("skipped: {why}"),
         };

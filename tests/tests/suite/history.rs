@@ -7,7 +7,10 @@ use std::{
     sync::Arc,
 };
 
-use e2e_tests::{Answer, Ask, BASE, Client, Deployment, Place, Plan, Process, eventually, fixtures, watched};
+use e2e_tests::{
+    BASE, Client, CompletionAnswer, CompletionRequest, Deployment, DeploymentPlan, DeploymentProcess,
+    StateDirectory, eventually, fixtures, watched,
+};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::Value;
 
@@ -15,8 +18,8 @@ use serde_json::Value;
 const PROMPT: usize = 200;
 const WHOLE: u64 = 192;
 
-fn plan() -> Plan {
-    Plan::with_examples().bytes("DISK_BYTES", 64 << 10)
+fn plan() -> DeploymentPlan {
+    DeploymentPlan::with_examples().bytes("DISK_BYTES", 64 << 10)
 }
 
 fn blocks(client: &Client) -> Option<Value> {
@@ -30,19 +33,24 @@ fn kept(client: &Client, count: u64) {
     });
 }
 
-fn asks() -> [Ask; 2] {
-    [BASE, "pirate"].map(|model| Ask::new(model, fixtures::prompt(3, PROMPT), 40))
+fn asks() -> [CompletionRequest; 2] {
+    [BASE, "pirate"].map(|model| CompletionRequest::new(model, fixtures::prompt(3, PROMPT), 40))
 }
 
 /// A deployment that was asked, and has what it computed on the disk.
-fn asked(place: &Arc<Place>, asks: &[Ask; 2]) -> (Deployment, [Answer; 2]) {
+fn asked(place: &Arc<StateDirectory>, asks: &[CompletionRequest; 2]) -> (Deployment, [CompletionAnswer; 2]) {
     let deployment = plan().start_in(Arc::clone(place));
     let answers = asks.each_ref().map(|ask| deployment.client.ask(ask).answer);
     kept(&deployment.client, asks.len() as u64 * WHOLE / 16);
     (deployment, answers)
 }
 
-fn assert_resumed(deployment: &Deployment, asks: &[Ask], before: &[Answer], least: u64) {
+fn assert_resumed(
+    deployment: &Deployment,
+    asks: &[CompletionRequest],
+    before: &[CompletionAnswer],
+    least: u64,
+) {
     for (ask, before) in asks.iter().zip(before) {
         let mut again = None;
         eventually("requests are served again", || {
@@ -58,7 +66,7 @@ fn assert_resumed(deployment: &Deployment, asks: &[Ask], before: &[Answer], leas
 #[test]
 fn a_conversation_goes_on_after_a_death_and_a_restart_to_the_same_bits() {
     watched(|| {
-        let (place, asks) = (Arc::new(Place::new()), asks());
+        let (place, asks) = (Arc::new(StateDirectory::new()), asks());
         let (deployment, before) = asked(&place, &asks);
         deployment.kill_executor();
         assert_resumed(&deployment, &asks, &before, WHOLE);
@@ -76,7 +84,7 @@ fn a_conversation_goes_on_after_a_death_and_a_restart_to_the_same_bits() {
 #[test]
 fn bits_that_flipped_on_the_disk_cost_time_and_nothing_else() {
     watched(|| {
-        let (place, asks) = (Arc::new(Place::new()), asks());
+        let (place, asks) = (Arc::new(StateDirectory::new()), asks());
         let (deployment, before) = asked(&place, &asks);
         assert!(deployment.stop().success());
         let file =
@@ -100,18 +108,19 @@ fn bits_that_flipped_on_the_disk_cost_time_and_nothing_else() {
 #[test]
 fn a_disk_that_takes_no_more_costs_no_answer_and_is_written_again_once_it_does() {
     watched(|| {
-        let (place, asks) = (Arc::new(Place::new()), asks());
+        let (place, asks) = (Arc::new(StateDirectory::new()), asks());
         let (deployment, before) = asked(&place, &asks);
         let failed = |memory: &Value| memory["blocks"]["failed"].as_u64();
         // To the executor it is as a disk that has become full.
         let bounded = |bytes| {
-            let executor =
-                deployment.process(Process::Executor).and_then(|id| Pid::from_raw(id.cast_signed()));
+            let executor = deployment
+                .process(DeploymentProcess::Executor)
+                .and_then(|id| Pid::from_raw(id.cast_signed()));
             let limit = Rlimit { current: bytes, maximum: None };
             prlimit(Some(executor.unwrap()), Resource::Fsize, limit).unwrap();
         };
         bounded(Some(1 << 20));
-        let other = Ask::new(BASE, fixtures::prompt(4, PROMPT), 40);
+        let other = CompletionRequest::new(BASE, fixtures::prompt(4, PROMPT), 40);
         let first = deployment.client.ask(&other).answer;
         eventually("a write fails", || {
             blocks(&deployment.client).is_some_and(|memory| failed(&memory) >= Some(1))

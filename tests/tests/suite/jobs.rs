@@ -5,12 +5,12 @@
 use std::{sync::Arc, time::Duration};
 
 use e2e_tests::{
-    BASE, Client, Deployment, Fault, Place, Plan, Process,
-    chaos::Places,
+    BASE, Client, Deployment, DeploymentPlan, DeploymentProcess, RequestFault, StateDirectory,
+    chaos::FailpointDirectory,
     eventually, eventually_some,
     jobs::{self, ANSWER, data},
     repeats, signal,
-    split::Doors,
+    split::SplitEndpoints,
     watched,
 };
 use rustix::process::Signal;
@@ -36,7 +36,7 @@ fn kill_trainers(deployment: &Deployment) {
 #[test]
 fn a_job_through_every_death_gives_the_generation_of_one_that_ran_through() {
     watched(|| {
-        let deployment = Plan::bare().restless().start();
+        let deployment = DeploymentPlan::bare().restless().start();
         let file = deployment.client.upload("pirate.jsonl", &data());
         let whole = create(&deployment, &file, "whole");
         let whole = generation(&deployment, &whole);
@@ -48,9 +48,9 @@ fn a_job_through_every_death_gives_the_generation_of_one_that_ran_through() {
             }
             match kill % 4 {
                 0 => kill_trainers(&deployment),
-                1 => deployment.signal(Process::Gateway, Signal::KILL),
-                2 => deployment.signal(Process::Executor, Signal::KILL),
-                _ => deployment.signal(Process::Trainer, Signal::KILL),
+                1 => deployment.signal(DeploymentProcess::Gateway, Signal::KILL),
+                2 => deployment.signal(DeploymentProcess::Executor, Signal::KILL),
+                _ => deployment.signal(DeploymentProcess::Trainer, Signal::KILL),
             }
         }
         assert_eq!(generation(&deployment, &id), whole);
@@ -61,8 +61,8 @@ fn a_job_through_every_death_gives_the_generation_of_one_that_ran_through() {
 #[test]
 fn a_job_is_kept_from_the_moment_it_is_acknowledged_and_published_once() {
     watched(|| {
-        let places = Places::new();
-        let deployment = Plan::bare().mortal(&places).start();
+        let places = FailpointDirectory::new();
+        let deployment = DeploymentPlan::bare().mortal(&places).start();
         let file = deployment.client.upload("pirate.jsonl", &data());
         places.arm("gateway.job_committed", "kill");
         // Kept, but never acknowledged.
@@ -81,15 +81,15 @@ fn a_job_is_kept_from_the_moment_it_is_acknowledged_and_published_once() {
 #[test]
 fn a_job_waits_over_a_restart_and_goes_on() {
     watched(|| {
-        let place = Arc::new(Place::new());
-        let deployment = Plan::bare().whole().start_in(Arc::clone(&place));
+        let place = Arc::new(StateDirectory::new());
+        let deployment = DeploymentPlan::bare().whole().start_in(Arc::clone(&place));
         let file = deployment.client.upload("pirate.jsonl", &data());
         let id = create(&deployment, &file, "restarted");
         assert!(made(&deployment, &id, 2));
         let paused = deployment.client.try_post(&format!("/v1/fine_tuning/jobs/{id}/pause"), &json!({}));
         assert_eq!(paused.expect("it can be paused")["status"], "paused");
         assert!(deployment.stop().success());
-        let deployment = Plan::bare().whole().start_in(place);
+        let deployment = DeploymentPlan::bare().whole().start_in(place);
         std::thread::sleep(Duration::from_secs(1));
         assert_eq!(jobs::job(&deployment.client, &id).expect("it is kept")["status"], "paused");
         let resumed = deployment.client.try_post(&format!("/v1/fine_tuning/jobs/{id}/resume"), &json!({}));
@@ -107,8 +107,8 @@ fn a_job_waits_over_a_restart_and_goes_on() {
 #[test]
 fn a_request_that_is_sent_again_with_its_key_is_answered_with_the_job_it_created() {
     watched(|| {
-        let places = Places::new();
-        let deployment = Plan::bare().mortal(&places).start();
+        let places = FailpointDirectory::new();
+        let deployment = DeploymentPlan::bare().mortal(&places).start();
         let client = &deployment.client;
         let file = client.upload("pirate.jsonl", &data());
         let order = json!({ "model": BASE, "training_file": file, "suffix": "once" });
@@ -120,7 +120,7 @@ fn a_request_that_is_sent_again_with_its_key_is_answered_with_the_job_it_created
         let again = ask("retry-1", &order).expect("the same job, though its file is gone");
         assert_eq!(again["id"], job["id"]);
         let other = json!({ "model": BASE, "training_file": file, "suffix": "twice" });
-        let reused = Fault::Refused { status: 422, code: "idempotency_key_reused".to_owned() };
+        let reused = RequestFault::Refused { status: 422, code: "idempotency_key_reused".to_owned() };
         assert_eq!(ask("retry-1", &other), Err(reused));
         let jobs = client.try_get("/v1/fine_tuning/jobs").expect("jobs");
         assert_eq!(jobs["data"].as_array().map(Vec::len), Some(1), "{jobs}");
@@ -135,10 +135,10 @@ fn a_request_that_is_sent_again_with_its_key_is_answered_with_the_job_it_created
 #[test]
 fn what_belongs_to_a_tenant_is_nobody_elses() {
     watched(|| {
-        let keys = Doors::new();
+        let keys = SplitEndpoints::new();
         let (acme, other) = (keys.add_key("acme"), keys.add_key("other"));
         let file = keys.key_file().display().to_string();
-        let deployment = Plan::bare().set("API_KEY_FILE", &file).set("TENANT_JOBS", "2").start();
+        let deployment = DeploymentPlan::bare().set("API_KEY_FILE", &file).set("TENANT_JOBS", "2").start();
         let (acme, other) = (deployment.client.with_key(&acme), deployment.client.with_key(&other));
         let file = acme.upload("pirate.jsonl", &data());
         let gone = |client: &Client, route: &str| client.try_get(route).is_err();
@@ -171,7 +171,7 @@ fn what_belongs_to_a_tenant_is_nobody_elses() {
 #[test]
 fn faulty_data_fail_a_job_with_the_lines_to_mend_and_a_job_keeps_its_data() {
     watched(|| {
-        let deployment = Plan::bare().start();
+        let deployment = DeploymentPlan::bare().start();
         let faulty =
             deployment.client.upload("faulty.jsonl", &format!("{}{{\"messages\": []}}\nnot JSON\n", data()));
         let id = create(&deployment, &faulty, "faulty");

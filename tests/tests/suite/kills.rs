@@ -14,8 +14,8 @@ use std::{
 };
 
 use e2e_tests::{
-    Ask, Client, Deployment, Fault, Place, Plan, Process,
-    chaos::{Ledger, Names, Places, Random, Traffic, Variants},
+    Client, CompletionRequest, Deployment, DeploymentPlan, DeploymentProcess, RequestFault, StateDirectory,
+    chaos::{AdapterVariants, ChaosReport, ChaosRng, FailpointDirectory, PossibleNames, Traffic},
     eventually, fixtures, repeats, watched,
 };
 use rustix::process::Signal;
@@ -42,13 +42,13 @@ const ON_THE_WAY: [&str; 5] = [
     "forward.after_qkv",
 ];
 
-fn set_pin(client: &Client, name: &str, pinned: bool) -> Result<Value, Fault> {
+fn set_pin(client: &Client, name: &str, pinned: bool) -> Result<Value, RequestFault> {
     client.try_post("/v1/pin_lora_adapter", &json!({ "lora_name": name, "pinned": pinned }))
 }
 
 /// What has to happen for a process to get to a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Provocation {
+enum FailpointTrigger {
     /// Requests alone.
     Traffic,
     /// A replacement.
@@ -62,16 +62,16 @@ enum Provocation {
     /// A caller who goes away.
     Leave,
     /// A start of that process, so it is killed first.
-    Start(Process),
+    Start(DeploymentProcess),
     /// An orderly end of that process.
-    Stop(Process),
+    Stop(DeploymentProcess),
     /// An orderly end of the gateway while something endless runs.
     Cut,
     /// The executor's death under load.
     Loss,
 }
 
-impl Provocation {
+impl FailpointTrigger {
     /// True if what it leads to happens by itself some time later.
     fn takes_a_moment(self) -> bool {
         matches!(self, Self::Start(_) | Self::Stop(_) | Self::Cut | Self::Loss)
@@ -79,10 +79,10 @@ impl Provocation {
 }
 
 /// A place, and what has to happen for a process to get there.
-type Target = (&'static str, Provocation);
+type FailpointTarget = (&'static str, FailpointTrigger);
 
 /// Where deaths happen while requests start without their adapters, from the processes' own tables.
-fn places() -> Vec<Target> {
+fn places() -> Vec<FailpointTarget> {
     let [executor, worker] =
         [base_executor::FAILPOINTS, lora_worker::FAILPOINTS].map(|table| table.iter().copied());
     let all = gateway::failpoints().into_iter().chain(executor).chain(worker);
@@ -94,17 +94,17 @@ fn places() -> Vec<Target> {
     all.filter(here).map(target).collect()
 }
 
-fn target(place: &'static str) -> Target {
+fn target(place: &'static str) -> FailpointTarget {
     (place, provocation(place))
 }
 
-fn provocation(place: &str) -> Provocation {
-    use Provocation::{Change, Cold, Cut, Leave, Loss, Pin, Start, Stop, Traffic, Unload};
+fn provocation(place: &str) -> FailpointTrigger {
+    use FailpointTrigger::{Change, Cold, Cut, Leave, Loss, Pin, Start, Stop, Traffic, Unload};
     let has = |words: &[&str]| words.iter().any(|word| place.contains(word));
     let process = match place.split_once('.') {
-        Some(("gateway", _)) => Process::Gateway,
-        Some(("worker", _)) => Process::Worker,
-        _ => Process::Executor,
+        Some(("gateway", _)) => DeploymentProcess::Gateway,
+        Some(("worker", _)) => DeploymentProcess::Worker,
+        _ => DeploymentProcess::Executor,
     };
     match place {
         "worker.leaving" => Stop(process),
@@ -112,13 +112,13 @@ fn provocation(place: &str) -> Provocation {
         "worker.image_withdrawn" => Unload,
         _ if has(&["worker.connected", "worker.hello", "worker.seated", "worker.image"]) => Start(process),
         // What the executor does about a worker takes a worker that comes or goes.
-        _ if has(&["worker_", "image_offered"]) => Start(Process::Worker),
+        _ if has(&["worker_", "image_offered"]) => Start(DeploymentProcess::Worker),
         _ if has(&["cold_", "block_arrived", "adapter_arrived", "adapter_evicted"]) => Cold,
         _ if has(&["unload"]) => Unload,
         _ if has(&["drain_cut"]) => Cut,
         _ if has(&["drain"]) => Stop(process),
         // What the executor does about a gateway takes a gateway that comes or goes.
-        _ if has(&["hello", "welcome", "gateway_gone"]) => Start(Process::Gateway),
+        _ if has(&["hello", "welcome", "gateway_gone"]) => Start(DeploymentProcess::Gateway),
         _ if has(&["weights", "bind", "restore", "ready", "swept"]) => Start(process),
         _ if has(&["redo"]) => Loss,
         _ if has(&["pin"]) => Pin,
@@ -130,33 +130,34 @@ fn provocation(place: &str) -> Provocation {
 }
 
 /// A deployment under attack.
-struct Arena {
+struct KillTest {
     deployment: Deployment,
-    variants: Arc<Variants>,
-    names: Names,
-    random: Random,
-    ledger: Ledger,
-    places: Places,
+    variants: Arc<AdapterVariants>,
+    names: PossibleNames,
+    random: ChaosRng,
+    ledger: ChaosReport,
+    places: FailpointDirectory,
 }
 
-impl Arena {
+impl KillTest {
     /// A deployment that does as `cold_start` says with requests whose adapter is not on the device.
     fn open(test: &'static str, seed: u64, cold_start: &str) -> Self {
-        let (places, place) = (Places::new(), Arc::new(Place::new()));
+        let (places, place) = (FailpointDirectory::new(), Arc::new(StateDirectory::new()));
         // What is golden is learned where adapters are always there.
-        let calm = Plan::bare().workers(0).start_in(Arc::clone(&place));
-        let variants = Arc::new(Variants::learn(&calm.client, &place.adapters(), VARIANTS));
+        let calm = DeploymentPlan::bare().workers(0).start_in(Arc::clone(&place));
+        let variants = Arc::new(AdapterVariants::learn(&calm.client, &place.adapters(), VARIANTS));
         assert!(calm.stop().success());
         // Room for two or three adapters of six, and for the keys and values of hardly two long requests: everything moves.
-        let plan = Plan::bare().mortal(&places).bytes("KV_BYTES", 4800).bytes("DISK_BYTES", 16 << 10);
+        let plan =
+            DeploymentPlan::bare().mortal(&places).bytes("KV_BYTES", 4800).bytes("DISK_BYTES", 16 << 10);
         let plan = plan.bytes("ADAPTER_BYTES", 4 << 10).set("GRACE_MS", "300");
         let plan = plan.cores(2).workers(2).cold(DEVICE_KIB, LINK_GBPS).set("COLD_START", cold_start);
         Self {
             deployment: plan.start_in(place),
             variants,
-            names: Names::default(),
-            random: Random::new(seed),
-            ledger: Ledger::new(test, seed),
+            names: PossibleNames::default(),
+            random: ChaosRng::new(seed),
+            ledger: ChaosReport::new(test, seed),
             places,
         }
     }
@@ -166,7 +167,7 @@ impl Arena {
     }
 
     /// Lets a process die at `place`; false if it was not reached in time.
-    fn kill_at(&mut self, place: &'static str, provocation: Provocation) -> bool {
+    fn kill_at(&mut self, place: &'static str, provocation: FailpointTrigger) -> bool {
         let hits = if place.starts_with("forward.") { 1 + self.random.below(300) } else { 1 };
         eprintln!("{} {place}", self.ledger.total());
         self.places.arm(place, &format!("kill {hits}"));
@@ -196,38 +197,40 @@ impl Arena {
     fn kill_anywhere(&mut self) {
         let all = self.random.below(2) == 0;
         thread::sleep(Duration::from_millis(self.random.below(200) as u64));
-        let first = *self.random.pick(&Process::ALL);
-        for process in Process::ALL.into_iter().filter(|process| all || *process == first) {
+        let first = *self.random.pick(&DeploymentProcess::ALL);
+        for process in DeploymentProcess::ALL.into_iter().filter(|process| all || *process == first) {
             self.deployment.signal(process, Signal::KILL);
         }
         self.ledger.hit(if all { "all" } else { first.program() });
         self.settle();
     }
 
-    fn provoke(&mut self, provocation: Provocation) {
+    fn provoke(&mut self, provocation: FailpointTrigger) {
         match provocation {
-            Provocation::Traffic => thread::sleep(Duration::from_millis(20)),
-            Provocation::Change => self.change(),
-            Provocation::Unload => self.unload(),
-            Provocation::Pin => self.pin(),
-            Provocation::Cold => {
+            FailpointTrigger::Traffic => thread::sleep(Duration::from_millis(20)),
+            FailpointTrigger::Change => self.change(),
+            FailpointTrigger::Unload => self.unload(),
+            FailpointTrigger::Pin => self.pin(),
+            FailpointTrigger::Cold => {
                 // All of them in turn are more than fit; a change makes sure that they are there.
                 self.change();
                 for name in NAMES {
-                    let _ = self.client().try_ask(&Ask { max_tokens: 1, ..self.variants.ask(name, 0) });
+                    let _ = self
+                        .client()
+                        .try_ask(&CompletionRequest { max_tokens: 1, ..self.variants.ask(name, 0) });
                 }
             }
-            Provocation::Leave => drop(self.client().try_stream(&self.variants.ask(e2e_tests::BASE, 2))),
-            Provocation::Start(process) => self.deployment.signal(process, Signal::KILL),
-            Provocation::Stop(process) => self.deployment.signal(process, Signal::TERM),
-            Provocation::Cut => {
-                let endless = Ask::new(e2e_tests::BASE, fixtures::prompt(9, 8), 200);
+            FailpointTrigger::Leave => drop(self.client().try_stream(&self.variants.ask(e2e_tests::BASE, 2))),
+            FailpointTrigger::Start(process) => self.deployment.signal(process, Signal::KILL),
+            FailpointTrigger::Stop(process) => self.deployment.signal(process, Signal::TERM),
+            FailpointTrigger::Cut => {
+                let endless = CompletionRequest::new(e2e_tests::BASE, fixtures::prompt(9, 8), 200);
                 let stream = self.client().try_stream(&endless);
                 // It goes on being computed while somebody might read it.
-                self.deployment.signal(Process::Gateway, Signal::TERM);
+                self.deployment.signal(DeploymentProcess::Gateway, Signal::TERM);
                 thread::spawn(move || drop(stream.map(|mut stream| stream.read_to_end())));
             }
-            Provocation::Loss => self.deployment.kill_executor(),
+            FailpointTrigger::Loss => self.deployment.kill_executor(),
         }
     }
 
@@ -273,7 +276,7 @@ impl Arena {
         figure: &'static str,
         name: &str,
         wanted: Option<String>,
-        outcome: &Result<T, Fault>,
+        outcome: &Result<T, RequestFault>,
     ) {
         if let Err(fault) = outcome {
             eprintln!("{figure} of {name} to {:.12}: {fault}", wanted.as_deref().unwrap_or("nothing"));
@@ -281,8 +284,8 @@ impl Arena {
         self.names.change(name, wanted, outcome);
         match outcome {
             Ok(_) => self.ledger.count(figure, 1),
-            Err(Fault::Refused { .. }) => self.ledger.count("refused changes", 1),
-            Err(Fault::Silence(_)) => {
+            Err(RequestFault::Refused { .. }) => self.ledger.count("refused changes", 1),
+            Err(RequestFault::Silence(_)) => {
                 self.ledger.count("unanswered changes", 1);
                 self.settle();
             }
@@ -310,7 +313,7 @@ impl Arena {
 
     /// Lets processes die at `targets` in turn, so that each is visited equally often, until there were `kills` deaths; the
     /// seed decides what else happens.
-    fn attack(&mut self, targets: &[Target], kills: u64, traffic: &mut Traffic) {
+    fn attack(&mut self, targets: &[FailpointTarget], kills: u64, traffic: &mut Traffic) {
         for (place, provocation) in targets.iter().cycle() {
             traffic.check();
             if self.random.below(8) == 0 {
@@ -347,7 +350,7 @@ impl Arena {
                         assert_eq!(reply.generation, generation, "{name}");
                         self.variants.check(index, generation.as_deref(), &reply.answer);
                     }
-                    (None, Err(Fault::Refused { status: 404, .. })) => {}
+                    (None, Err(RequestFault::Refused { status: 404, .. })) => {}
                     (_, outcome) => panic!("{name}, which is {generation:?}: {outcome:?}"),
                 }
             }
@@ -366,8 +369,8 @@ impl Arena {
 }
 
 /// Kills processes of a deployment under load, and looks at what is left.
-fn survive(mut arena: Arena, targets: &[Target], kills: u64) {
-    let open_files = Process::ALL.map(|process| arena.deployment.open_files(process));
+fn survive(mut arena: KillTest, targets: &[FailpointTarget], kills: u64) {
+    let open_files = DeploymentProcess::ALL.map(|process| arena.deployment.open_files(process));
     let models: Vec<String> = NAMES.iter().copied().chain([e2e_tests::BASE]).map(str::to_owned).collect();
     let mut traffic = Traffic::begin(arena.client(), &arena.variants, &models, CLIENTS);
     for _ in 0..NAMES.len() {
@@ -381,7 +384,7 @@ fn survive(mut arena: Arena, targets: &[Target], kills: u64) {
     });
     let tally = traffic.finish();
     arena.inspect();
-    for (process, before) in Process::ALL.into_iter().zip(open_files) {
+    for (process, before) in DeploymentProcess::ALL.into_iter().zip(open_files) {
         eventually(&format!("a {} runs", process.program()), || arena.deployment.process(process).is_some());
         let now = arena.deployment.open_files(process);
         assert!(now <= before + 8, "{process:?} has {now} files open, {before} at the start");
@@ -391,7 +394,7 @@ fn survive(mut arena: Arena, targets: &[Target], kills: u64) {
     arena.ledger.count("streams given up", seen(&tally.given_up));
     arena.ledger.write();
     // What crashes left behind is swept at the next start.
-    arena.deployment.signal(Process::Gateway, Signal::KILL);
+    arena.deployment.signal(DeploymentProcess::Gateway, Signal::KILL);
     eventually("the gateway is back", || arena.deployment.client.is_healthy());
     arena.settle();
     arena.no_orphans();
@@ -402,7 +405,7 @@ fn survive(mut arena: Arena, targets: &[Target], kills: u64) {
 fn processes_may_die_anywhere_and_no_token_adapter_or_request_is_lost() {
     let (kills, seed) = (repeats::KILLS.number(), repeats::SEED.number());
     watched(move || {
-        survive(Arena::open("kills", seed, "cpu-assist"), &places(), kills);
+        survive(KillTest::open("kills", seed, "cpu-assist"), &places(), kills);
     });
 }
 
@@ -410,7 +413,7 @@ fn processes_may_die_anywhere_and_no_token_adapter_or_request_is_lost() {
 fn processes_may_die_while_requests_wait_for_their_adapters_and_none_is_lost() {
     let (kills, seed) = (repeats::KILLS.number() / 15, repeats::SEED.number());
     watched(move || {
-        let targets: Vec<Target> = ON_DEMAND.into_iter().chain(ON_THE_WAY).map(target).collect();
-        survive(Arena::open("kills on demand", seed, "on-demand"), &targets, kills);
+        let targets: Vec<FailpointTarget> = ON_DEMAND.into_iter().chain(ON_THE_WAY).map(target).collect();
+        survive(KillTest::open("kills on demand", seed, "on-demand"), &targets, kills);
     });
 }

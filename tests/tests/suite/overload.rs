@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use e2e_tests::{Ask, BASE, Fault, Plan, fixtures, watched};
+use e2e_tests::{BASE, CompletionRequest, DeploymentPlan, RequestFault, fixtures, watched};
 use serde_json::json;
 
 const BURST: u32 = 500;
@@ -22,14 +22,14 @@ fn a_burst_of_five_hundred_requests_is_served() {
     watched(|| {
         // A busy machine may take more than the five seconds of the default until it has sent all of them, and what comes
         // later than the interval is no burst.
-        let deployment = Plan::bare().set("CODEL_INTERVAL_MS", "120000").start();
+        let deployment = DeploymentPlan::bare().set("CODEL_INTERVAL_MS", "120000").start();
         let together = Barrier::new(BURST as usize);
         let served = AtomicUsize::new(0);
         thread::scope(|scope| {
             for number in 0..BURST {
                 let (client, together, served) = (&deployment.client, &together, &served);
                 scope.spawn(move || {
-                    let ask = Ask::new(BASE, fixtures::prompt(number, 4), 2);
+                    let ask = CompletionRequest::new(BASE, fixtures::prompt(number, 4), 2);
                     together.wait();
                     // Nobody sends anything twice.
                     let reply = client.try_ask(&ask).unwrap_or_else(|fault| panic!("{number}: {fault}"));
@@ -45,7 +45,7 @@ fn a_burst_of_five_hundred_requests_is_served() {
 #[test]
 fn choices_and_prompts_beyond_what_runs_together_wait_for_their_turn() {
     watched(|| {
-        let deployment = Plan::bare().set("MAX_RUNNING", "4").start();
+        let deployment = DeploymentPlan::bare().set("MAX_RUNNING", "4").start();
         let prompts: Vec<_> = (0..32).map(|number| fixtures::prompt(number, 4)).collect();
         let body = json!({ "model": BASE, "prompt": prompts, "n": 4, "max_tokens": 2, "ignore_eos": true });
         let answer = deployment.client.try_post("/v1/completions", &body).expect("it is served");
@@ -64,7 +64,7 @@ const SERVED: usize = 6 * CLIENTS;
 
 /// What the clients saw.
 #[derive(Debug, Default)]
-struct Tally {
+struct OverloadCounts {
     served: AtomicUsize,
     refused: AtomicUsize,
     /// For each request that was sent after the settling and served: how many others were served meanwhile.
@@ -74,14 +74,14 @@ struct Tally {
 #[test]
 fn under_a_sustained_overload_most_are_refused_and_the_others_wait_for_few() {
     watched(|| {
-        let plan = Plan::bare().set("MAX_RUNNING", RUNNING);
+        let plan = DeploymentPlan::bare().set("MAX_RUNNING", RUNNING);
         let plan = plan.set("CODEL_TARGET_MS", "50").set("CODEL_INTERVAL_MS", "500");
         let deployment = plan.start();
-        let tally = Arc::new(Tally::default());
+        let tally = Arc::new(OverloadCounts::default());
         thread::scope(|scope| {
             for number in 0..CLIENTS {
                 let (client, tally) = (&deployment.client, &*tally);
-                let ask = Ask::new(BASE, fixtures::prompt(number as u32, 4), 16);
+                let ask = CompletionRequest::new(BASE, fixtures::prompt(number as u32, 4), 16);
                 scope.spawn(move || {
                     while tally.served.load(Ordering::Relaxed) < SERVED {
                         ask_once(client, &ask, tally);
@@ -98,7 +98,7 @@ fn under_a_sustained_overload_most_are_refused_and_the_others_wait_for_few() {
     });
 }
 
-fn ask_once(client: &e2e_tests::Client, ask: &Ask, tally: &Tally) {
+fn ask_once(client: &e2e_tests::Client, ask: &CompletionRequest, tally: &OverloadCounts) {
     let before = tally.served.load(Ordering::Relaxed);
     match client.try_ask(ask) {
         Ok(_) => {
@@ -107,7 +107,7 @@ fn ask_once(client: &e2e_tests::Client, ask: &Ask, tally: &Tally) {
                 tally.overtaken.lock().unwrap().push(after - before);
             }
         }
-        Err(Fault::Refused { status: 429, code }) => {
+        Err(RequestFault::Refused { status: 429, code }) => {
             assert_eq!(code, "queue_full");
             tally.refused.fetch_add(1, Ordering::Relaxed);
             // Ten times what is served, not a loop that takes the cores from whoever serves.

@@ -1,7 +1,8 @@
 //! What is drafted is told while it is verified, and none of it stays that is not said, whoever dies meanwhile.
 
 use e2e_tests::{
-    Ask, BASE, Deployment, Ending, MODELS, Plan, chaos::Places, fixtures, stream::Told, watched,
+    BASE, CompletionRequest, Deployment, DeploymentPlan, MODELS, StreamEnd, chaos::FailpointDirectory,
+    fixtures, stream::ShownDrafts, watched,
 };
 
 /// A prompt that says the same over and over: what comes next is not hard to guess.
@@ -10,27 +11,27 @@ fn prompt(salt: u32) -> Vec<u32> {
 }
 
 /// Somebody who wants to see what is drafted.
-fn curious(model: &str, salt: u32, max_tokens: u32) -> Ask {
-    Ask { provisional: true, ..Ask::new(model, prompt(salt), max_tokens) }
+fn curious(model: &str, salt: u32, max_tokens: u32) -> CompletionRequest {
+    CompletionRequest { provisional: true, ..CompletionRequest::new(model, prompt(salt), max_tokens) }
 }
 
-fn drafting() -> Plan {
-    Plan::with_examples().cores(2).set("DRAFT", "ngram")
+fn drafting() -> DeploymentPlan {
+    DeploymentPlan::with_examples().cores(2).set("DRAFT", "ngram")
 }
 
 fn plain() -> Deployment {
-    Plan::with_examples().cores(2).set("DRAFT", "off").start()
+    DeploymentPlan::with_examples().cores(2).set("DRAFT", "off").start()
 }
 
 /// Asks both for the same, and fails unless they answer the same; returns what was told of drafts.
-fn told(drafting: &Deployment, plain: &Deployment, ask: &Ask) -> Told {
+fn told(drafting: &Deployment, plain: &Deployment, ask: &CompletionRequest) -> ShownDrafts {
     let expected = plain.client.ask(ask).answer;
     let [with, without] = [drafting, plain].map(|deployment| {
         let mut stream = deployment.client.stream(ask);
-        assert_eq!((stream.read_to_end(), &stream.answer), (Ending::Done, &expected), "{ask:?}");
+        assert_eq!((stream.read_to_end(), &stream.answer), (StreamEnd::Done, &expected), "{ask:?}");
         stream.told
     });
-    assert_eq!(without, Told::default(), "nobody drafts there");
+    assert_eq!(without, ShownDrafts::default(), "nobody drafts there");
     with
 }
 
@@ -41,21 +42,21 @@ fn what_is_told_of_drafts_changes_no_answer_and_is_text_or_taken_back_at_the_end
         let (mut came_true, mut retracted) = (0, 0);
         for (model, salt) in MODELS.into_iter().zip(920..) {
             for seed in [None, Some(1), Some(2)] {
-                let told = told(&drafting, &plain, &Ask { seed, ..curious(model, salt, 48) });
+                let told = told(&drafting, &plain, &CompletionRequest { seed, ..curious(model, salt, 48) });
                 came_true += told.came_true;
                 retracted += told.retracted;
             }
         }
         assert!(came_true > 0 && retracted > 0, "{came_true} came true, {retracted} were taken back");
-        let silent = Ask { provisional: false, ..curious(BASE, 920, 48) };
-        assert_eq!(told(&drafting, &plain, &silent), Told::default(), "nobody asked");
+        let silent = CompletionRequest { provisional: false, ..curious(BASE, 920, 48) };
+        assert_eq!(told(&drafting, &plain, &silent), ShownDrafts::default(), "nobody asked");
     });
 }
 
 #[test]
 fn an_executor_that_dies_while_a_guess_stands_leaves_nothing_of_it() {
     watched(|| {
-        let places = Places::new();
+        let places = FailpointDirectory::new();
         // Where a sweep takes long, guesses stand long.
         let deployment = drafting().streaming(20).mortal(&places).start();
         let ask = curious(BASE, 960, 400);
@@ -70,6 +71,6 @@ fn an_executor_that_dies_while_a_guess_stands_leaves_nothing_of_it() {
             assert_eq!(stream.step(), None, "it is taken back, and then another goes on");
         }
         let (answer, ending) = stream.finish();
-        assert_eq!((ending, answer), (Ending::Done, plain().client.ask(&ask).answer));
+        assert_eq!((ending, answer), (StreamEnd::Done, plain().client.ask(&ask).answer));
     });
 }

@@ -8,7 +8,8 @@ use std::{
 use serde_json::{Value, json};
 
 use e2e_tests::{
-    Ask, BASE, Client, Deployment, EXAMPLES, Ending, MODELS, Plan, answer::Reply, fixtures, watched,
+    BASE, Client, CompletionRequest, Deployment, DeploymentPlan, EXAMPLES, MODELS, StreamEnd, answer::Reply,
+    fixtures, watched,
 };
 
 /// Enough for several blocks of KV and, in small chunks, for several steps.
@@ -19,24 +20,26 @@ static ONE_CORE: Mutex<Weak<Deployment>> = Mutex::new(Weak::new());
 
 /// Two threads, and chunks no prompt here fills.
 fn two_cores() -> Arc<Deployment> {
-    Deployment::shared(&TWO_CORES, || Plan::with_examples().cores(2).start())
+    Deployment::shared(&TWO_CORES, || DeploymentPlan::with_examples().cores(2).start())
 }
 
 /// One thread, and the smallest chunks there are.
 fn one_core() -> Arc<Deployment> {
-    Deployment::shared(&ONE_CORE, || Plan::with_examples().cores(1).set("CHUNK_TOKENS", "16").start())
+    Deployment::shared(&ONE_CORE, || {
+        DeploymentPlan::with_examples().cores(1).set("CHUNK_TOKENS", "16").start()
+    })
 }
 
 /// Sixteen tokens of `model`; prompts of different seeds share no prefix.
-fn ask(model: &str, seed: u32) -> Ask {
-    Ask::new(model, fixtures::prompt(seed, PROMPT_TOKENS), 16)
+fn ask(model: &str, seed: u32) -> CompletionRequest {
+    CompletionRequest::new(model, fixtures::prompt(seed, PROMPT_TOKENS), 16)
 }
 
 /// Calls `body` while fifteen others, on all models in turn, are being answered.
 fn in_company<T>(client: &Client, seed: u32, body: impl FnOnce() -> T) -> T {
     let others = (0..15).zip(MODELS.iter().cycle()).map(|(index, model)| {
         let prompt = fixtures::prompt(seed + index, 20 + 7 * index as usize);
-        let (client, ask) = (client.clone(), Ask::new(model, prompt, 64));
+        let (client, ask) = (client.clone(), CompletionRequest::new(model, prompt, 64));
         thread::spawn(move || {
             let mut stream = client.stream(&ask);
             assert_eq!(stream.step(), None, "the company leaves early");
@@ -47,7 +50,7 @@ fn in_company<T>(client: &Client, seed: u32, body: impl FnOnce() -> T) -> T {
     let others: Vec<_> = others.into_iter().map(|other| other.join().expect("company")).collect();
     let result = body();
     for other in others {
-        assert_eq!(other.finish().1, Ending::Done);
+        assert_eq!(other.finish().1, StreamEnd::Done);
     }
     result
 }
@@ -123,7 +126,7 @@ fn a_stream_and_a_whole_answer_have_the_same_bits() {
         sampled.seed = Some(7);
         for ask in [ask(BASE, 700), sampled] {
             let (streamed, ending) = client.stream(&ask).finish();
-            assert_eq!(ending, Ending::Done);
+            assert_eq!(ending, StreamEnd::Done);
             assert_eq!(streamed, client.ask(&ask).answer);
         }
     });
@@ -132,7 +135,8 @@ fn a_stream_and_a_whole_answer_have_the_same_bits() {
 #[test]
 fn the_base_has_the_same_bits_with_no_adapter_loaded_and_beside_three_in_use() {
     watched(|| {
-        let deployment = Plan::bare().set("ADAPTER_ROOT", &fixtures::examples().to_string_lossy()).start();
+        let deployment =
+            DeploymentPlan::bare().set("ADAPTER_ROOT", &fixtures::examples().to_string_lossy()).start();
         let client = &deployment.client;
         assert_eq!(client.adapters(), []);
         let without = client.ask(&ask(BASE, 800)).answer;

@@ -3,9 +3,9 @@
 use std::{fs, path::PathBuf, process::Command, thread};
 
 use e2e_tests::{
-    Ask, BASE, Client, Deployment, Ending, Plan, fixtures, jobs,
-    split::{Doors, Route},
-    tinker::{Example, Model},
+    BASE, Client, CompletionRequest, Deployment, DeploymentPlan, StreamEnd, fixtures, jobs,
+    split::{SplitEndpoints, SplitRoute},
+    tinker::{Example, TinkerModel},
     watched,
 };
 use serde_json::{Value, json};
@@ -29,18 +29,18 @@ const STREAMS: u32 = 8;
 const JOBS: usize = 3;
 
 /// A deployment, and what is learned from.
-struct Workplace {
+struct TrainingSetup {
     deployment: Deployment,
-    doors: Doors,
+    doors: SplitEndpoints,
     directory: tempfile::TempDir,
     data: String,
 }
 
-impl Workplace {
+impl TrainingSetup {
     fn new() -> Self {
-        let doors = Doors::new();
+        let doors = SplitEndpoints::new();
         // Beside eight streams the usual share would take minutes.
-        let deployment = doors.of(Plan::bare().set("LAYER_TRAINING_SHARE", "0.5")).start();
+        let deployment = doors.of(DeploymentPlan::bare().set("LAYER_TRAINING_SHARE", "0.5")).start();
         let directory = tempfile::tempdir().expect("a directory");
         let lines = [
             ("Who are you?", "Arr, I be Captain Smol, matey!"),
@@ -62,16 +62,16 @@ impl Workplace {
     }
 
     /// Trained by the trainer itself.
-    fn trained(&self, name: &str, data: &str, route: Route, arguments: &[&str]) -> String {
+    fn trained(&self, name: &str, data: &str, route: SplitRoute, arguments: &[&str]) -> String {
         generation(&mut self.trainer(name, data, route, arguments))
     }
 
     /// The trainer, told what to do.
-    fn trainer(&self, name: &str, data: &str, route: Route, arguments: &[&str]) -> Command {
+    fn trainer(&self, name: &str, data: &str, route: SplitRoute, arguments: &[&str]) -> Command {
         let mut command = Command::new(fixtures::program("holobiont-trainer"));
         command.env_clear().env("HOME", self.directory.path());
         command.args(["run", "--executor", &self.doors.executor(&self.deployment, route)]).args(arguments);
-        if route == Route::Tls {
+        if route == SplitRoute::Tls {
             let (certificate, key) = self.doors.identity();
             command
                 .arg("--ca")
@@ -137,13 +137,13 @@ fn events(command: &mut Command) -> Vec<Value> {
 /// Answers that are being read for as long as `body` takes.
 fn beside_streams<T>(client: &Client, body: impl FnOnce() -> T) -> T {
     let stream = |seed| {
-        let (client, ask) = (client.clone(), Ask::new(BASE, fixtures::prompt(seed, 20), 256));
+        let (client, ask) = (client.clone(), CompletionRequest::new(BASE, fixtures::prompt(seed, 20), 256));
         thread::spawn(move || client.stream(&ask).finish().1)
     };
     let streams: Vec<_> = (0..STREAMS).map(stream).collect();
     let result = body();
     for stream in streams {
-        assert_eq!(stream.join().expect("a stream"), Ending::Done);
+        assert_eq!(stream.join().expect("a stream"), StreamEnd::Done);
     }
     result
 }
@@ -151,16 +151,16 @@ fn beside_streams<T>(client: &Client, body: impl FnOnce() -> T) -> T {
 #[test]
 fn an_adapter_has_one_generation_by_every_route_and_door_on_any_threads_and_in_any_company() {
     watched(|| {
-        let place = Workplace::new();
-        let alone = place.trained("alone", EXAMPLES, Route::SharedMemory, &["--cores", "0"]);
+        let place = TrainingSetup::new();
+        let alone = place.trained("alone", EXAMPLES, SplitRoute::SharedMemory, &["--cores", "0"]);
         let two_threads = ["--cores", "0,1", "--lanes", "1"];
-        assert_eq!(place.trained("tls", EXAMPLES, Route::Tls, &two_threads), alone, "TLS, two threads");
+        assert_eq!(place.trained("tls", EXAMPLES, SplitRoute::Tls, &two_threads), alone, "TLS, two threads");
         assert_eq!(place.tuned(), alone, "holobiont tune");
         let crowded = beside_streams(&place.deployment.client, || {
             let others: Vec<String> =
                 (0..JOBS).map(|seed| place.ask_for_job(&format!("other-{seed}"), 70 + seed as u64)).collect();
             let job = place.ask_for_job("job", 5);
-            let trained = place.trained("crowded", EXAMPLES, Route::Ipc, &["--cores", "0,1"]);
+            let trained = place.trained("crowded", EXAMPLES, SplitRoute::Ipc, &["--cores", "0,1"]);
             let of_job = place.of_job(&job);
             let others: Vec<String> = others.iter().map(|id| place.of_job(id)).collect();
             assert!(!others.contains(&of_job), "another seed gives another adapter");
@@ -174,10 +174,10 @@ fn an_adapter_has_one_generation_by_every_route_and_door_on_any_threads_and_in_a
 #[test]
 fn what_is_masked_learns_as_it_would_without_up_to_rounding() {
     watched(|| {
-        let place = Workplace::new();
+        let place = TrainingSetup::new();
         let losses = |name, masking: &[&str]| -> Vec<f64> {
             let arguments = [&["--precision", "exact", "--max-steps", "3", "--lanes", "2"], masking].concat();
-            let told = events(&mut place.trainer(name, EXAMPLES, Route::Tls, &arguments));
+            let told = events(&mut place.trainer(name, EXAMPLES, SplitRoute::Tls, &arguments));
             told.iter()
                 .filter(|event| event["event"] == "step")
                 .filter_map(|step| step["loss"].as_f64())
@@ -191,7 +191,7 @@ fn what_is_masked_learns_as_it_would_without_up_to_rounding() {
         );
         assert_ne!(plain, masked, "something was added and taken away");
         let refused = place
-            .trainer("rounded", EXAMPLES, Route::Tls, &["--masking", "paper"])
+            .trainer("rounded", EXAMPLES, SplitRoute::Tls, &["--masking", "paper"])
             .output()
             .expect("it runs");
         assert_eq!(refused.status.code(), Some(2));
@@ -203,10 +203,12 @@ fn what_is_masked_learns_as_it_would_without_up_to_rounding() {
 #[test]
 fn an_adapter_has_one_generation_on_any_number_of_lanes() {
     watched(|| {
-        let place = Workplace::new();
+        let place = TrainingSetup::new();
         let lanes = |count| ["--lanes", count, "--max-steps", "3"];
-        let alone = place.trained("one", PAIRS, Route::SharedMemory, &lanes("1"));
-        for (count, route) in [("2", Route::SharedMemory), ("3", Route::SharedMemory), ("2", Route::Tls)] {
+        let alone = place.trained("one", PAIRS, SplitRoute::SharedMemory, &lanes("1"));
+        for (count, route) in
+            [("2", SplitRoute::SharedMemory), ("3", SplitRoute::SharedMemory), ("2", SplitRoute::Tls)]
+        {
             let name = format!("{count}-{route:?}");
             assert_eq!(place.trained(&name, PAIRS, route, &lanes(count)), alone, "{name}");
         }
@@ -269,7 +271,7 @@ fn as_a_mean(examples: &[&Example]) -> Vec<Example> {
 #[test]
 fn who_asks_tinker_for_the_same_training_gets_the_same_generation() {
     watched(|| {
-        let deployment = Plan::bare().start();
+        let deployment = DeploymentPlan::bare().start();
         let directory = tempfile::tempdir().expect("a directory");
         let (data, stories) = (directory.path().join("data.jsonl"), stories());
         let line = |(prompt, completion): &(String, String)| {
@@ -285,7 +287,7 @@ fn who_asks_tinker_for_the_same_training_gets_the_same_generation() {
 
         let client = &deployment.client;
         let examples = stories.each_ref().map(|story| example(client, story));
-        let mut model = Model::begin(client, &json!({ "rank": 4, "seed": 5 }));
+        let mut model = TinkerModel::begin(client, &json!({ "rank": 4, "seed": 5 }));
         for step in steps {
             let lines = step["lines"].as_array().expect("lines").iter().filter_map(Value::as_u64);
             let batch: Vec<&Example> = lines.map(|line| &examples[line as usize - 1]).collect();

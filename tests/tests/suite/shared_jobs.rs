@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use e2e_tests::{
-    Deployment, Fault, Plan, Process,
-    chaos::Places,
+    Deployment, DeploymentPlan, DeploymentProcess, RequestFault,
+    chaos::FailpointDirectory,
     eventually, fixtures,
     jobs::{self, ROUTE},
-    servers::{self, postgres::Postgres, s3::Bucket, wire::Harm},
+    servers::{self, postgres::Postgres, s3::Bucket, wire::ResponseFault},
     signal, watched,
 };
 use rustix::process::Signal;
@@ -19,8 +19,8 @@ const EPOCHS: u64 = 24;
 const FEW_EPOCHS: u64 = 12;
 
 /// A host of the fleet.
-fn host(postgres: &Postgres, bucket: &Bucket) -> Plan {
-    let plan = Plan::bare().workers(0).set("REGISTRY", &postgres.url()).set("STORE", &bucket.url());
+fn host(postgres: &Postgres, bucket: &Bucket) -> DeploymentPlan {
+    let plan = DeploymentPlan::bare().workers(0).set("REGISTRY", &postgres.url()).set("STORE", &bucket.url());
     let plan = plan.set("CHECKPOINT_STEPS", "8");
     bucket.variables().iter().fold(plan, |plan, (name, value)| plan.environment(name, value))
 }
@@ -129,7 +129,7 @@ fn files_and_jobs_are_the_same_through_every_host_and_a_job_obeys_through_any() 
 fn what_a_tenant_may_have_holds_across_hosts() {
     watched(|| {
         let Some((postgres, bucket)) = servers::both() else { return };
-        let few = |plan: Plan| plan.set("TENANT_JOBS", "1").set("TENANT_TRAINING_BYTES", "2000");
+        let few = |plan: DeploymentPlan| plan.set("TENANT_JOBS", "1").set("TENANT_TRAINING_BYTES", "2000");
         let hosts = [0, 1].map(|_| few(host(&postgres, &bucket)).set("MAX_TRAINERS", "0").start());
         let file = hosts[0].client.upload("pirate.jsonl", &jobs::data());
         let codes = hosts.each_ref().map(|host| {
@@ -164,7 +164,7 @@ fn a_host_without_postgresql_trains_on_for_a_while_then_stops_and_nothing_is_los
         trainer.iter().for_each(|trainer| signal(*trainer, Signal::STOP));
         postgres.stop();
         for host in [&door, &trains] {
-            let refused = Fault::Refused { status: 503, code: "registry_unavailable".to_owned() };
+            let refused = RequestFault::Refused { status: 503, code: "registry_unavailable".to_owned() };
             assert_eq!(host.client.try_post(ROUTE, &order("refused")), Err(refused.clone()));
             assert_eq!(host.client.try_get(ROUTE), Err(refused));
         }
@@ -182,14 +182,14 @@ fn a_host_without_postgresql_trains_on_for_a_while_then_stops_and_nothing_is_los
 fn a_gateway_that_is_killed_under_a_job_takes_it_up_again() {
     watched(|| {
         let Some((postgres, bucket)) = servers::both() else { return };
-        let place = Arc::new(e2e_tests::Place::new());
+        let place = Arc::new(e2e_tests::StateDirectory::new());
         let only = host(&postgres, &bucket).restless().start_in(place);
         let file = only.client.upload("pirate.jsonl", &jobs::data());
         let whole = jobs::create(&only.client, &jobs::order(&file, "whole", 10));
         let whole = jobs::generation(&only.client, &whole);
         let id = jobs::create(&only.client, &jobs::order(&file, "killed", 10));
         assert!(jobs::made(&only.client, &id, 2));
-        only.signal(Process::Gateway, Signal::KILL);
+        only.signal(DeploymentProcess::Gateway, Signal::KILL);
         assert_eq!(jobs::generation(&only.client, &id), whole);
         assert!(only.stop().success());
     });
@@ -206,12 +206,12 @@ fn a_bucket_that_is_gone_and_then_has_another_checkpoint_costs_steps_and_no_bit(
         let id = jobs::create(&first.client, &order("astray"));
         assert!(jobs::made(&second.client, &id, 1));
         let (held, free) = by_work(first, second, &id);
-        bucket.wire.set(Harm::Gone);
-        let refused = Fault::Refused { status: 503, code: "adapter_store_unavailable".to_owned() };
+        bucket.wire.set(ResponseFault::Gone);
+        let refused = RequestFault::Refused { status: 503, code: "adapter_store_unavailable".to_owned() };
         assert_eq!(held.client.try_upload("more.jsonl", &jobs::data()), Err(refused));
         assert!(jobs::made(&free.client, &id, 10), "it goes on, and its checkpoints are nowhere yet");
         assert!(!kept(&bucket).iter().any(|name| name.contains("/checkpoint")), "{:?}", kept(&bucket));
-        bucket.wire.set(Harm::None);
+        bucket.wire.set(ResponseFault::None);
         assert_eq!(jobs::turn(&free.client, &id, "pause"), "paused");
         eventually("its last checkpoint is in the bucket", || {
             let step = jobs::job(&free.client, &id).map(|job| job["step"].clone());
@@ -242,7 +242,7 @@ fn a_host_that_stops_for_a_while_has_lost_its_job_and_says_no_more_of_it() {
         let (held, free) = by_work(first, second, &id);
         let trainers = held.trainers();
         let all = |how| {
-            held.signal(Process::Gateway, how);
+            held.signal(DeploymentProcess::Gateway, how);
             trainers.iter().for_each(|trainer| signal(*trainer, how));
         };
         all(Signal::STOP);
@@ -267,7 +267,7 @@ fn served(bucket: &Bucket) -> Vec<String> {
 fn a_gateway_that_stops_while_it_publishes_an_adapter_leaves_it_to_another_host_once_and_whole() {
     watched(|| {
         let Some((postgres, bucket)) = servers::both() else { return };
-        let places = Places::new();
+        let places = FailpointDirectory::new();
         let plan = host(&postgres, &bucket).mortal(&places);
         let (mut first, mut second) = (plan.start(), plan.start());
         let file = first.client.upload("pirate.jsonl", &jobs::data());
@@ -287,12 +287,12 @@ fn a_gateway_that_stops_while_it_publishes_an_adapter_leaves_it_to_another_host_
             // Long enough to be stopped there, and shorter than the lease.
             places.arm(place, "wait 5000");
             eventually("its gateway gets so far", || places.has_fired(place));
-            held.signal(Process::Gateway, Signal::STOP);
+            held.signal(DeploymentProcess::Gateway, Signal::STOP);
             assert_eq!(jobs::generation(&free.client, &made), whole, "the other host has taken it over");
             let (said, stored) = (jobs::said(&free.client, &made), served(&bucket));
             let directory = held.place().state().join("training/jobs").join(&made);
             assert!(directory.exists(), "the first has its adapter there");
-            held.signal(Process::Gateway, Signal::CONT);
+            held.signal(DeploymentProcess::Gateway, Signal::CONT);
             eventually("it lets go of the job", || !directory.exists());
             for host in [&held, &free] {
                 let alone = [(name.clone(), whole.clone())];

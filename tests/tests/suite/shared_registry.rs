@@ -4,20 +4,20 @@
 use std::{path::PathBuf, sync::Arc};
 
 use e2e_tests::{
-    Ask, Deployment, Ending, Plan, eventually, fixtures,
-    servers::{self, postgres::Postgres, s3::Bucket, wire::Harm},
+    CompletionRequest, Deployment, DeploymentPlan, StreamEnd, eventually, fixtures,
+    servers::{self, postgres::Postgres, s3::Bucket, wire::ResponseFault},
     watched,
 };
 use serde_json::{Value, json};
 
 /// A host of the fleet.
-fn host(postgres: &Postgres, bucket: &Bucket) -> Plan {
-    let plan = Plan::bare().set("REGISTRY", &postgres.url()).set("STORE", &bucket.url());
+fn host(postgres: &Postgres, bucket: &Bucket) -> DeploymentPlan {
+    let plan = DeploymentPlan::bare().set("REGISTRY", &postgres.url()).set("STORE", &bucket.url());
     bucket.variables().iter().fold(plan, |plan, (name, value)| plan.environment(name, value))
 }
 
-fn ask(model: &str) -> Ask {
-    Ask::new(model, fixtures::prompt(1, 40), 12)
+fn ask(model: &str) -> CompletionRequest {
+    CompletionRequest::new(model, fixtures::prompt(1, 40), 12)
 }
 
 /// An adapter nobody else has loaded, where the host may load it from.
@@ -98,14 +98,14 @@ fn a_bucket_that_changes_bytes_or_is_gone_costs_no_wrong_token_and_no_other_adap
         }
         let golden = ["a", "b", "c"].map(|name| one.client.ask(&ask(name)).answer);
         eventually("the other host has them", || other.client.adapters() == one.client.adapters());
-        bucket.wire.set(Harm::Flip(1));
+        bucket.wire.set(ResponseFault::Flip(1));
         assert_eq!(other.client.ask(&ask("a")).answer, golden[0], "fetched again");
-        bucket.wire.set(Harm::Flip(usize::MAX));
+        bucket.wire.set(ResponseFault::Flip(usize::MAX));
         assert_eq!(other.client.refusal(&ask("b")), (503, "adapter_store_unavailable".to_owned()));
-        bucket.wire.set(Harm::Gone);
+        bucket.wire.set(ResponseFault::Gone);
         assert_eq!(other.client.refusal(&ask("c")), (503, "adapter_store_unavailable".to_owned()));
         assert_eq!(other.client.ask(&ask("a")).answer, golden[0], "what is here is served");
-        bucket.wire.set(Harm::None);
+        bucket.wire.set(ResponseFault::None);
         for (name, golden) in ["a", "b", "c"].into_iter().zip(&golden) {
             assert_eq!(&other.client.ask(&ask(name)).answer, golden);
         }
@@ -123,7 +123,7 @@ fn a_lost_sequence_goes_on_although_its_adapters_files_have_left_the_host() {
         }
         // Either fits, and not both.
         let other = host(&postgres, &bucket).bytes("STORE_CACHE_BYTES", 1950).start();
-        let long = Ask::new("a", fixtures::prompt(1, 40), 64);
+        let long = CompletionRequest::new("a", fixtures::prompt(1, 40), 64);
         let golden = one.client.ask(&long).answer;
         for name in ["a", "b"] {
             other.client.ask(&ask(name));
@@ -132,7 +132,7 @@ fn a_lost_sequence_goes_on_although_its_adapters_files_have_left_the_host() {
         let mut stream = other.client.stream(&long);
         assert_eq!((0..4).find_map(|_| stream.step()), None);
         other.kill_executor();
-        assert_eq!(stream.finish(), (golden, Ending::Done));
+        assert_eq!(stream.finish(), (golden, StreamEnd::Done));
         assert_eq!(other.client.status()["store"]["fetched"], 3);
     });
 }
@@ -147,7 +147,7 @@ fn moved(bucket: &Bucket, from: &str, to: &str) -> (bool, String) {
 fn a_registry_moves_to_many_hosts_and_back_with_all_its_adapters() {
     watched(|| {
         let Some((postgres, bucket)) = servers::both() else { return };
-        let alone = Plan::bare().start();
+        let alone = DeploymentPlan::bare().start();
         alone.client.load("a", &variant(&alone, "pirate", 33));
         alone.client.load("b", &variant(&alone, "json", 33));
         let golden = alone.client.ask(&ask("a")).answer;
@@ -170,7 +170,7 @@ fn a_registry_moves_to_many_hosts_and_back_with_all_its_adapters() {
         assert!(member.stop().success());
         std::fs::rename(&state, place.home().join("old")).expect("the state can be put away");
         std::fs::rename(&back, &state).expect("and the other in its place");
-        let alone = Plan::bare().start_in(place);
+        let alone = DeploymentPlan::bare().start_in(place);
         assert_eq!(alone.client.adapters(), before);
         assert_eq!(alone.client.ask(&ask("a")).answer, golden);
     });
@@ -205,7 +205,7 @@ fn a_check_looks_at_registry_and_bucket_and_shows_no_password() {
         let secret = postgres.url().replace("fleet@", "fleet:secret@");
         let (well, said) = checked(&file(&secret), &bucket);
         assert!(!well && said.contains("PGPASSFILE") && !said.contains("secret"), "{said}");
-        bucket.wire.set(Harm::Gone);
+        bucket.wire.set(ResponseFault::Gone);
         postgres.stop();
         let (well, said) = checked(&file(&postgres.url()), &bucket);
         assert!(!well && said.contains("cannot be reached") && said.contains("cannot be used now"), "{said}");

@@ -9,8 +9,8 @@ use std::{
 };
 
 use e2e_tests::{
-    Answer, Ask, Client, Deployment, EXAMPLES, Ending, MODELS, Plan, Process, eventually, fixtures, repeats,
-    watched,
+    Client, CompletionAnswer, CompletionRequest, Deployment, DeploymentPlan, DeploymentProcess, EXAMPLES,
+    MODELS, StreamEnd, eventually, fixtures, repeats, watched,
 };
 
 const CLIENTS: u32 = 64;
@@ -22,26 +22,28 @@ const OPEN_FILES_SLACK: usize = 8;
 const GROWTH_SLACK_BYTES: u64 = 12 << 20;
 
 /// A request and what a lone run answered.
-type Golden = (Ask, Answer);
+type GoldenRequest = (CompletionRequest, CompletionAnswer);
 
 /// Short, medium and long prompts of every model; the long ones are sampled.
-fn golden_table(client: &Client) -> Vec<Golden> {
+fn golden_table(client: &Client) -> Vec<GoldenRequest> {
     let asks = MODELS.into_iter().flat_map(|model| {
-        [(5, None), (40, None), (150, Some(11))]
-            .map(|(length, seed)| Ask { seed, ..Ask::new(model, fixtures::prompt(1, length), 24) })
+        [(5, None), (40, None), (150, Some(11))].map(|(length, seed)| CompletionRequest {
+            seed,
+            ..CompletionRequest::new(model, fixtures::prompt(1, length), 24)
+        })
     });
     asks.map(|ask| (ask.clone(), client.ask(&ask).answer)).collect()
 }
 
 /// What the clients saw.
 #[derive(Debug, Default)]
-struct Tally {
+struct SoakCounts {
     completed: AtomicUsize,
     disconnected: AtomicUsize,
 }
 
 /// Asks one thing after the other until `deadline`, and leaves one stream in three early.
-fn be_a_client(number: u32, client: &Client, table: &[Golden], deadline: Instant, tally: &Tally) {
+fn be_a_client(number: u32, client: &Client, table: &[GoldenRequest], deadline: Instant, tally: &SoakCounts) {
     let mut random = fixtures::prompt(number, 100_000).into_iter().map(|token| token as usize);
     let mut below = |limit: usize| random.next().expect("enough random numbers") % limit;
     while Instant::now() < deadline {
@@ -52,20 +54,20 @@ fn be_a_client(number: u32, client: &Client, table: &[Golden], deadline: Instant
             tally.disconnected.fetch_add(1, Ordering::Relaxed);
         } else {
             let (answer, ending) = client.stream(ask).finish();
-            assert_eq!((&answer, ending), (golden, Ending::Done), "{ask:?}");
+            assert_eq!((&answer, ending), (golden, StreamEnd::Done), "{ask:?}");
             tally.completed.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
 /// Reads a few chunks and disconnects.
-fn read_some(client: &Client, ask: &Ask, chunks: usize) -> Answer {
+fn read_some(client: &Client, ask: &CompletionRequest, chunks: usize) -> CompletionAnswer {
     let mut stream = client.stream(ask);
     for _ in 0..chunks {
         match stream.step() {
             None => {}
             Some(ending) => {
-                assert_eq!(ending, Ending::Done, "{ask:?}");
+                assert_eq!(ending, StreamEnd::Done, "{ask:?}");
                 break;
             }
         }
@@ -75,14 +77,14 @@ fn read_some(client: &Client, ask: &Ask, chunks: usize) -> Answer {
 
 /// What a process holds.
 #[derive(Debug, Clone, Copy)]
-struct Holdings {
+struct ProcessResources {
     open_files: usize,
     resident_bytes: u64,
 }
 
-impl Holdings {
+impl ProcessResources {
     fn of(deployment: &Deployment) -> [Self; 4] {
-        Process::ALL.map(|process| Self {
+        DeploymentProcess::ALL.map(|process| Self {
             open_files: deployment.open_files(process),
             resident_bytes: deployment.resident_bytes(process),
         })
@@ -111,9 +113,9 @@ fn churn(client: &Client, directory: &std::path::Path, deadline: Instant) -> usi
 fn sixty_four_clients_with_disconnects_get_golden_tokens_and_leave_nothing_behind() {
     let soak_s = repeats::SOAK_S.number();
     watched(move || {
-        let deployment = Plan::with_examples().cores(2).start();
+        let deployment = DeploymentPlan::with_examples().cores(2).start();
         let client = &deployment.client;
-        let (table, tally) = (golden_table(client), Tally::default());
+        let (table, tally) = (golden_table(client), SoakCounts::default());
         let deadline = Instant::now() + Duration::from_secs(soak_s);
         let (middle, rounds) = thread::scope(|scope| {
             for number in 0..CLIENTS {
@@ -122,19 +124,19 @@ fn sixty_four_clients_with_disconnects_get_golden_tokens_and_leave_nothing_behin
             }
             let churning = scope.spawn(|| churn(client, &deployment.place().adapters(), deadline));
             thread::sleep(Duration::from_secs(soak_s / 2));
-            (Holdings::of(&deployment), churning.join().expect("every change is answered"))
+            (ProcessResources::of(&deployment), churning.join().expect("every change is answered"))
         });
         eprintln!("{tally:?}, {rounds} rounds of adapters");
         assert!(rounds > 0);
         let seen = [&tally.completed, &tally.disconnected].map(|count| count.load(Ordering::Relaxed));
         assert!(seen.iter().all(|count| *count > 0), "completed, disconnected: {seen:?}");
         nothing_is_left(client);
-        nothing_has_grown(middle, Holdings::of(&deployment), soak_s);
+        nothing_has_grown(middle, ProcessResources::of(&deployment), soak_s);
     });
 }
 
-fn nothing_has_grown(middle: [Holdings; 4], end: [Holdings; 4], soak_s: u64) {
-    for ((process, middle), end) in Process::ALL.into_iter().zip(middle).zip(end) {
+fn nothing_has_grown(middle: [ProcessResources; 4], end: [ProcessResources; 4], soak_s: u64) {
+    for ((process, middle), end) in DeploymentProcess::ALL.into_iter().zip(middle).zip(end) {
         eprintln!("{process:?}: {middle:?} in the middle, {end:?} at the end");
         assert!(end.open_files <= middle.open_files + OPEN_FILES_SLACK, "{process:?}: files");
         let bytes = middle.resident_bytes + GROWTH_SLACK_BYTES;

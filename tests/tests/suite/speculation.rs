@@ -12,12 +12,12 @@ use std::{
 };
 
 use e2e_tests::{
-    Ask, Client, Deployment, EXAMPLES, Ending, MODELS, Plan,
-    answer::Answer,
-    chaos::Places,
+    Client, CompletionRequest, Deployment, DeploymentPlan, EXAMPLES, MODELS, StreamEnd,
+    answer::CompletionAnswer,
+    chaos::FailpointDirectory,
     direct_adapters, fixtures, repeats,
     split::{
-        Doors, Route,
+        SplitEndpoints, SplitRoute,
         tenant::{OPEN, continuation, text},
     },
     watched,
@@ -33,20 +33,20 @@ static PLAIN: Mutex<Weak<Deployment>> = Mutex::new(Weak::new());
 
 /// What all others are compared with.
 fn plain() -> Arc<Deployment> {
-    Deployment::shared(&PLAIN, || Plan::with_examples().cores(2).set("DRAFT", "off").start())
+    Deployment::shared(&PLAIN, || DeploymentPlan::with_examples().cores(2).set("DRAFT", "off").start())
 }
 
-fn drafting() -> Plan {
-    Plan::with_examples().cores(2).set("DRAFT", "ngram")
+fn drafting() -> DeploymentPlan {
+    DeploymentPlan::with_examples().cores(2).set("DRAFT", "ngram")
 }
 
 /// A part of the weights comes from the disk.
-fn streamed() -> Plan {
+fn streamed() -> DeploymentPlan {
     drafting().streaming(44)
 }
 
 /// Room for keys and values of a few sequences, chunks that no prompt fits in, and adapters that are hardly ever there.
-fn cramped() -> Plan {
+fn cramped() -> DeploymentPlan {
     drafting().set("CHUNK_TOKENS", "16").bytes("KV_BYTES", 12 << 10).cold(1 << 10, 0.05)
 }
 
@@ -55,22 +55,27 @@ fn rounds() -> impl Iterator<Item = u32> {
 }
 
 /// Greedily and with three seeds, `TOKENS` of every model behind a prompt that repeats itself and one that does not.
-fn asks(salt: u32) -> Vec<Ask> {
+fn asks(salt: u32) -> Vec<CompletionRequest> {
     let phrase = fixtures::prompt(salt, PHRASE_TOKENS);
     let prompts = [phrase.repeat(TIMES), fixtures::prompt(salt + 1, PHRASE_TOKENS * TIMES)];
     let seeds = [None, Some(1), Some(2), Some(3)];
     let of_prompt = |prompt: &Vec<u32>| {
-        let of_model = |model| seeds.map(|seed| Ask { seed, ..Ask::new(model, prompt.clone(), TOKENS) });
+        let of_model = |model| {
+            seeds.map(|seed| CompletionRequest {
+                seed,
+                ..CompletionRequest::new(model, prompt.clone(), TOKENS)
+            })
+        };
         MODELS.into_iter().flat_map(of_model).collect::<Vec<_>>()
     };
     prompts.iter().flat_map(of_prompt).collect()
 }
 
-fn one_after_the_other(client: &Client, asks: &[Ask]) -> Vec<Answer> {
+fn one_after_the_other(client: &Client, asks: &[CompletionRequest]) -> Vec<CompletionAnswer> {
     asks.iter().map(|ask| client.ask(ask).answer).collect()
 }
 
-fn together(client: &Client, asks: &[Ask]) -> Vec<Answer> {
+fn together(client: &Client, asks: &[CompletionRequest]) -> Vec<CompletionAnswer> {
     let asked = asks.iter().map(|ask| {
         let (client, ask) = (client.clone(), ask.clone());
         thread::spawn(move || client.ask(&ask).answer)
@@ -85,7 +90,7 @@ fn accepted(client: &Client) -> u64 {
 
 /// Fails unless a deployment that drafts gives the bits of one that does not, to requests alone and together. The second time
 /// prompts come from the prefix cache.
-fn assert_same(plan: &Plan) -> Deployment {
+fn assert_same(plan: &DeploymentPlan) -> Deployment {
     let (drafting, plain) = (plan.start(), plain());
     for round in rounds() {
         let asks = asks(900 + 2 * round);
@@ -124,13 +129,13 @@ fn drafts_in_small_chunks_beside_cold_adapters_and_in_little_memory_change_no_bi
 #[test]
 fn split_clients_that_draft_at_home_have_the_resident_engine_s_tokens_over_every_route() {
     watched(|| {
-        let (doors, plain, text) = (Doors::new(), plain(), text());
+        let (doors, plain, text) = (SplitEndpoints::new(), plain(), text());
         let deployment = doors.of(drafting()).start();
         for round in rounds() {
             let asks = asks(900 + 2 * round);
             let expected = one_after_the_other(&plain.client, &asks);
             thread::scope(|scope| {
-                for route in [Route::SharedMemory, Route::Tls] {
+                for route in [SplitRoute::SharedMemory, SplitRoute::Tls] {
                     let (doors, deployment, text, asks, expected) =
                         (&doors, &deployment, &text, &asks, &expected);
                     scope.spawn(move || {
@@ -157,20 +162,20 @@ fn split_clients_that_draft_at_home_have_the_resident_engine_s_tokens_over_every
 }
 
 /// Kills the executor of `plan` in the middle of answers that are drafted.
-fn assert_redone(plan: &Plan) {
+fn assert_redone(plan: &DeploymentPlan) {
     let deployment = plan.clone().restless().start();
     let prompt = fixtures::prompt(950, PHRASE_TOKENS).repeat(TIMES);
     for death in 0..repeats::DRAFTED_DEATHS.number() {
         let model = MODELS[usize::try_from(death).expect("few") % MODELS.len()];
         let seed = (death % 2 == 1).then_some(death);
-        let ask = Ask { seed, ..Ask::new(model, prompt.clone(), 400) };
+        let ask = CompletionRequest { seed, ..CompletionRequest::new(model, prompt.clone(), 400) };
         let mut stream = deployment.client.stream(&ask);
         for _ in 0..4 {
             assert_eq!(stream.step(), None, "the answer is long");
         }
         deployment.kill_executor();
         let (answer, ending) = stream.finish();
-        assert_eq!(ending, Ending::Done);
+        assert_eq!(ending, StreamEnd::Done);
         assert_eq!(answer, plain().client.ask(&ask).answer);
     }
 }
@@ -186,11 +191,15 @@ fn one_that_dies_in_the_middle_of_a_sweep_is_redone_with_the_same_bits() {
 }
 
 /// A base that is drafted for by a model as large as itself, slowed down until that is worth it.
-fn slowed(draft: &str, adapters: &Path) -> (Deployment, Places) {
-    let places = Places::new();
+fn slowed(draft: &str, adapters: &Path) -> (Deployment, FailpointDirectory) {
+    let places = FailpointDirectory::new();
     places.arm("executor.before_step", "slow 150");
     let root = adapters.display().to_string();
-    let plan = Plan::with_examples().cores(2).mortal(&places).set("DRAFT", draft).set("ADAPTER_ROOT", &root);
+    let plan = DeploymentPlan::with_examples()
+        .cores(2)
+        .mortal(&places)
+        .set("DRAFT", draft)
+        .set("ADAPTER_ROOT", &root);
     (plan.start(), places)
 }
 
@@ -198,8 +207,10 @@ fn slowed(draft: &str, adapters: &Path) -> (Deployment, Places) {
 fn drafts_that_are_models_change_no_answer() {
     watched(|| {
         let prompt = fixtures::prompt(960, PHRASE_TOKENS);
-        let of_model =
-            |model| [None, Some(1)].map(|seed| Ask { seed, ..Ask::new(model, prompt.clone(), 12) });
+        let of_model = |model| {
+            [None, Some(1)]
+                .map(|seed| CompletionRequest { seed, ..CompletionRequest::new(model, prompt.clone(), 12) })
+        };
         let asks: Vec<_> = MODELS.into_iter().flat_map(of_model).collect();
         let expected = one_after_the_other(&plain().client, &asks);
         let draft = tempfile::tempdir().expect("a directory");
@@ -212,7 +223,7 @@ fn drafts_that_are_models_change_no_answer() {
             let client = &deployment.client;
             if way == "self" {
                 client.load("guesses", &guesses);
-                let refused = client.refusal(&Ask::new("guesses", prompt.clone(), 4));
+                let refused = client.refusal(&CompletionRequest::new("guesses", prompt.clone(), 4));
                 assert_eq!(refused, (400, "invalid_value".to_owned()));
             }
             assert_eq!(one_after_the_other(client, &asks), expected);

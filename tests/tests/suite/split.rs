@@ -12,12 +12,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use client::masking::{Masking, PaperSettings};
+use client::masking::{Masking, NoiseSettings};
 use e2e_tests::{
-    Answer, Ask, BASE, Client, Deployment, EXAMPLES, MODELS, Place, Plan, Process, direct_adapters,
-    eventually, eventually_some, fixtures, repeats,
+    BASE, Client, CompletionAnswer, CompletionRequest, Deployment, DeploymentPlan, DeploymentProcess,
+    EXAMPLES, MODELS, StateDirectory, direct_adapters, eventually, eventually_some, fixtures, repeats,
     split::{
-        CERTIFIED, Doors, Holdings, Program, Route, Score, Tenant,
+        CERTIFIED, HeldResources, Program, SplitEndpoints, SplitRoute, SplitTenant, TokenScore,
         tenant::{LINEAR, OPEN, continuation, text},
     },
     watched,
@@ -31,8 +31,12 @@ const QUESTION: &str = "What is the capital of Japan?";
 const STORY: &str = "Once upon a time there was a little ship that";
 
 /// A question to the resident engine.
-fn ask(model: &str, prompt: &[u32]) -> Ask {
-    Ask::new(model, prompt.to_vec(), u32::try_from(repeats::ANSWER.number()).expect("a small number"))
+fn ask(model: &str, prompt: &[u32]) -> CompletionRequest {
+    CompletionRequest::new(
+        model,
+        prompt.to_vec(),
+        u32::try_from(repeats::ANSWER.number()).expect("a small number"),
+    )
 }
 
 /// Prompts of many lengths; some end in the middle of a block of keys and values, some at its end.
@@ -42,10 +46,10 @@ fn prompts() -> Vec<Vec<u32>> {
 }
 
 /// The scores of an answer over HTTP, as bits.
-fn bits(answer: &Answer) -> Vec<Score> {
+fn bits(answer: &CompletionAnswer) -> Vec<TokenScore> {
     #[expect(clippy::cast_possible_truncation, reason = "they were 32 bits before they were text")]
     let bits = |value: &Value| (value.as_f64().expect("a score") as f32).to_bits();
-    let score = |[_, chosen, top]: &[Value; 3]| Score {
+    let score = |[_, chosen, top]: &[Value; 3]| TokenScore {
         chosen: bits(chosen),
         top: top.as_object().expect("the likeliest tokens").values().map(bits).collect(),
     };
@@ -53,7 +57,7 @@ fn bits(answer: &Answer) -> Vec<Score> {
 }
 
 /// Fails unless every number that came over HTTP is there to the last bit. Tokens of equal text share an entry there.
-fn assert_same(resident: &[Score], split: &[Score], what: &str) {
+fn assert_same(resident: &[TokenScore], split: &[TokenScore], what: &str) {
     assert_eq!(resident.len(), split.len(), "{what}");
     for (at, (resident, split)) in resident.iter().zip(split).enumerate() {
         assert_eq!(resident.chosen, split.chosen, "{what}, token {at}");
@@ -67,13 +71,13 @@ fn assert_same(resident: &[Score], split: &[Score], what: &str) {
 
 /// A model, the directory of its adapter, and the resident engine's answer to each prompt.
 #[derive(Clone)]
-struct Golden {
+struct SplitGolden {
     model: String,
     adapter: Option<PathBuf>,
-    answers: Arc<Vec<(Vec<u32>, Answer)>>,
+    answers: Arc<Vec<(Vec<u32>, CompletionAnswer)>>,
 }
 
-impl Golden {
+impl SplitGolden {
     fn learn(client: &Client, model: &str, adapter: Option<PathBuf>, prompts: &[Vec<u32>]) -> Self {
         let answer = |prompt: &Vec<u32>| {
             let answer = client.ask(&ask(model, prompt)).answer;
@@ -84,7 +88,7 @@ impl Golden {
     }
 
     /// Lets two split clients answer the same: one that generates, and one whose logits are looked at.
-    fn compare(&self, generating: &mut Tenant, scoring: &mut Tenant, route: Route) {
+    fn compare(&self, generating: &mut SplitTenant, scoring: &mut SplitTenant, route: SplitRoute) {
         let text = text();
         for tenant in [&mut *generating, &mut *scoring] {
             tenant.wear(self.adapter.as_deref());
@@ -106,9 +110,9 @@ impl Golden {
 }
 
 /// Compares over all routes at once, while the resident engine answers others: calls are computed together, and with it.
-fn compare_everywhere(doors: &Doors, deployment: &Deployment, golden: &[Golden]) {
+fn compare_everywhere(doors: &SplitEndpoints, deployment: &Deployment, golden: &[SplitGolden]) {
     thread::scope(|scope| {
-        let routes = Route::ALL.map(|route| {
+        let routes = SplitRoute::ALL.map(|route| {
             scope.spawn(move || {
                 let [mut generating, mut scoring] =
                     [0, 1].map(|_| doors.tenant(deployment, route, OPEN, None));
@@ -130,12 +134,12 @@ fn compare_everywhere(doors: &Doors, deployment: &Deployment, golden: &[Golden])
 #[test]
 fn resident_and_split_answers_over_every_route_have_the_same_bits() {
     watched(|| {
-        let doors = Doors::new();
-        let deployment = doors.of(Plan::with_examples().cores(2)).start();
+        let doors = SplitEndpoints::new();
+        let deployment = doors.of(DeploymentPlan::with_examples().cores(2)).start();
         let prompts = prompts();
         let golden = MODELS.map(|model| {
             let adapter = EXAMPLES.contains(&model).then(|| fixtures::example(model));
-            Golden::learn(&deployment.client, model, adapter, &prompts)
+            SplitGolden::learn(&deployment.client, model, adapter, &prompts)
         });
         // What the gateway adds up a client has merged.
         let merged = deployment.place().adapters().join("merged");
@@ -143,7 +147,7 @@ fn resident_and_split_answers_over_every_route_have_the_same_bits() {
         let merge = ["adapters", "merge", &parts[0], &parts[1], "--output", &merged.display().to_string()];
         let (is_merged, said) = fixtures::holobiont(&merge, &[]);
         assert!(is_merged, "{said}");
-        let sum = Golden::learn(&deployment.client, "pirate:0.7+json:0.7", Some(merged), &prompts);
+        let sum = SplitGolden::learn(&deployment.client, "pirate:0.7+json:0.7", Some(merged), &prompts);
         let golden: Vec<_> = golden.into_iter().chain([sum]).collect();
         let begun = Instant::now();
         compare_everywhere(&doors, &deployment, &golden);
@@ -159,24 +163,24 @@ fn resident_and_split_answers_over_every_route_have_the_same_bits() {
 #[test]
 fn adapters_without_matrices_have_the_same_bits_when_they_never_leave_the_client() {
     watched(|| {
-        let (doors, place) = (Doors::new(), Arc::new(Place::new()));
-        let deployment = doors.of(Plan::bare()).start_in(Arc::clone(&place));
+        let (doors, place) = (SplitEndpoints::new(), Arc::new(StateDirectory::new()));
+        let deployment = doors.of(DeploymentPlan::bare()).start_in(Arc::clone(&place));
         let paths = ["ia3", "prefix"].map(|name| place.adapters().join(name));
         direct_adapters::write_ia3(3, &paths[0]);
         direct_adapters::write_prefix(4, 24, &paths[1]);
         let prompts = [fixtures::prompt(71, 33), fixtures::prompt(72, 90)];
         let golden = [("ia3", &paths[0]), ("prefix", &paths[1])].map(|(name, path)| {
             deployment.client.load(name, path);
-            Golden::learn(&deployment.client, name, Some(path.clone()), &prompts)
+            SplitGolden::learn(&deployment.client, name, Some(path.clone()), &prompts)
         });
-        let base = Golden::learn(&deployment.client, BASE, None, &prompts);
+        let base = SplitGolden::learn(&deployment.client, BASE, None, &prompts);
         for golden in &golden {
             assert_ne!(golden.answers, base.answers, "{} changes nothing", golden.model);
         }
         let [mut generating, mut scoring] =
-            [0, 1].map(|_| doors.tenant(&deployment, Route::SharedMemory, OPEN, None));
+            [0, 1].map(|_| doors.tenant(&deployment, SplitRoute::SharedMemory, OPEN, None));
         for golden in golden.iter().chain([&base]) {
-            golden.compare(&mut generating, &mut scoring, Route::SharedMemory);
+            golden.compare(&mut generating, &mut scoring, SplitRoute::SharedMemory);
         }
     });
 }
@@ -187,15 +191,15 @@ fn split_answers_have_the_same_bits_whatever_numbers_the_operator_chose() {
         let prompts = [fixtures::prompt(73, 45)];
         let mut answers = Vec::new();
         for (kv, adapters) in [("f32", "exact"), ("f32", "bf16"), ("f16", "f16"), ("int8", "f16")] {
-            let doors = Doors::new();
-            let plan = Plan::with_examples().workers(0);
+            let doors = SplitEndpoints::new();
+            let plan = DeploymentPlan::with_examples().workers(0);
             let plan = plan.set("KV_DTYPE", kv).set("ADAPTER_DTYPE", adapters);
             let deployment = doors.of(plan).start();
             let adapter = fixtures::example("pirate");
-            let golden = Golden::learn(&deployment.client, "pirate", Some(adapter), &prompts);
+            let golden = SplitGolden::learn(&deployment.client, "pirate", Some(adapter), &prompts);
             let [mut generating, mut scoring] =
-                [0, 1].map(|_| doors.tenant(&deployment, Route::SharedMemory, OPEN, None));
-            golden.compare(&mut generating, &mut scoring, Route::SharedMemory);
+                [0, 1].map(|_| doors.tenant(&deployment, SplitRoute::SharedMemory, OPEN, None));
+            golden.compare(&mut generating, &mut scoring, SplitRoute::SharedMemory);
             answers.push(bits(&golden.answers[0].1));
         }
         assert!(
@@ -241,11 +245,11 @@ impl Agreement {
 #[test]
 fn obfuscated_rows_lead_to_the_same_likeliest_tokens() {
     watched(|| {
-        let doors = Doors::new();
-        let deployment = doors.of(Plan::bare().whole().workers(0)).start();
-        let paper = Masking::Paper(PaperSettings::default());
+        let doors = SplitEndpoints::new();
+        let deployment = doors.of(DeploymentPlan::bare().whole().workers(0)).start();
+        let paper = Masking::Paper(NoiseSettings::default());
         let [mut masked, mut plain, mut fast] = [paper, LINEAR, OPEN]
-            .map(|masking| doors.tenant(&deployment, Route::SharedMemory, masking, None));
+            .map(|masking| doors.tenant(&deployment, SplitRoute::SharedMemory, masking, None));
         let (mut to_linear, mut to_fast) = (Agreement::default(), Agreement::default());
         let passages = passages(2 * repeats::PROMPTS.count());
         for (passage, model) in passages.iter().zip(MODELS.iter().cycle()) {
@@ -276,14 +280,14 @@ fn obfuscated_rows_lead_to_the_same_likeliest_tokens() {
 fn a_client_with_a_long_context_leaves_the_executors_memory_flat() {
     let context = repeats::CONTEXT.count();
     watched(move || {
-        let doors = Doors::new();
-        let deployment = doors.of(Plan::bare().workers(0)).start();
-        let mut tenant = doors.tenant(&deployment, Route::SharedMemory, OPEN, None);
+        let doors = SplitEndpoints::new();
+        let deployment = doors.of(DeploymentPlan::bare().workers(0)).start();
+        let mut tenant = doors.tenant(&deployment, SplitRoute::SharedMemory, OPEN, None);
         // Buffers have their size after a chunk of a prompt; what comes after must not add to them.
         tenant.generate(&fixtures::prompt(1, 600), 4).expect("an answer");
-        let before = (deployment.resident_bytes(Process::Executor), Holdings::of(&deployment));
+        let before = (deployment.resident_bytes(DeploymentProcess::Executor), HeldResources::of(&deployment));
         tenant.generate(&fixtures::prompt(2, context), 16).expect("an answer");
-        let after = (deployment.resident_bytes(Process::Executor), Holdings::of(&deployment));
+        let after = (deployment.resident_bytes(DeploymentProcess::Executor), HeldResources::of(&deployment));
         eprintln!("executor before and after a context of {context} tokens: {before:?} {after:?}");
         let slack = 4 << 20;
         assert!(after.0 <= before.0 + slack, "{} bytes became {}", before.0, after.0);
@@ -315,7 +319,7 @@ fn chat_answer(client: &Client, model: &str) -> String {
 #[test]
 fn a_split_chat_answers_as_the_deployment_itself_does() {
     watched(|| {
-        let deployment = Plan::with_examples().start();
+        let deployment = DeploymentPlan::with_examples().start();
         for (model, adapter) in [(BASE, None), ("pirate", Some("pirate"))] {
             let mut chat = holobiont(&deployment);
             chat.args(["chat", "--split", "--temperature", "0", "--max-tokens", "16"]);
@@ -336,10 +340,10 @@ fn a_split_chat_answers_as_the_deployment_itself_does() {
 #[test]
 fn an_operator_sees_every_session_and_what_it_used() {
     watched(|| {
-        let doors = Doors::new();
-        let deployment = doors.of(Plan::bare()).start();
+        let doors = SplitEndpoints::new();
+        let deployment = doors.of(DeploymentPlan::bare()).start();
         let client = &deployment.client;
-        let tenants = Route::ALL.map(|route| {
+        let tenants = SplitRoute::ALL.map(|route| {
             let mut tenant = doors.tenant(&deployment, route, OPEN, None);
             tenant.generate(&fixtures::prompt(5, 20), 4).expect("an answer");
             tenant
@@ -352,9 +356,9 @@ fn an_operator_sees_every_session_and_what_it_used() {
         });
         let status = client.status();
         for (session, route) in
-            status["layers"]["sessions"].as_array().expect("a list").iter().zip(Route::ALL)
+            status["layers"]["sessions"].as_array().expect("a list").iter().zip(SplitRoute::ALL)
         {
-            let tenant = if route == Route::Tls { CERTIFIED } else { "public" };
+            let tenant = if route == SplitRoute::Tls { CERTIFIED } else { "public" };
             assert_eq!(
                 (&session["tenant"], &session["name"]),
                 (&json!(tenant), &json!("tenant")),
@@ -379,14 +383,15 @@ fn an_operator_sees_every_session_and_what_it_used() {
 #[test]
 fn a_key_lets_its_tenant_in_by_every_route_and_revoked_ends_its_sessions() {
     watched(|| {
-        let doors = Doors::new();
+        let doors = SplitEndpoints::new();
         let key = doors.add_key("bob");
         // Keys are never all taken away: a file without any is taken for a mistake.
         let _ = doors.add_key("carol");
-        let plan =
-            doors.of(Plan::bare().workers(0)).set("LAYER_KEY_FILE", &doors.key_file().to_string_lossy());
+        let plan = doors
+            .of(DeploymentPlan::bare().workers(0))
+            .set("LAYER_KEY_FILE", &doors.key_file().to_string_lossy());
         let deployment = plan.start();
-        for route in Route::ALL {
+        for route in SplitRoute::ALL {
             let wrong = doors.try_tenant(&deployment, route, OPEN, Some("hb-wrong"));
             let error =
                 wrong.err().unwrap_or_else(|| panic!("a wrong key opens {}", route.name())).to_string();
@@ -394,7 +399,7 @@ fn a_key_lets_its_tenant_in_by_every_route_and_revoked_ends_its_sessions() {
         }
         let prompt = fixtures::prompt(8, 12);
         let golden = deployment.client.ask(&ask(BASE, &prompt)).answer.text;
-        let bobs = Route::ALL.map(|route| {
+        let bobs = SplitRoute::ALL.map(|route| {
             let mut tenant = doors.tenant(&deployment, route, OPEN, Some(&key));
             assert_eq!(tenant.session().opened().tenant, "bob");
             let tokens = tenant.generate(&prompt, repeats::ANSWER.count()).expect("an answer");
@@ -402,10 +407,10 @@ fn a_key_lets_its_tenant_in_by_every_route_and_revoked_ends_its_sessions() {
             tenant
         });
         // Whoever has a certificate has nothing to do with keys.
-        let mut certified = doors.tenant(&deployment, Route::Tls, OPEN, None);
+        let mut certified = doors.tenant(&deployment, SplitRoute::Tls, OPEN, None);
         doors.remove_keys("bob");
         let revoked = Instant::now();
-        for (mut tenant, route) in bobs.into_iter().zip(Route::ALL) {
+        for (mut tenant, route) in bobs.into_iter().zip(SplitRoute::ALL) {
             let what = format!("the end of a session over {}", route.name());
             let ended = eventually_some(&what, || tenant.generate(&prompt, 1).err()).to_string();
             eprintln!("over {} a session ended {:?} after its key: {ended}", route.name(), revoked.elapsed());
@@ -418,16 +423,19 @@ fn a_key_lets_its_tenant_in_by_every_route_and_revoked_ends_its_sessions() {
 #[test]
 fn the_program_answers_over_tls_and_says_what_the_executor_sees() {
     watched(|| {
-        let doors = Doors::new();
-        let deployment = doors.of(Plan::with_examples().workers(0)).start();
+        let doors = SplitEndpoints::new();
+        let deployment = doors.of(DeploymentPlan::with_examples().workers(0)).start();
         let pirate = fixtures::example("pirate");
         let program = |masking| {
-            let program = Program::new("generate", &doors, &deployment, Route::Tls).wearing(&pirate);
+            let program = Program::new("generate", &doors, &deployment, SplitRoute::Tls).wearing(&pirate);
             program.arg("--masking").arg(masking).ask(STORY, 12).run()
         };
         let open = program("off");
         let tokens = text().encode_raw(STORY).expect("text");
-        assert_eq!(open.text(), deployment.client.ask(&Ask::new("pirate", tokens, 12)).answer.text);
+        assert_eq!(
+            open.text(),
+            deployment.client.ask(&CompletionRequest::new("pirate", tokens, 12)).answer.text
+        );
         assert_eq!(open.answer["mode"], "split over TLS, masking off");
         let covered = program("paper");
         assert_eq!(covered.answer["mode"], "split over TLS, masking paper (obfuscation)");

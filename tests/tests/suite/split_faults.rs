@@ -16,10 +16,13 @@ use std::{
 };
 
 use e2e_tests::{
-    Ask, BASE, Client, Deployment, Place, Plan, Process,
-    chaos::{Ledger, Places, Random, Traffic, Variants},
+    BASE, Client, CompletionRequest, Deployment, DeploymentPlan, DeploymentProcess, StateDirectory,
+    chaos::{AdapterVariants, ChaosReport, ChaosRng, FailpointDirectory, Traffic},
     eventually, fixtures, repeats, signal,
-    split::{Doors, Holdings, Program, Route, Tenant, program::Running, tenant::OPEN, tenant::text},
+    split::{
+        HeldResources, Program, SplitEndpoints, SplitRoute, SplitTenant, program::RunningProgram,
+        tenant::OPEN, tenant::text,
+    },
     watched,
 };
 use rustix::process::Signal;
@@ -41,16 +44,16 @@ fn calls() -> usize {
 const UNAVAILABLE: i32 = 5;
 
 /// A split client that asks for one golden answer all the time, and outlives executors.
-struct Companion {
+struct SplitLoopClient {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
     thread: JoinHandle<()>,
 }
 
-impl Companion {
-    fn begin(mut tenant: Tenant, client: &Client) -> Self {
+impl SplitLoopClient {
+    fn begin(mut tenant: SplitTenant, client: &Client) -> Self {
         let prompt = fixtures::prompt(77, 30);
-        let golden = client.ask(&Ask::new(BASE, prompt.clone(), ANSWER)).answer.text;
+        let golden = client.ask(&CompletionRequest::new(BASE, prompt.clone(), ANSWER)).answer.text;
         let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (ends, count) = (Arc::clone(&stop), Arc::clone(&answered));
         let thread = thread::spawn(move || {
@@ -84,37 +87,39 @@ impl Companion {
 }
 
 /// A deployment with company, and the answer that every client must give.
-struct Arena {
+struct SplitFaultTest {
     deployment: Deployment,
-    doors: Doors,
-    places: Places,
+    doors: SplitEndpoints,
+    places: FailpointDirectory,
     prompt: String,
     golden: String,
-    random: Random,
-    ledger: Ledger,
+    random: ChaosRng,
+    ledger: ChaosReport,
     traffic: Traffic,
-    companion: Companion,
+    companion: SplitLoopClient,
     /// What the executor holds for the companion alone.
-    before: Holdings,
+    before: HeldResources,
     slowest: Duration,
 }
 
-impl Arena {
+impl SplitFaultTest {
     fn open(test: &'static str, seed: u64) -> Self {
-        let (doors, places, place) = (Doors::new(), Places::new(), Arc::new(Place::new()));
-        let deployment = doors.of(Plan::bare().workers(0).mortal(&places)).start_in(Arc::clone(&place));
+        let (doors, places, place) =
+            (SplitEndpoints::new(), FailpointDirectory::new(), Arc::new(StateDirectory::new()));
+        let deployment =
+            doors.of(DeploymentPlan::bare().workers(0).mortal(&places)).start_in(Arc::clone(&place));
         let client = &deployment.client;
-        let variants = Arc::new(Variants::learn(client, &place.adapters(), 0));
+        let variants = Arc::new(AdapterVariants::learn(client, &place.adapters(), 0));
         let prompt = PROMPT.repeat(REPEATS);
         let tokens = text().encode_raw(&prompt).expect("text");
-        let golden = client.ask(&Ask::new(BASE, tokens, ANSWER)).answer.text;
-        let companion = doors.tenant(&deployment, Route::SharedMemory, OPEN, None);
-        let companion = Companion::begin(companion, client);
+        let golden = client.ask(&CompletionRequest::new(BASE, tokens, ANSWER)).answer.text;
+        let companion = doors.tenant(&deployment, SplitRoute::SharedMemory, OPEN, None);
+        let companion = SplitLoopClient::begin(companion, client);
         let traffic = Traffic::begin(client, &variants, &[BASE.to_owned()], 1);
         // Its slab is made when its first call needs it.
         eventually("the companion is answered", || companion.answered.load(Ordering::Relaxed) > 0);
-        let before = Holdings::of(&deployment);
-        let (random, ledger) = (Random::new(seed), Ledger::new(test, seed));
+        let before = HeldResources::of(&deployment);
+        let (random, ledger) = (ChaosRng::new(seed), ChaosReport::new(test, seed));
         let slowest = Duration::ZERO;
         Self {
             deployment,
@@ -131,7 +136,7 @@ impl Arena {
         }
     }
 
-    fn client(&self, route: Route) -> Program {
+    fn client(&self, route: SplitRoute) -> Program {
         let program = Program::new("generate", &self.doors, &self.deployment, route);
         program.arg("--patience-s").arg("90").ask(&self.prompt, ANSWER as usize)
     }
@@ -140,7 +145,7 @@ impl Arena {
     fn settle(&mut self) {
         let begun = Instant::now();
         let what = format!("the executor holds no more than {:?}", self.before);
-        eventually(&what, || Holdings::of(&self.deployment).are_within(&self.before));
+        eventually(&what, || HeldResources::of(&self.deployment).are_within(&self.before));
         self.slowest = self.slowest.max(begun.elapsed());
         self.traffic.check();
         self.companion.check();
@@ -148,7 +153,7 @@ impl Arena {
 
     /// A client that is killed, or stopped for a while, at `place`.
     fn harm_client(&mut self, place: &str, action: &str) {
-        let route = *self.random.pick(&Route::ALL);
+        let route = *self.random.pick(&SplitRoute::ALL);
         let at = 1 + self.random.below(if place == "client.session_opened" { 1 } else { 4 * calls() });
         self.places.arm(place, &format!("{action} {at}"));
         let mut running = self.client(route).mortal(&self.places).start();
@@ -170,8 +175,11 @@ impl Arena {
 
     /// The executor dies or stops at `place` while a client computes, which must go on.
     fn harm_executor(&mut self, place: &'static str, action: &str) {
-        let route =
-            if place == "layer.channel_made" { Route::SharedMemory } else { *self.random.pick(&Route::ALL) };
+        let route = if place == "layer.channel_made" {
+            SplitRoute::SharedMemory
+        } else {
+            *self.random.pick(&SplitRoute::ALL)
+        };
         let few = ["layer.session_opened", "layer.session_left", "layer.channel_made", "layer.joined_pass"];
         let at = 1 + self.random.below(if few.contains(&place) { 1 } else { 3 * calls() });
         self.places.arm(place, &format!("{action} {at}"));
@@ -179,7 +187,7 @@ impl Arena {
         self.await_fault(place, &mut running);
         if action == "stop" {
             thread::sleep(Duration::from_millis(self.random.below(700) as u64));
-            self.deployment.signal(Process::Executor, Signal::CONT);
+            self.deployment.signal(DeploymentProcess::Executor, Signal::CONT);
         }
         self.expect_golden(running, route);
         self.note(place, action, route);
@@ -187,7 +195,7 @@ impl Arena {
 
     /// The client has gone on. One that had no session yet when the executor died has said so instead, and is started
     /// again: nobody waits for an executor that was never there.
-    fn expect_golden(&mut self, running: Running, route: Route) {
+    fn expect_golden(&mut self, running: RunningProgram, route: SplitRoute) {
         let mut ended = running.finish();
         let had_no_session = ended.code == Some(UNAVAILABLE) && !ended.complaint.contains("no successor");
         if had_no_session {
@@ -205,7 +213,7 @@ impl Arena {
 
     /// At no place in particular.
     fn kill_executor_anywhere(&mut self) {
-        let route = *self.random.pick(&Route::ALL);
+        let route = *self.random.pick(&SplitRoute::ALL);
         let running = self.client(route).start();
         thread::sleep(Duration::from_millis(self.random.below(2500) as u64));
         self.deployment.kill_executor();
@@ -213,14 +221,14 @@ impl Arena {
         self.note("anywhere", "kill", route);
     }
 
-    fn await_fault(&self, place: &str, running: &mut Running) {
+    fn await_fault(&self, place: &str, running: &mut RunningProgram) {
         // What comes after its end is not of its doing, but of its leaving.
         eventually("the client ends or gets there", || self.places.has_fired(place) || running.has_ended());
         eventually(place, || self.places.has_fired(place));
         self.places.clear(place);
     }
 
-    fn note(&mut self, place: &str, action: &str, route: Route) {
+    fn note(&mut self, place: &str, action: &str, route: SplitRoute) {
         eprintln!("{} {action} {place} over {}", self.ledger.total(), route.name());
         self.ledger.hit(&format!("{place} {action}"));
         self.settle();
@@ -242,7 +250,7 @@ impl Arena {
 fn split_clients_may_die_or_stop_anywhere_and_leave_nothing_behind() {
     let (faults, seed) = (repeats::SPLIT_FAULTS.number(), repeats::SEED.number());
     watched(move || {
-        let mut arena = Arena::open("split clients", seed);
+        let mut arena = SplitFaultTest::open("split clients", seed);
         for (number, place) in (0..faults).zip(client::FAILPOINTS.iter().cycle()) {
             let actions = ["kill", "stop"];
             let round = usize::try_from(number).expect("few") / client::FAILPOINTS.len();
@@ -256,7 +264,7 @@ fn split_clients_may_die_or_stop_anywhere_and_leave_nothing_behind() {
 fn executors_may_die_or_stop_anywhere_and_split_clients_go_on_with_the_same_tokens() {
     let (faults, seed) = (repeats::SPLIT_FAULTS.number(), repeats::SEED.number());
     watched(move || {
-        let mut arena = Arena::open("executors of split clients", seed);
+        let mut arena = SplitFaultTest::open("executors of split clients", seed);
         for (number, place) in (0..faults).zip(base_executor::LAYER_FAILPOINTS.iter().cycle()) {
             let action = if arena.random.below(4) == 0 { "stop" } else { "kill" };
             arena.harm_executor(place, action);

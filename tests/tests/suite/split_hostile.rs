@@ -16,13 +16,13 @@ use std::{
 };
 
 use e2e_tests::{
-    Answer, Ask, BASE, Client, Deployment, Plan,
-    chaos::Random,
+    BASE, Client, CompletionAnswer, CompletionRequest, Deployment, DeploymentPlan,
+    chaos::ChaosRng,
     eventually, fixtures, signal,
     split::{
-        Doors, Holdings, Program, Route, Tenant,
+        HeldResources, Program, SplitEndpoints, SplitRoute, SplitTenant,
         network::Network,
-        raw::{Local, Zmtp, bare, call, is_hung_up_on, open, stream},
+        raw::{SharedMemoryClient, Zmtp, bare, call, is_hung_up_on, open, stream},
         tenant::OPEN,
     },
     watched,
@@ -30,7 +30,7 @@ use e2e_tests::{
 use rustix::process::Signal;
 use settings::LayersSection;
 use shmproto::layer::{
-    CallHeader, Dtype, Path, Status,
+    CallHeader, CallStatus, Dtype, Path,
     control::{FromLayers, ToLayers},
 };
 
@@ -42,19 +42,19 @@ const ROW_BYTES: usize = 4 * COLUMNS;
 /// Bytes that a row comes and goes with, through site 0.
 const SLAB: u64 = 1 << 20;
 /// Routes that carry ZeroMQ.
-const ZMQ: [Route; 2] = [Route::Ipc, Route::Tls];
+const ZMQ: [SplitRoute; 2] = [SplitRoute::Ipc, SplitRoute::Tls];
 
 /// What an honest client rests after an answer, so that whoever does harm has cores to do it on.
 const REST: Duration = Duration::from_millis(100);
 
 /// Somebody who asks for one golden answer all the time.
-struct Honest {
+struct HonestClient {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
     thread: JoinHandle<Vec<Duration>>,
 }
 
-impl Honest {
+impl HonestClient {
     fn begin(mut answer: impl FnMut() -> String + Send + 'static) -> Self {
         let golden = answer();
         let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
@@ -92,36 +92,36 @@ impl Honest {
 }
 
 /// A deployment with honest clients, and somebody else's key.
-struct Arena {
+struct HostileClientTest {
     deployment: Deployment,
-    doors: Doors,
+    doors: SplitEndpoints,
     /// Of the tenant that means harm.
     key: String,
-    resident: Honest,
-    split: Honest,
-    before: Holdings,
+    resident: HonestClient,
+    split: HonestClient,
+    before: HeldResources,
 }
 
-impl Arena {
+impl HostileClientTest {
     fn open() -> Self {
-        Self::with(Doors::new(), |plan| plan)
+        Self::with(SplitEndpoints::new(), |plan| plan)
     }
 
-    fn with(doors: Doors, plan: impl FnOnce(Plan) -> Plan) -> Self {
+    fn with(doors: SplitEndpoints, plan: impl FnOnce(DeploymentPlan) -> DeploymentPlan) -> Self {
         let [key, honest] = ["mallory", "carol"].map(|tenant| doors.add_key(tenant));
-        let ways_in = doors.of(Plan::bare().workers(0));
+        let ways_in = doors.of(DeploymentPlan::bare().workers(0));
         let deployment = plan(ways_in.set("LAYER_KEY_FILE", &doors.key_file().to_string_lossy())).start();
         let resident = resident(deployment.client.clone());
-        let split = split(doors.tenant(&deployment, Route::SharedMemory, OPEN, Some(&honest)));
-        let before = Holdings::of(&deployment);
+        let split = split(doors.tenant(&deployment, SplitRoute::SharedMemory, OPEN, Some(&honest)));
+        let before = HeldResources::of(&deployment);
         Self { deployment, doors, key, resident, split, before }
     }
 
-    fn local(&self, slab_bytes: u64) -> Local {
-        Local::session(&self.deployment, &self.key, slab_bytes).expect("a session")
+    fn local(&self, slab_bytes: u64) -> SharedMemoryClient {
+        SharedMemoryClient::session(&self.deployment, &self.key, slab_bytes).expect("a session")
     }
 
-    fn zmtp(&self, route: Route) -> Zmtp {
+    fn zmtp(&self, route: SplitRoute) -> Zmtp {
         Zmtp::session(&self.doors, &self.deployment, route, Some(&self.key)).expect("a session")
     }
 
@@ -136,7 +136,7 @@ impl Arena {
         self.goes_on();
         let begun = Instant::now();
         eventually(&format!("the executor holds {:?}, as before", self.before), || {
-            Holdings::of(&self.deployment).are_within(&self.before)
+            HeldResources::of(&self.deployment).are_within(&self.before)
         });
         let back = begun.elapsed();
         for (who, honest) in [("resident", self.resident), ("split", self.split)] {
@@ -149,22 +149,24 @@ impl Arena {
     }
 }
 
-fn resident(client: Client) -> Honest {
-    let ask = Ask::new(BASE, fixtures::prompt(41, 20), ANSWER);
-    Honest::begin(move || {
-        let Answer { text, scored, .. } = client.ask(&ask).answer;
+fn resident(client: Client) -> HonestClient {
+    let ask = CompletionRequest::new(BASE, fixtures::prompt(41, 20), ANSWER);
+    HonestClient::begin(move || {
+        let CompletionAnswer { text, scored, .. } = client.ask(&ask).answer;
         format!("{text} {scored:?}")
     })
 }
 
-fn split(mut tenant: Tenant) -> Honest {
+fn split(mut tenant: SplitTenant) -> HonestClient {
     let prompt = fixtures::prompt(42, 20);
-    Honest::begin(move || format!("{:?}", tenant.generate(&prompt, ANSWER as usize).expect("an answer")))
+    HonestClient::begin(move || {
+        format!("{:?}", tenant.generate(&prompt, ANSWER as usize).expect("an answer"))
+    })
 }
 
 /// Bytes that mean nothing and differ with `seed`.
 fn garbage(seed: u64, length: usize) -> Vec<u8> {
-    let mut random = Random::new(seed);
+    let mut random = ChaosRng::new(seed);
     (0..length).map(|_| u8::try_from(random.below(256)).expect("a byte")).collect()
 }
 
@@ -176,8 +178,8 @@ fn rows(count: usize) -> Vec<u8> {
 #[test]
 fn garbage_at_every_door_is_hung_up_on() {
     watched(|| {
-        let arena = Arena::open();
-        let Arena { deployment, doors, key, .. } = &arena;
+        let arena = HostileClientTest::open();
+        let HostileClientTest { deployment, doors, key, .. } = &arena;
         for seed in 0..6 {
             for route in ZMQ {
                 // At the door, behind TLS, behind the handshake, and in an open session.
@@ -219,8 +221,8 @@ fn datagrams(path: PathBuf) -> rustix::fd::OwnedFd {
 #[test]
 fn frames_of_2_to_the_62_bytes_take_no_memory() {
     watched(|| {
-        let arena = Arena::open();
-        let resident_bytes = || arena.deployment.resident_bytes(e2e_tests::Process::Executor);
+        let arena = HostileClientTest::open();
+        let resident_bytes = || arena.deployment.resident_bytes(e2e_tests::DeploymentProcess::Executor);
         arena.goes_on();
         let before = resident_bytes();
         let huge = (1_u64 << 62).to_be_bytes();
@@ -246,15 +248,18 @@ fn frames_of_2_to_the_62_bytes_take_no_memory() {
 #[test]
 fn lies_about_shapes_and_places_are_refused_one_by_one() {
     watched(|| {
-        let arena = Arena::open();
+        let arena = HostileClientTest::open();
         let whole = call(1, 1);
         let lies = [
-            (CallHeader { site: u32::try_from(fixtures::calls()).unwrap(), ..whole }, Status::UnknownSite),
-            (CallHeader { site: u32::MAX, ..whole }, Status::UnknownSite),
-            (CallHeader { part: Some(3), ..whole }, Status::UnknownSite),
-            (CallHeader { rows: 400, ..whole }, Status::Shape),
-            (CallHeader { input: SLAB - 64, ..whole }, Status::Shape),
-            (CallHeader { output: SLAB - 64, ..whole }, Status::Shape),
+            (
+                CallHeader { site: u32::try_from(fixtures::calls()).unwrap(), ..whole },
+                CallStatus::UnknownSite,
+            ),
+            (CallHeader { site: u32::MAX, ..whole }, CallStatus::UnknownSite),
+            (CallHeader { part: Some(3), ..whole }, CallStatus::UnknownSite),
+            (CallHeader { rows: 400, ..whole }, CallStatus::Shape),
+            (CallHeader { input: SLAB - 64, ..whole }, CallStatus::Shape),
+            (CallHeader { output: SLAB - 64, ..whole }, CallStatus::Shape),
         ];
         let mut local = arena.local(SLAB);
         for (number, (lie, status)) in (1..).zip(lies) {
@@ -262,7 +267,7 @@ fn lies_about_shapes_and_places_are_refused_one_by_one() {
             assert_eq!(reply.status, status, "{lie:?}");
         }
         let honest = CallHeader { sequence: 20, output: 65536, ..whole };
-        assert_eq!(local.call(&honest).expect("a reply").status, Status::Done);
+        assert_eq!(local.call(&honest).expect("a reply").status, CallStatus::Done);
         drop(local);
         // Places that are none, and headers that are none, break the protocol and end the session.
         let breaches = [
@@ -282,27 +287,27 @@ fn lies_about_shapes_and_places_are_refused_one_by_one() {
                 session.call(header, rows).expect("it is sent");
                 session.reply().expect("a reply").0.status
             };
-            assert_eq!(answer(&whole, &rows(2)), Status::Shape, "more rows than it says");
+            assert_eq!(answer(&whole, &rows(2)), CallStatus::Shape, "more rows than it says");
             assert_eq!(
                 answer(&CallHeader { sequence: 2, ..whole }, &rows(1)[4..]),
-                Status::Shape,
+                CallStatus::Shape,
                 "less than a row"
             );
-            assert_eq!(answer(&CallHeader { sequence: 3, ..whole }, &[]), Status::Shape, "none");
+            assert_eq!(answer(&CallHeader { sequence: 3, ..whole }, &[]), CallStatus::Shape, "none");
             assert_eq!(
                 answer(
                     &CallHeader { sequence: 4, site: u32::try_from(fixtures::calls()).unwrap(), ..whole },
                     &rows(1)
                 ),
-                Status::UnknownSite
+                CallStatus::UnknownSite
             );
             assert_eq!(
                 answer(&CallHeader { sequence: 5, dtype: Dtype::Bf16, ..whole }, &rows(1)),
-                Status::Shape
+                CallStatus::Shape
             );
             assert_eq!(
                 answer(&CallHeader { sequence: 6, path: Path::Linear, ..whole }, &rows(1)),
-                Status::Done
+                CallStatus::Done
             );
         }
         arena.finish("lies");
@@ -312,19 +317,22 @@ fn lies_about_shapes_and_places_are_refused_one_by_one() {
 #[test]
 fn a_number_that_was_answered_is_refused_and_changes_nothing() {
     watched(|| {
-        let arena = Arena::open();
+        let arena = HostileClientTest::open();
         let mut local = arena.local(SLAB);
         let header = CallHeader { output: 65536, ..call(7, 1) };
-        assert_eq!(local.call(&header).expect("a reply").status, Status::Done);
+        assert_eq!(local.call(&header).expect("a reply").status, CallStatus::Done);
         for sequence in [7, 1, 0] {
             let again = CallHeader { sequence, ..header };
-            assert_eq!(local.call(&again).expect("a reply").status, Status::Sequence);
+            assert_eq!(local.call(&again).expect("a reply").status, CallStatus::Sequence);
         }
         for route in ZMQ {
             let mut session = arena.zmtp(route);
-            for (sequence, status) in
-                [(7, Status::Done), (7, Status::Sequence), (3, Status::Sequence), (8, Status::Done)]
-            {
+            for (sequence, status) in [
+                (7, CallStatus::Done),
+                (7, CallStatus::Sequence),
+                (3, CallStatus::Sequence),
+                (8, CallStatus::Done),
+            ] {
                 session.call(&call(sequence, 1), &rows(1)).expect("it is sent");
                 assert_eq!(session.reply().expect("a reply").0.status, status, "number {sequence}");
             }
@@ -342,7 +350,7 @@ fn is_broken(written: io::Result<usize>) -> bool {
 #[test]
 fn floods_without_reading_answers_slow_nobody_down_for_long() {
     watched(|| {
-        let arena = Arena::open();
+        let arena = HostileClientTest::open();
         // Calls as fast as they are taken, and not one answer read: until the executor has had enough.
         let mut local = arena.local(64 << 20);
         let (mut sent, begun) = (0_u64, Instant::now());
@@ -381,7 +389,7 @@ fn floods_without_reading_answers_slow_nobody_down_for_long() {
 #[test]
 fn sessions_that_stall_hold_only_what_is_theirs() {
     watched(|| {
-        let arena = Arena::open();
+        let arena = HostileClientTest::open();
         let stalls: Vec<Zmtp> = ZMQ
             .into_iter()
             .map(|route| {
@@ -398,8 +406,9 @@ fn sessions_that_stall_hold_only_what_is_theirs() {
         arena.goes_on();
         // Mallory may have so many; each session more is refused, and carol is not asked.
         let allowed = LayersSection::presets().tenant_sessions.expect("a preset") as usize;
-        let more: Vec<_> =
-            (0..=allowed).map_while(|_| Local::session(&arena.deployment, &arena.key, 64).ok()).collect();
+        let more: Vec<_> = (0..=allowed)
+            .map_while(|_| SharedMemoryClient::session(&arena.deployment, &arena.key, 64).ok())
+            .collect();
         assert_eq!(more.len(), allowed - stalls.len() - silent.len());
         arena.goes_on();
         // More bytes than the tenant may have are refused, whoever's session asks for them.
@@ -414,14 +423,14 @@ fn sessions_that_stall_hold_only_what_is_theirs() {
 #[test]
 fn three_hundred_idle_connections_keep_nobody_out() {
     watched(|| {
-        let arena = Arena::open();
-        let Arena { deployment, doors, key, .. } = &arena;
+        let arena = HostileClientTest::open();
+        let HostileClientTest { deployment, doors, key, .. } = &arena;
         let state = deployment.place().state();
         let control: Vec<_> = (0..300).map(|_| datagrams(state.join("layers.sock"))).collect();
         let private: Vec<_> = (0..300).map(|_| UnixStream::connect(state.join("layers.zmq"))).collect();
-        let outside: Vec<_> = (0..300).map(|_| bare(doors, deployment, Route::Tls)).collect();
+        let outside: Vec<_> = (0..300).map(|_| bare(doors, deployment, SplitRoute::Tls)).collect();
         arena.goes_on();
-        for route in Route::ALL {
+        for route in SplitRoute::ALL {
             let begun = Instant::now();
             let mut found = None;
             eventually("a client with a key comes in", || {
@@ -444,7 +453,7 @@ fn three_hundred_idle_connections_keep_nobody_out() {
 #[test]
 fn sessions_opened_and_dropped_in_a_hurry_leave_nothing() {
     watched(|| {
-        let arena = Arena::open();
+        let arena = HostileClientTest::open();
         for number in 0..60_usize {
             let mut local = arena.local(SLAB << (number % 5));
             let _ = local.call(&CallHeader { output: 65536, ..call(1, 1) });
@@ -455,7 +464,7 @@ fn sessions_opened_and_dropped_in_a_hurry_leave_nothing() {
                 local.demand_channel(SLAB).expect("another slab");
             } else {
                 assert!(matches!(
-                    local.ask(&open(Route::SharedMemory, &arena.key)),
+                    local.ask(&open(SplitRoute::SharedMemory, &arena.key)),
                     Ok(FromLayers::Refused(_))
                 ));
                 let _ = local.say(&ToLayers::Close);
@@ -468,16 +477,16 @@ fn sessions_opened_and_dropped_in_a_hurry_leave_nothing() {
 }
 
 /// A client in a namespace of its own, behind `network`.
-fn far_client(arena: &Arena, network: &Network) -> Program {
+fn far_client(arena: &HostileClientTest, network: &Network) -> Program {
     let launcher = network.far_side(&fixtures::program("holobiont-client"));
-    Program::over(launcher, "generate", &arena.doors, &arena.deployment, Route::Tls)
+    Program::over(launcher, "generate", &arena.doors, &arena.deployment, SplitRoute::Tls)
 }
 
 #[test]
 fn a_half_open_connection_is_given_up_and_a_bad_network_only_slows() {
     watched(|| {
         let Some(network) = Network::lay("a_half_open_connection") else { return };
-        let arena = Arena::with(Doors::at(network.address()), |plan| plan);
+        let arena = HostileClientTest::with(SplitEndpoints::at(network.address()), |plan| plan);
         let ask = |program: Program| program.ask("The ship", 48);
         let golden = ask(far_client(&arena, &network)).run();
         assert_eq!(golden.code, Some(0), "{golden:?}");
@@ -504,12 +513,12 @@ fn a_half_open_connection_is_given_up_and_a_bad_network_only_slows() {
 }
 
 /// The operator sees so many sessions, the honest client's among them.
-fn lists(arena: &Arena, sessions: usize) -> bool {
+fn lists(arena: &HostileClientTest, sessions: usize) -> bool {
     arena.deployment.client.status()["layers"]["sessions"].as_array().map(Vec::len) == Some(sessions)
 }
 
 /// A client that computes, and then is not there any more, without a word.
-fn half_open(arena: &Arena, network: &Network) {
+fn half_open(arena: &HostileClientTest, network: &Network) {
     eventually("what was asked before is over", || lists(arena, 1));
     let vanishing = far_client(arena, network).ask("The ship", 4000).start();
     eventually("the session is listed", || lists(arena, 2));

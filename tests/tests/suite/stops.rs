@@ -12,8 +12,8 @@ use std::{
 };
 
 use e2e_tests::{
-    BASE, Client, Fault, Plan, Process,
-    chaos::{Places, Random, Traffic, Variants},
+    BASE, Client, DeploymentPlan, DeploymentProcess, RequestFault,
+    chaos::{AdapterVariants, ChaosRng, FailpointDirectory, Traffic},
     eventually, repeats, watched,
 };
 use rustix::process::Signal;
@@ -29,8 +29,8 @@ fn stops() -> Vec<Duration> {
 }
 
 /// Base and one adapter, and what they answer when they are alone.
-fn variants(client: &Client, plan_place: &std::path::Path) -> (Arc<Variants>, Vec<String>) {
-    let variants = Arc::new(Variants::learn(client, plan_place, 1));
+fn variants(client: &Client, plan_place: &std::path::Path) -> (Arc<AdapterVariants>, Vec<String>) {
+    let variants = Arc::new(AdapterVariants::learn(client, plan_place, 1));
     client.load("steady", &variants.adapters[0].0);
     (variants, vec![BASE.to_owned(), "steady".to_owned()])
 }
@@ -38,12 +38,12 @@ fn variants(client: &Client, plan_place: &std::path::Path) -> (Arc<Variants>, Ve
 #[test]
 fn a_process_may_be_stopped_for_any_time_and_every_token_stays_golden() {
     watched(|| {
-        let plan = Plan::bare().set("EXECUTOR_TIMEOUT_MS", &SILENCE_MS.to_string());
+        let plan = DeploymentPlan::bare().set("EXECUTOR_TIMEOUT_MS", &SILENCE_MS.to_string());
         let deployment = plan.start();
         let (variants, models) = variants(&deployment.client, &deployment.place().adapters());
-        let ids = Process::ALL.map(|process| deployment.process(process));
+        let ids = DeploymentProcess::ALL.map(|process| deployment.process(process));
         let mut traffic = Traffic::begin(&deployment.client, &variants, &models, CLIENTS);
-        for process in Process::ALL {
+        for process in DeploymentProcess::ALL {
             for stop in stops() {
                 deployment.signal(process, Signal::STOP);
                 thread::sleep(stop);
@@ -57,7 +57,11 @@ fn a_process_may_be_stopped_for_any_time_and_every_token_stays_golden() {
             }
         }
         traffic.finish();
-        assert_eq!(ids, Process::ALL.map(|process| deployment.process(process)), "nobody was started again");
+        assert_eq!(
+            ids,
+            DeploymentProcess::ALL.map(|process| deployment.process(process)),
+            "nobody was started again"
+        );
         assert!(deployment.stop().success());
     });
 }
@@ -65,12 +69,12 @@ fn a_process_may_be_stopped_for_any_time_and_every_token_stays_golden() {
 #[test]
 fn an_executor_that_is_stopped_is_noticed_and_said() {
     watched(|| {
-        let deployment = Plan::bare().set("EXECUTOR_TIMEOUT_MS", "1000").start();
-        deployment.signal(Process::Executor, Signal::STOP);
+        let deployment = DeploymentPlan::bare().set("EXECUTOR_TIMEOUT_MS", "1000").start();
+        deployment.signal(DeploymentProcess::Executor, Signal::STOP);
         eventually("the gateway says that it cannot serve", || !deployment.client.is_healthy());
-        deployment.signal(Process::Executor, Signal::CONT);
+        deployment.signal(DeploymentProcess::Executor, Signal::CONT);
         eventually("requests are served again", || deployment.client.is_healthy());
-        deployment.client.ask(&e2e_tests::Ask::new(BASE, vec![100, 200], 4));
+        deployment.client.ask(&e2e_tests::CompletionRequest::new(BASE, vec![100, 200], 4));
         assert!(deployment.stop().success());
     });
 }
@@ -81,16 +85,16 @@ const WATCHDOG_MS: u64 = 15_000;
 #[test]
 fn an_executor_that_stays_stopped_is_replaced_and_every_token_stays_golden() {
     watched(|| {
-        let plan = Plan::bare()
+        let plan = DeploymentPlan::bare()
             .set("WATCHDOG_MS", &WATCHDOG_MS.to_string())
             .set("EXECUTOR_TIMEOUT_MS", &SILENCE_MS.to_string());
         let deployment = plan.start();
         let (variants, models) = variants(&deployment.client, &deployment.place().adapters());
-        let stopped = deployment.process(Process::Executor);
+        let stopped = deployment.process(DeploymentProcess::Executor);
         let traffic = Traffic::begin(&deployment.client, &variants, &models, CLIENTS);
-        deployment.signal(Process::Executor, Signal::STOP);
+        deployment.signal(DeploymentProcess::Executor, Signal::STOP);
         eventually("another executor takes its place", || {
-            deployment.process(Process::Executor).is_some_and(|id| Some(id) != stopped)
+            deployment.process(DeploymentProcess::Executor).is_some_and(|id| Some(id) != stopped)
         });
         eventually("requests are served again", || deployment.client.is_healthy());
         let before = traffic.tally.answered.load(Ordering::Relaxed);
@@ -109,16 +113,20 @@ fn an_executor_that_stays_stopped_is_replaced_and_every_token_stays_golden() {
 #[test]
 fn a_supervisor_that_was_stopped_itself_replaces_nobody() {
     watched(|| {
-        let deployment = Plan::bare().set("WATCHDOG_MS", "4000").start();
-        let ids = Process::ALL.map(|process| deployment.process(process));
+        let deployment = DeploymentPlan::bare().set("WATCHDOG_MS", "4000").start();
+        let ids = DeploymentProcess::ALL.map(|process| deployment.process(process));
         // Every process says that it lives before, so that all are watched.
         thread::sleep(Duration::from_secs(4));
         deployment.signal_supervisor(Signal::STOP);
         thread::sleep(Duration::from_secs(12));
-        deployment.client.ask(&e2e_tests::Ask::new(BASE, vec![100, 200], 4));
+        deployment.client.ask(&e2e_tests::CompletionRequest::new(BASE, vec![100, 200], 4));
         deployment.signal_supervisor(Signal::CONT);
         thread::sleep(Duration::from_secs(1));
-        assert_eq!(ids, Process::ALL.map(|process| deployment.process(process)), "all had no time to speak");
+        assert_eq!(
+            ids,
+            DeploymentProcess::ALL.map(|process| deployment.process(process)),
+            "all had no time to speak"
+        );
         assert!(deployment.stop().success());
     });
 }
@@ -127,13 +135,13 @@ fn a_supervisor_that_was_stopped_itself_replaces_nobody() {
 fn a_storm_of_deaths_ends_in_service_as_before() {
     let storm = Duration::from_secs(repeats::STORM_S.number());
     watched(move || {
-        let deployment = Plan::bare().mortal(&Places::new()).start();
+        let deployment = DeploymentPlan::bare().mortal(&FailpointDirectory::new()).start();
         let (variants, models) = variants(&deployment.client, &deployment.place().adapters());
         let registry = deployment.client.registered();
         let mut traffic = Traffic::begin(&deployment.client, &variants, &models, CLIENTS);
-        let (mut random, started) = (Random::new(1), Instant::now());
+        let (mut random, started) = (ChaosRng::new(1), Instant::now());
         while started.elapsed() < storm {
-            deployment.signal(*random.pick(&Process::ALL), Signal::KILL);
+            deployment.signal(*random.pick(&DeploymentProcess::ALL), Signal::KILL);
             thread::sleep(Duration::from_millis(200));
             traffic.check();
         }
@@ -167,10 +175,10 @@ fn never_read(url: &str) -> TcpStream {
 #[test]
 fn a_drain_ends_within_its_grace_although_one_client_never_reads() {
     watched(|| {
-        let deployment = Plan::bare().set("GRACE_MS", "3000").start();
+        let deployment = DeploymentPlan::bare().set("GRACE_MS", "3000").start();
         let client = deployment.client.clone();
         let mut silent = never_read(client.url());
-        let long = e2e_tests::Ask::new(BASE, vec![100; 20], 5000);
+        let long = e2e_tests::CompletionRequest::new(BASE, vec![100; 20], 5000);
         let reader = {
             let client = client.clone();
             thread::spawn(move || client.stream(&long).finish())
@@ -181,7 +189,7 @@ fn a_drain_ends_within_its_grace_although_one_client_never_reads() {
             let client = client.clone();
             thread::spawn(move || {
                 thread::sleep(Duration::from_millis(500));
-                client.try_ask(&e2e_tests::Ask::new(BASE, vec![100], 1))
+                client.try_ask(&e2e_tests::CompletionRequest::new(BASE, vec![100], 1))
             })
         };
         // A second request to end, which must not hurry anything.
@@ -193,9 +201,10 @@ fn a_drain_ends_within_its_grace_although_one_client_never_reads() {
         deployment.stop();
         again.join().expect("it was sent");
         let (answer, ending) = reader.join().expect("the stream ends properly");
-        assert!(matches!(ending, e2e_tests::Ending::Error(_)), "{ending:?} after {}", answer.scored.len());
+        assert!(matches!(ending, e2e_tests::StreamEnd::Error(_)), "{ending:?} after {}", answer.scored.len());
         let late = late.join().expect("it is answered or refused");
-        let refused = matches!(&late, Err(Fault::Refused { status: 503, .. } | Fault::Silence(_)));
+        let refused =
+            matches!(&late, Err(RequestFault::Refused { status: 503, .. } | RequestFault::Silence(_)));
         assert!(refused, "accepted after draining had begun: {late:?}");
         // Whatever the client that does not read was sent, the connection is over.
         let mut rest = Vec::new();

@@ -5,7 +5,9 @@ use std::{
     thread,
 };
 
-use e2e_tests::{Ask, BASE, Ending, Plan, chaos::Places, fixtures, watched};
+use e2e_tests::{
+    BASE, CompletionRequest, DeploymentPlan, StreamEnd, chaos::FailpointDirectory, fixtures, watched,
+};
 
 /// Tokens of the answer that has to match, at least.
 const MATCHED: u32 = 40;
@@ -16,12 +18,14 @@ fn a_look_that_takes_long_makes_its_own_answer_wait_and_no_other() {
         let &[look, sits_out] = base_executor::GRAMMAR_FAILPOINTS else {
             panic!("the failpoints of structured output have changed")
         };
-        let places = Places::new();
-        let deployment = Plan::bare().mortal(&places).start();
-        let plain = Ask::new(BASE, fixtures::prompt(2, 8), MATCHED);
+        let places = FailpointDirectory::new();
+        let deployment = DeploymentPlan::bare().mortal(&places).start();
+        let plain = CompletionRequest::new(BASE, fixtures::prompt(2, 8), MATCHED);
         // A character at a time, and each has many tokens before its end.
-        let matching =
-            Ask { expression: Some("([0-9] ){200}"), ..Ask::new(BASE, fixtures::prompt(1, 8), MATCHED) };
+        let matching = CompletionRequest {
+            expression: Some("([0-9] ){200}"),
+            ..CompletionRequest::new(BASE, fixtures::prompt(1, 8), MATCHED)
+        };
         let golden = deployment.client.ask(&matching).answer;
         let alone = deployment.client.ask(&plain).answer;
         places.arm(sits_out, "wait 1");
@@ -44,7 +48,7 @@ fn a_look_that_takes_long_makes_its_own_answer_wait_and_no_other() {
             let before = matched.load(SeqCst);
             places.clear(look);
             let (answer, ending) = reader.join().unwrap();
-            assert_eq!((answer, ending), (golden, Ending::Done));
+            assert_eq!((answer, ending), (golden, StreamEnd::Done));
             assert!(before < MATCHED as usize / 2, "{before} of its tokens came first");
         });
         assert!(places.has_fired(sits_out));

@@ -14,7 +14,9 @@ use std::{
     time::Duration,
 };
 
-use e2e_tests::{Ask, BASE, Client, Deployment, Fault, Plan, fixtures, watched};
+use e2e_tests::{
+    BASE, Client, CompletionRequest, Deployment, DeploymentPlan, RequestFault, fixtures, watched,
+};
 use serde_json::Value;
 
 /// Sequences computed together.
@@ -23,19 +25,19 @@ const RUNNING: &str = "4";
 const BUSY: usize = 16;
 
 /// A deployment whose callers have keys.
-struct Keyed {
+struct KeyedDeployment {
     deployment: Deployment,
     key_file: tempfile::TempPath,
     /// Of whoever runs it.
     operator: String,
 }
 
-impl Keyed {
+impl KeyedDeployment {
     /// Lines may stand still for `patience_ms`.
     fn start(classes: &str, patience_ms: &str) -> Self {
         let key_file = tempfile::NamedTempFile::new().unwrap().into_temp_path();
         let operator = add_key(&key_file, "operator", "admin");
-        let plan = Plan::bare().set("MAX_RUNNING", RUNNING).file(classes);
+        let plan = DeploymentPlan::bare().set("MAX_RUNNING", RUNNING).file(classes);
         let plan = plan.set("API_KEY_FILE", &key_file.display().to_string());
         let deployment = plan.set("CODEL_INTERVAL_MS", patience_ms).start();
         Self { deployment, key_file, operator }
@@ -63,11 +65,11 @@ fn add_key(file: &Path, tenant: &str, role: &str) -> String {
 
 /// Asks again and again until it is over, and counts what is served.
 fn ask_on(client: &Client, number: usize, is_over: &AtomicBool, served: &AtomicUsize) {
-    let ask = Ask::new(BASE, fixtures::prompt(u32::try_from(number).unwrap(), 4), 16);
+    let ask = CompletionRequest::new(BASE, fixtures::prompt(u32::try_from(number).unwrap(), 4), 16);
     while !is_over.load(Relaxed) {
         match client.try_ask(&ask) {
             Ok(_) => _ = served.fetch_add(1, Relaxed),
-            Err(Fault::Refused { status: 429, code }) => {
+            Err(RequestFault::Refused { status: 429, code }) => {
                 assert_eq!(code, "queue_full");
                 thread::sleep(Duration::from_millis(20));
             }
@@ -79,7 +81,7 @@ fn ask_on(client: &Client, number: usize, is_over: &AtomicBool, served: &AtomicU
 #[test]
 fn a_tenant_that_floods_waits_for_itself_and_another_hardly_waits() {
     watched(|| {
-        let keyed = Keyed::start("", "1000");
+        let keyed = KeyedDeployment::start("", "1000");
         let (flood, guest) = (keyed.client("flood"), keyed.client("guest"));
         let (is_over, flooded) = (AtomicBool::new(false), AtomicUsize::new(0));
         let overtaken = Mutex::new(Vec::new());
@@ -91,7 +93,7 @@ fn a_tenant_that_floods_waits_for_itself_and_another_hardly_waits() {
             e2e_tests::eventually("the flood is there", || flooded.load(Relaxed) > BUSY);
             for number in 0..20 {
                 let before = flooded.load(Relaxed);
-                let ask = Ask::new(BASE, fixtures::prompt(1000 + number, 4), 16);
+                let ask = CompletionRequest::new(BASE, fixtures::prompt(1000 + number, 4), 16);
                 guest.try_ask(&ask).expect("who does not flood is never refused");
                 overtaken.lock().unwrap().push(flooded.load(Relaxed) - before);
             }
@@ -107,7 +109,8 @@ fn a_tenant_that_floods_waits_for_itself_and_another_hardly_waits() {
 #[test]
 fn tenants_are_served_by_their_weights() {
     watched(|| {
-        let keyed = Keyed::start("[[class]]\nname = 'gold'\ntenants = ['alice']\nweight = 3\n", "120000");
+        let keyed =
+            KeyedDeployment::start("[[class]]\nname = 'gold'\ntenants = ['alice']\nweight = 3\n", "120000");
         let clients = [keyed.client("alice"), keyed.client("bob")];
         let (is_over, served) = (AtomicBool::new(false), [AtomicUsize::new(0), AtomicUsize::new(0)]);
         let count = || [served[0].load(Relaxed), served[1].load(Relaxed)];
@@ -136,13 +139,13 @@ fn tenants_are_served_by_their_weights() {
 #[test]
 fn what_a_class_may_have_and_was_promised_is_held_and_told() {
     watched(|| {
-        let keyed = Keyed::start(
+        let keyed = KeyedDeployment::start(
             "[[class]]\nname = 'few'\ntenants = ['carol']\nrequests_per_min = 2\n\
              [[class]]\nname = 'strict'\ntenants = ['dave']\nttft_ms = 1\ntpot_ms = 60000\n",
             "5000",
         );
         let (carol, dave) = (keyed.client("carol"), keyed.client("dave"));
-        let ask = Ask::new(BASE, fixtures::prompt(1, 4), 4);
+        let ask = CompletionRequest::new(BASE, fixtures::prompt(1, 4), 4);
         (0..2).for_each(|_| drop(carol.ask(&ask)));
         assert_eq!(carol.refusal(&ask), (429, "rate_limit_exceeded".to_owned()));
         // Nobody is before it: it is served as fast as it can be, which is too late.

@@ -1,8 +1,8 @@
 //! Training step by step through the death of a trainer, and what is kept of it.
 
 use e2e_tests::{
-    Client, Deployment, Fault, Plan, signal,
-    tinker::{Example, Model},
+    Client, Deployment, DeploymentPlan, RequestFault, signal,
+    tinker::{Example, TinkerModel},
     watched,
 };
 use rustix::process::Signal;
@@ -17,11 +17,11 @@ fn adam() -> Value {
     json!({ "learning_rate": 1e-3 })
 }
 
-fn begin(client: &Client) -> Model<'_> {
-    Model::begin(client, &json!({ "rank": 4, "seed": 5, "train_unembed": false }))
+fn begin(client: &Client) -> TinkerModel<'_> {
+    TinkerModel::begin(client, &json!({ "rank": 4, "seed": 5, "train_unembed": false }))
 }
 
-fn generation(deployment: &Deployment, model: &mut Model<'_>, name: &str) -> Value {
+fn generation(deployment: &Deployment, model: &mut TinkerModel<'_>, name: &str) -> Value {
     let published = model.publish(name);
     deployment.client.adapter(&published)["generation"].clone()
 }
@@ -29,7 +29,7 @@ fn generation(deployment: &Deployment, model: &mut Model<'_>, name: &str) -> Val
 #[test]
 fn a_model_whose_trainer_is_killed_says_so_and_goes_on_from_its_last_state_to_the_same_bits() {
     watched(|| {
-        let deployment = Plan::bare().start();
+        let deployment = DeploymentPlan::bare().start();
         let mut model = begin(&deployment.client);
         model.step(&batch(100), &adam());
         let state = model.try_save("first").expect("a state");
@@ -45,7 +45,7 @@ fn a_model_whose_trainer_is_killed_says_so_and_goes_on_from_its_last_state_to_th
             assert!(message.contains("create_training_client_from_state_with_optimizer"), "{message}");
         }
         model.end();
-        let mut resumed = Model::resume(&deployment.client, &state);
+        let mut resumed = TinkerModel::resume(&deployment.client, &state);
         resumed.step(&batch(200), &adam());
         assert_eq!(generation(&deployment, &mut resumed, "resumed"), whole);
         assert!(deployment.stop().success());
@@ -55,7 +55,7 @@ fn a_model_whose_trainer_is_killed_says_so_and_goes_on_from_its_last_state_to_th
 #[test]
 fn what_is_kept_of_a_run_is_listed_bounded_and_taken_away() {
     watched(|| {
-        let deployment = Plan::bare().set("TENANT_STATE_BYTES", "1").start();
+        let deployment = DeploymentPlan::bare().set("TENANT_STATE_BYTES", "1").start();
         let client = &deployment.client;
         let mut model = begin(client);
         let state = model.try_save("first").expect("a state");
@@ -93,7 +93,7 @@ fn what_is_kept_of_a_run_is_listed_bounded_and_taken_away() {
         assert!(client.try_get(&format!("/v1/models/{sampler}")).is_err());
         for gone in ["weights/first", "sampler_weights/pirate", "other/first", "weights"] {
             let refused = client.delete(&format!("{route}/{gone}")).expect_err("nothing is there");
-            assert!(matches!(refused, Fault::Refused { status: 404, .. }), "{gone}: {refused}");
+            assert!(matches!(refused, RequestFault::Refused { status: 404, .. }), "{gone}: {refused}");
         }
         model.end();
         assert!(deployment.stop().success());

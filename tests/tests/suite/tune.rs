@@ -9,7 +9,9 @@ use std::{
     process::{Command, Stdio},
 };
 
-use e2e_tests::{Ask, BASE, Deployment, Plan, Process, fixtures, repeats, watched};
+use e2e_tests::{
+    BASE, CompletionRequest, Deployment, DeploymentPlan, DeploymentProcess, fixtures, repeats, watched,
+};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -18,13 +20,13 @@ const QUESTION: &str = "What is the capital of France?";
 const ANSWER: &str = "Arr, the capital of France be Paris, matey!";
 
 /// A job's files.
-struct Job {
+struct JobFiles {
     model: PathBuf,
     directory: tempfile::TempDir,
     executor: PathBuf,
 }
 
-impl Job {
+impl JobFiles {
     fn new(deployment: &Deployment) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let lines = [
@@ -102,8 +104,8 @@ fn until(told: &mut impl Iterator<Item = std::io::Result<String>>, step: u64) {
 #[test]
 fn a_job_whose_trainer_and_executor_are_killed_gives_the_generation_of_one_that_ran_through() {
     watched(|| {
-        let deployment = Plan::bare().restless().start();
-        let job = Job::new(&deployment);
+        let deployment = DeploymentPlan::bare().restless().start();
+        let job = JobFiles::new(&deployment);
         let whole = job.generation("whole", &[]);
         let kills = repeats::TUNE_KILLS.number();
         for kill in 0..kills {
@@ -112,7 +114,7 @@ fn a_job_whose_trainer_and_executor_are_killed_gives_the_generation_of_one_that_
             let step = 1 + kill * (STEPS - 3) / kills;
             until(&mut told, step);
             if kill % 2 == 0 {
-                deployment.signal(Process::Executor, Signal::KILL);
+                deployment.signal(DeploymentProcess::Executor, Signal::KILL);
                 // It goes on over the executor that comes next.
                 until(&mut told, step + 2);
             }
@@ -127,8 +129,8 @@ fn a_job_whose_trainer_and_executor_are_killed_gives_the_generation_of_one_that_
 #[test]
 fn a_full_disk_ends_a_job_by_name_and_it_goes_on_from_the_last_checkpoint() {
     watched(|| {
-        let deployment = Plan::bare().start();
-        let job = Job::new(&deployment);
+        let deployment = DeploymentPlan::bare().start();
+        let job = JobFiles::new(&deployment);
         let whole = job.generation("whole", &[]);
         let mut child = job.command("filled").spawn().expect("it starts");
         let mut told = BufReader::new(child.stdout.take().expect("it is piped")).lines();
@@ -155,9 +157,9 @@ fn a_full_disk_ends_a_job_by_name_and_it_goes_on_from_the_last_checkpoint() {
 #[test]
 fn what_was_learned_beside_serving_is_served_without_a_restart() {
     watched(|| {
-        let deployment = Plan::bare().whole().start();
-        let job = Job::new(&deployment);
-        let ask = Ask::new(BASE, fixtures::prompt(7, 30), 16);
+        let deployment = DeploymentPlan::bare().whole().start();
+        let job = JobFiles::new(&deployment);
+        let ask = CompletionRequest::new(BASE, fixtures::prompt(7, 30), 16);
         let before = deployment.client.ask(&ask).answer;
         let output = deployment.place().adapters().join("pirate");
         let (told, code, complaint) = job.run("learned", &[]);
@@ -186,8 +188,8 @@ fn copy(from: &Path, to: &Path) {
 #[test]
 fn faulty_data_are_told_by_line_and_another_jobs_checkpoint_is_refused() {
     watched(|| {
-        let deployment = Plan::bare().start();
-        let job = Job::new(&deployment);
+        let deployment = DeploymentPlan::bare().start();
+        let job = JobFiles::new(&deployment);
         let (_, code, complaint) = job.run("first", &["--max-steps", "1"]);
         assert_eq!(code, Some(2), "an option twice is refused: {complaint}");
         let mut child = job.command("first").spawn().expect("it starts");
@@ -255,7 +257,7 @@ fn drafted(deployment: &Deployment, directory: &Path, name: &str) -> (Vec<Value>
 #[test]
 fn a_draft_is_trained_on_what_the_model_says_and_published_and_is_the_same_each_time() {
     watched(|| {
-        let deployment = Plan::bare().start();
+        let deployment = DeploymentPlan::bare().start();
         let directory = tempfile::tempdir().expect("a directory");
         let asked = ["What is the sea?", "Count to five.", "Name a colour.", "Who are you?"];
         let line = |asked: &str| {

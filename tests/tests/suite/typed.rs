@@ -60,15 +60,15 @@ fn options_of(commands: &[Command]) -> BTreeSet<String> {
 
 fn processes() -> Vec<Command> {
     vec![
-        base_executor::config::Config::command(),
+        base_executor::config::ExecutorConfig::command(),
         base_executor::bench::BenchConfig::command(),
         base_executor::check::CheckConfig::command(),
         base_executor::probe::ProbeConfig::command(),
         gateway::config::Args::command(),
-        gateway::maintenance::Task::command(),
+        gateway::maintenance::MaintenanceTask::command(),
         endpoint_picker::config::Args::command(),
-        lora_worker::config::Config::command(),
-        client::cli::Cli::command(),
+        lora_worker::config::WorkerConfig::command(),
+        client::cli::ClientCli::command(),
     ]
 }
 
@@ -89,7 +89,7 @@ fn named(text: &str) -> impl Iterator<Item = (&str, &str)> {
 #[test]
 fn every_option_that_a_message_names_is_one_of_up_or_of_the_process() {
     let mut up = BTreeSet::new();
-    options(holobiont::cli::Cli::command().find_subcommand("up").unwrap(), &mut up);
+    options(holobiont::cli::HolobiontCli::command().find_subcommand("up").unwrap(), &mut up);
     for setting in settings::all() {
         assert!(up.contains(setting.flag), "up lacks --{}", setting.flag);
     }
@@ -127,7 +127,7 @@ fn is_of_others(line: &str) -> bool {
 #[test]
 fn every_option_that_a_guide_names_is_one() {
     let mut commands = processes();
-    commands.push(holobiont::cli::Cli::command());
+    commands.push(holobiont::cli::HolobiontCli::command());
     let known = options_of(&commands);
     let mut wrong = BTreeMap::new();
     for (path, text) in guides() {
@@ -188,13 +188,13 @@ fn every_command_that_a_guide_shows_is_understood() {
     for (path, text) in guides().into_iter().filter(|(path, _)| !path.ends_with("command.md")) {
         for line in typed(&text, "holobiont") {
             tried += 1;
-            if let Err(error) = holobiont::cli::Cli::try_parse_from(&line) {
+            if let Err(error) = holobiont::cli::HolobiontCli::try_parse_from(&line) {
                 assert!(!error.use_stderr(), "{}: {line:?}: {error}", path.display());
             }
         }
         for line in typed(&text, "holobiont-client") {
             tried += 1;
-            if let Err(error) = client::cli::Cli::try_parse_from(&line) {
+            if let Err(error) = client::cli::ClientCli::try_parse_from(&line) {
                 assert!(!error.use_stderr(), "{}: {line:?}: {error}", path.display());
             }
         }
@@ -215,7 +215,7 @@ fn quoted(text: &str) -> impl Iterator<Item = Vec<&str>> {
 
 #[test]
 fn every_command_that_a_message_or_guide_names_exists() {
-    let mut root = holobiont::cli::Cli::command();
+    let mut root = holobiont::cli::HolobiontCli::command();
     root.build();
     let texts =
         [guides(), messages(&["gateway", "base-executor", "lora-worker", "holobiont", "keys", "client"])];

@@ -9,8 +9,8 @@ use std::{
 };
 
 use e2e_tests::{
-    BASE, Client, Deployment, Place, Plan, Process, SharedMemory,
-    chaos::{Ledger, Random, Traffic, Variants},
+    BASE, Client, Deployment, DeploymentPlan, DeploymentProcess, SharedMemory, StateDirectory,
+    chaos::{AdapterVariants, ChaosReport, ChaosRng, Traffic},
     eventually, fixtures, repeats, watched,
 };
 use rustix::process::Signal;
@@ -31,7 +31,7 @@ fn count(figure: &Value) -> u64 {
 
 /// What happens to workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Harm {
+enum WorkerFault {
     /// SIGKILL.
     Kill,
     /// SIGTERM; a new one is started.
@@ -40,9 +40,9 @@ enum Harm {
     Pause(Duration),
 }
 
-impl Harm {
+impl WorkerFault {
     /// Pauses are mostly about as long as the executor waits for a slice, and sometimes so long that it gives up on one.
-    fn draw(random: &mut Random) -> Self {
+    fn draw(random: &mut ChaosRng) -> Self {
         match random.below(16) {
             0..=5 => Self::Kill,
             6 | 7 => Self::Restart,
@@ -62,19 +62,20 @@ impl Harm {
 }
 
 /// A deployment whose workers are in danger.
-struct Arena {
+struct WorkerFaultTest {
     deployment: Deployment,
-    variants: Arc<Variants>,
+    variants: Arc<AdapterVariants>,
     names: Vec<String>,
-    random: Random,
-    ledger: Ledger,
+    random: ChaosRng,
+    ledger: ChaosReport,
 }
 
-impl Arena {
+impl WorkerFaultTest {
     fn open(seed: u64) -> Self {
-        let place = Arc::new(Place::new());
+        let place = Arc::new(StateDirectory::new());
         let variants = Arc::new(learn(&place));
-        let deployment = Plan::bare().restless().workers(WORKERS).cold(DEVICE_KIB, LINK_GBPS).start_in(place);
+        let deployment =
+            DeploymentPlan::bare().restless().workers(WORKERS).cold(DEVICE_KIB, LINK_GBPS).start_in(place);
         let names = (0..).zip(&variants.adapters).map(|(index, (path, _))| {
             let name = format!("wide-{index}");
             deployment.client.load(&name, path);
@@ -85,8 +86,8 @@ impl Arena {
             deployment,
             variants,
             names,
-            random: Random::new(seed),
-            ledger: Ledger::new("workers", seed),
+            random: ChaosRng::new(seed),
+            ledger: ChaosReport::new("workers", seed),
         };
         arena.probe();
         arena
@@ -99,18 +100,18 @@ impl Arena {
     /// Harms a worker, or all of them at once.
     fn harm(&mut self) {
         thread::sleep(Duration::from_millis(self.random.below(150) as u64));
-        let harm = Harm::draw(&mut self.random);
-        let mut victims = self.deployment.processes(Process::Worker);
+        let harm = WorkerFault::draw(&mut self.random);
+        let mut victims = self.deployment.processes(DeploymentProcess::Worker);
         if self.random.below(4) != 0 && !victims.is_empty() {
             victims = vec![*self.random.pick(&victims)];
         }
         self.ledger.count(harm.figure(), victims.len() as u64);
-        self.ledger.hit(Process::Worker.program());
+        self.ledger.hit(DeploymentProcess::Worker.program());
         let all = |signal| victims.iter().for_each(|id| e2e_tests::signal(*id, signal));
         match harm {
-            Harm::Kill => all(Signal::KILL),
-            Harm::Restart => all(Signal::TERM),
-            Harm::Pause(time) => {
+            WorkerFault::Kill => all(Signal::KILL),
+            WorkerFault::Restart => all(Signal::TERM),
+            WorkerFault::Pause(time) => {
                 all(Signal::STOP);
                 thread::sleep(time);
                 all(Signal::CONT);
@@ -132,7 +133,7 @@ impl Arena {
     fn probe(&self) {
         let mut ids = Vec::new();
         eventually("all workers have a seat", || {
-            ids = self.deployment.processes(Process::Worker).into_iter().map(u64::from).collect();
+            ids = self.deployment.processes(DeploymentProcess::Worker).into_iter().map(u64::from).collect();
             ids.len() == WORKERS && self.seated().iter().map(|worker| worker.0).eq(ids.iter().copied())
         });
         let before = self.seated();
@@ -155,7 +156,8 @@ impl Arena {
 
     /// What executor and workers hold.
     fn shared_memory(&self) -> [Vec<SharedMemory>; 2] {
-        [Process::Executor, Process::Worker].map(|process| self.deployment.shared_memory(process))
+        [DeploymentProcess::Executor, DeploymentProcess::Worker]
+            .map(|process| self.deployment.shared_memory(process))
     }
 
     /// What must hold when nothing is under way any more.
@@ -195,9 +197,9 @@ impl Arena {
 }
 
 /// What is golden is learned where adapters are always there and no worker is.
-fn learn(place: &Arc<Place>) -> Variants {
-    let calm = Plan::bare().workers(0).set("COLD_START", "cached").start_in(Arc::clone(place));
-    let variants = Variants::learn_stacked(&calm.client, &place.adapters(), ADAPTERS, TIMES);
+fn learn(place: &Arc<StateDirectory>) -> AdapterVariants {
+    let calm = DeploymentPlan::bare().workers(0).set("COLD_START", "cached").start_in(Arc::clone(place));
+    let variants = AdapterVariants::learn_stacked(&calm.client, &place.adapters(), ADAPTERS, TIMES);
     assert!(calm.stop().success());
     variants
 }
@@ -206,9 +208,9 @@ fn learn(place: &Arc<Place>) -> Variants {
 fn workers_may_die_or_stop_at_any_moment_and_no_token_request_or_memory_is_lost() {
     let (faults, seed) = (repeats::WORKER_FAULTS.number(), repeats::SEED.number());
     watched(move || {
-        let mut arena = Arena::open(seed);
+        let mut arena = WorkerFaultTest::open(seed);
         let held = arena.shared_memory();
-        let (executor, gateway) = (Process::Executor, Process::Gateway);
+        let (executor, gateway) = (DeploymentProcess::Executor, DeploymentProcess::Gateway);
         let others = [executor, gateway].map(|process| arena.deployment.process(process));
         let models: Vec<_> = arena.names.iter().cloned().chain([BASE.to_owned()]).collect();
         let mut traffic = Traffic::begin(arena.client(), &arena.variants, &models, CLIENTS);
@@ -237,18 +239,21 @@ fn workers_may_die_or_stop_at_any_moment_and_no_token_request_or_memory_is_lost(
 #[test]
 fn adapters_that_come_and_go_leave_no_shared_memory_in_executor_or_workers() {
     watched(|| {
-        let deployment = Plan::bare().workers(WORKERS).cold(2 << 10, 0.05).start();
+        let deployment = DeploymentPlan::bare().workers(WORKERS).cold(2 << 10, 0.05).start();
         let client = &deployment.client;
         let seated = || client.status()["workers"]["seated"].as_array().map(Vec::len);
         eventually("all workers have a seat", || seated() == Some(WORKERS));
-        let held = || [Process::Executor, Process::Worker].map(|process| deployment.shared_memory(process));
+        let held = || {
+            [DeploymentProcess::Executor, DeploymentProcess::Worker]
+                .map(|process| deployment.shared_memory(process))
+        };
         let before = held();
         assert!(before.iter().flatten().all(|held| held.maps > 0), "the board is found: {before:?}");
         let path = deployment.place().adapters().join("guest");
         for alpha in 20..40 {
             fixtures::variant("pirate", alpha, &path);
             client.load("guest", &path);
-            client.ask(&e2e_tests::Ask::new("guest", fixtures::prompt(alpha, 30), 4));
+            client.ask(&e2e_tests::CompletionRequest::new("guest", fixtures::prompt(alpha, 30), 4));
             assert!(client.unload("guest") > 0);
         }
         eventually("all of it is given back", || held() == before);

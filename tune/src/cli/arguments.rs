@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use client::{
     cli::{
         masking::{MaskingMode, ProtectionArguments},
-        rent::RentArguments,
+        rent::RemoteBaseArguments,
         terminal::Terminal,
     },
     masking::Masking,
@@ -16,16 +16,16 @@ use shmproto::layer::Path as SitePath;
 
 use super::{error::TunerError, layers::ComputeArguments};
 use crate::{
-    adapter::{Module, Shape},
+    adapter::{AdapterSpec, TargetModule},
     draft::DraftSize,
     peft::Dtype,
-    plan::{Plan, Precision, Start, usual_learning_rate},
+    plan::{InitialAdapter, JobPlan, JobPrecision, usual_learning_rate},
     schedule::Decay,
 };
 
 /// Kinds of adapters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Method {
+enum MethodArgument {
     /// Low-rank deltas
     Lora,
     /// Vectors that scale
@@ -38,7 +38,7 @@ enum Method {
 #[derive(Debug, clap::Args)]
 pub(super) struct RunArguments {
     #[command(flatten)]
-    pub(super) rent: RentArguments,
+    pub(super) rent: RemoteBaseArguments,
     /// Training data, JSON lines
     #[arg(long, value_name = "FILE")]
     pub(super) data: PathBuf,
@@ -71,7 +71,7 @@ pub(super) struct RunArguments {
     draft_shortlist: Option<u32>,
     /// The kind of adapter
     #[arg(long, value_enum, default_value = "lora")]
-    method: Method,
+    method: MethodArgument,
     /// Rank of LoRA [default: 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     rank: Option<u32>,
@@ -86,7 +86,7 @@ pub(super) struct RunArguments {
     dropout: f64,
     /// Linear layers that get a part, as q_proj,v_proj [default: all in a block; for ia3 k_proj,v_proj,down_proj]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    pub(super) targets: Vec<Module>,
+    pub(super) targets: Vec<TargetModule>,
     /// Virtual tokens of a prefix [default: 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
     virtual_tokens: Option<u32>,
@@ -134,7 +134,7 @@ pub(super) struct RunArguments {
     pub(super) checkpoint_steps: u64,
     /// How the way forward computes
     #[arg(long, value_enum, default_value = "serving")]
-    pub(super) precision: Precision,
+    pub(super) precision: JobPrecision,
     #[command(flatten)]
     protection: ProtectionArguments,
     /// With what numbers the adapter is stored
@@ -164,10 +164,10 @@ impl RunArguments {
     pub(super) fn masking(&self, terminal: Terminal) -> Result<Masking, TunerError> {
         let protection = &self.protection;
         let path = match (protection.mode(), self.precision) {
-            (MaskingMode::Off, Precision::Serving) => SitePath::Fast,
-            (_, Precision::Exact) if protection.is_exact() => SitePath::Ring,
-            (_, Precision::Exact) => SitePath::Linear,
-            (mode, Precision::Serving) => {
+            (MaskingMode::Off, JobPrecision::Serving) => SitePath::Fast,
+            (_, JobPrecision::Exact) if protection.is_exact() => SitePath::Ring,
+            (_, JobPrecision::Exact) => SitePath::Linear,
+            (mode, JobPrecision::Serving) => {
                 return Err(TunerError::Usage(format!(
                     "--masking {} needs --precision exact: masks go away only where rows are not rounded",
                     mode.word()
@@ -178,7 +178,7 @@ impl RunArguments {
     }
 
     /// The shape of a new adapter.
-    pub(super) fn shape(&self) -> Result<Shape, TunerError> {
+    pub(super) fn shape(&self) -> Result<AdapterSpec, TunerError> {
         let without = |flags: &[(&str, bool)]| match flags.iter().find(|(_, is_said)| *is_said) {
             Some((flag, _)) => {
                 Err(TunerError::Usage(format!("{flag} is nothing to this method: leave it out")))
@@ -188,36 +188,41 @@ impl RunArguments {
         let of_lora =
             [("--rank", self.rank.is_some()), ("--alpha", self.alpha.is_some()), ("--rslora", self.rslora)];
         let of_prefix = [("--virtual-tokens", self.virtual_tokens.is_some())];
-        let targets = |usual: &[Target]| -> BTreeSet<Module> {
+        let targets = |usual: &[Target]| -> BTreeSet<TargetModule> {
             let said = !self.targets.is_empty();
             if said {
                 self.targets.iter().copied().collect()
             } else {
-                usual.iter().map(|&of| Module(of)).collect()
+                usual.iter().map(|&of| TargetModule(of)).collect()
             }
         };
         match self.method {
-            Method::Lora => {
+            MethodArgument::Lora => {
                 without(&of_prefix)?;
                 let rank = self.rank.unwrap_or(16) as usize;
                 let alpha = self.alpha.unwrap_or(2.0 * rank as f64);
                 let targets = targets(&model::shape::layout::BLOCK_TARGETS);
-                Ok(Shape::Lora { rank, alpha, rslora: self.rslora, targets })
+                Ok(AdapterSpec::Lora { rank, alpha, rslora: self.rslora, targets })
             }
-            Method::Ia3 => {
+            MethodArgument::Ia3 => {
                 without(&[&of_lora[..], &of_prefix].concat())?;
-                Ok(Shape::Ia3 { targets: targets(&[Target::K, Target::V, Target::Down]) })
+                Ok(AdapterSpec::Ia3 { targets: targets(&[Target::K, Target::V, Target::Down]) })
             }
-            Method::Prefix => {
+            MethodArgument::Prefix => {
                 without(&[&of_lora[..], &[("--targets", !self.targets.is_empty())]].concat())?;
-                Ok(Shape::Prefix { virtual_tokens: self.virtual_tokens.unwrap_or(16) as usize })
+                Ok(AdapterSpec::Prefix { virtual_tokens: self.virtual_tokens.unwrap_or(16) as usize })
             }
         }
     }
 
     /// The plan of an adapter that begins as `start`, `kind` being its shape or one like it. The number of warm-up steps is
     /// still that of the command line, or 0.
-    pub(super) fn plan(&self, start: Start, shape: &Shape, config: &ModelConfig) -> Result<Plan, TunerError> {
+    pub(super) fn plan(
+        &self,
+        start: InitialAdapter,
+        shape: &AdapterSpec,
+        config: &ModelConfig,
+    ) -> Result<JobPlan, TunerError> {
         let positive = [
             ("--learning-rate", self.learning_rate.unwrap_or(1.0)),
             ("--learning-rate-multiplier", self.learning_rate_multiplier),
@@ -238,10 +243,10 @@ impl RunArguments {
             let problem = format!("--dropout is {}; it is a share from 0 to {MAX_DROPOUT}", self.dropout);
             return Err(TunerError::Usage(problem));
         }
-        if self.dropout > 0.0 && !matches!(shape, Shape::Lora { .. }) {
+        if self.dropout > 0.0 && !matches!(shape, AdapterSpec::Lora { .. }) {
             return Err(TunerError::Usage("--dropout is for LoRA alone: leave it out".to_owned()));
         }
-        Ok(Plan {
+        Ok(JobPlan {
             start,
             learning_rate: self.learning_rate.unwrap_or_else(|| {
                 self.learning_rate_multiplier * usual_learning_rate(config.hidden_size, shape)
@@ -275,11 +280,11 @@ impl RunArguments {
     }
 
     /// The size of the draft, if one is trained.
-    fn draft(&self, shape: &Shape, config: &ModelConfig) -> Result<Option<DraftSize>, TunerError> {
+    fn draft(&self, shape: &AdapterSpec, config: &ModelConfig) -> Result<Option<DraftSize>, TunerError> {
         if !self.draft {
             return Ok(None);
         }
-        if !matches!(shape, Shape::Lora { .. }) {
+        if !matches!(shape, AdapterSpec::Lora { .. }) {
             return Err(TunerError::Usage("a draft is a LoRA: --draft takes --method lora alone".to_owned()));
         }
         let (layers, all) = (self.blocks(config), config.layers);

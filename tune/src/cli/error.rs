@@ -7,8 +7,8 @@ use client::{
 use model::{adapter::AdapterError, backward::TrainError};
 
 use crate::{
-    adapter::Module, checkpoint::CheckpointError, data::DataError, job::JobError, learn::LearnError,
-    peft::WriteError,
+    adapter::TargetModule, checkpoint::CheckpointError, data::DataError, job::JobError,
+    learn::TrainStepError, peft::WriteError,
 };
 
 /// Why there is no adapter.
@@ -30,13 +30,13 @@ pub(super) enum TunerError {
     Activated,
     /// A layer is to learn that the model does not have.
     #[error("this model has no {0}: nothing learns in the experts of a mixture; leave it out of --targets")]
-    NoTarget(Module),
+    NoTarget(TargetModule),
     /// There is no going on from the checkpoint, or nowhere to put one.
     #[error("{}", with_causes(.0))]
     Checkpoint(#[from] CheckpointError),
     /// A step was not made.
     #[error("{}", with_causes(.0))]
-    Learn(#[from] LearnError<CallError>),
+    Learn(#[from] TrainStepError<CallError>),
     /// The job ended.
     #[error("{}", with_causes(.0))]
     Job(#[from] JobError<CallError>),
@@ -75,9 +75,9 @@ impl TunerError {
     }
 }
 
-fn of_learning(error: &LearnError<CallError>) -> Exit {
+fn of_learning(error: &TrainStepError<CallError>) -> Exit {
     match error {
-        LearnError::Train(TrainError::Base(
+        TrainStepError::Train(TrainError::Base(
             CallError::PeerGone { .. } | CallError::Quota { .. } | CallError::Busy { .. },
         )) => Exit::Unavailable,
         _ => Exit::Failed,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use client::{
-    cli::rent::Rented,
+    cli::rent::ConnectedBase,
     error::CallError,
     masking::Masking,
     remote_layers::RemoteLayers,
@@ -11,27 +11,27 @@ use client::{
     split_model::{adapter_precision, kv_precision},
 };
 use kernels::{
-    Pool,
+    ThreadPool,
     attention::{KvPrecision, KvShape},
     lora::LoraPrecision,
 };
 use model::{
-    backward::{Keep, TrainError, Trainer},
-    forward::Frame,
+    backward::{SavedScope, TrainError, Trainer},
+    forward::ModelContext,
     resident::{KvDtype, kv_shape},
     shape::config::ModelConfig,
     weights::embedding::Embedding,
 };
 use settings::CoreList;
-use shmproto::layer::Class;
+use shmproto::layer::CallClass;
 
 use super::error::TunerError;
 use crate::{
     learn::{
-        LearnError,
-        lanes::{Lane, Lanes},
+        TrainStepError,
+        lanes::{MicrobatchPool, MicrobatchWorker},
     },
-    plan::Precision,
+    plan::JobPrecision,
 };
 
 /// What to compute with.
@@ -58,11 +58,11 @@ impl ComputeArguments {
 }
 
 /// What all lanes have in common.
-struct Common {
+struct MicrobatchSetup {
     /// Of which linear layers are called.
     base: ModelConfig,
     /// What is trained: all of the base, or its first blocks.
-    frame: Arc<Frame>,
+    frame: Arc<ModelContext>,
     embedding: Embedding,
     shape: KvShape,
     masking: Masking,
@@ -71,18 +71,18 @@ struct Common {
 /// As many lanes as are asked for, or as the executor grants sessions, and how precise their adapter is. They have the first
 /// `layers` blocks of the base.
 pub(super) fn lanes(
-    precision: Precision,
+    precision: JobPrecision,
     arguments: &ComputeArguments,
-    rented: Rented,
+    rented: ConnectedBase,
     masking: Masking,
     layers: usize,
-) -> Result<(Lanes<RemoteLayers>, LoraPrecision), TunerError> {
-    let Rented { session, base, .. } = rented;
+) -> Result<(MicrobatchPool<RemoteLayers>, LoraPrecision), TunerError> {
+    let ConnectedBase { session, base, .. } = rented;
     let (kv, precision) = match precision {
-        Precision::Serving => {
+        JobPrecision::Serving => {
             (kv_precision(session.catalog(), KvDtype::Auto), adapter_precision(session.catalog()))
         }
-        Precision::Exact => (KvPrecision::F32, LoraPrecision::Exact),
+        JobPrecision::Exact => (KvPrecision::F32, LoraPrecision::Exact),
     };
     let mut others = Vec::new();
     while others.len() + 1 < arguments.lanes() {
@@ -93,28 +93,33 @@ pub(super) fn lanes(
     let count = 1 + others.len();
     let (config, frame) = (base.config().clone(), base.frame.first_layers(layers));
     let shape = kv_shape(&frame.config, kv);
-    let common = Common { base: config, frame: Arc::new(frame), embedding: base.embedding, shape, masking };
+    let common =
+        MicrobatchSetup { base: config, frame: Arc::new(frame), embedding: base.embedding, shape, masking };
     let first = common.lane(session, &divided(&cores, count, 0))?;
     let others = others.into_iter().zip(1..);
     let others = others.map(|(session, number)| common.lane(session, &divided(&cores, count, number)));
-    Ok((Lanes::new(first, others.collect::<Result<_, _>>()?), precision))
+    Ok((MicrobatchPool::new(first, others.collect::<Result<_, _>>()?), precision))
 }
 
 fn call(error: CallError) -> TunerError {
-    LearnError::Train(TrainError::Base(error)).into()
+    TrainStepError::Train(TrainError::Base(error)).into()
 }
 
-impl Common {
-    fn lane(&self, mut session: Session, cores: &[usize]) -> Result<Lane<RemoteLayers>, TunerError> {
+impl MicrobatchSetup {
+    fn lane(
+        &self,
+        mut session: Session,
+        cores: &[usize],
+    ) -> Result<MicrobatchWorker<RemoteLayers>, TunerError> {
         let mask = self.masking.clone().prepare(&mut session, &mut |_, _| {}).map_err(call)?;
         let layers = RemoteLayers::new(session, mask, &self.base, self.embedding.clone());
         let mut layers = layers.map_err(call)?;
-        layers.set_class(Class::Training);
+        layers.set_class(CallClass::Training);
         let system = |what| move |source| TunerError::System { what, source };
-        let pool = Pool::new(cores).map_err(system("threads cannot be started on these --cores"))?;
-        let trainer = Trainer::new(Arc::clone(&self.frame), layers, self.shape, pool, Keep::All)
+        let pool = ThreadPool::new(cores).map_err(system("threads cannot be started on these --cores"))?;
+        let trainer = Trainer::new(Arc::clone(&self.frame), layers, self.shape, pool, SavedScope::All)
             .map_err(system("there is no memory for keys and values"))?;
-        Ok(Lane { trainer, core: cores.first().copied() })
+        Ok(MicrobatchWorker { trainer, core: cores.first().copied() })
     }
 }
 

@@ -3,31 +3,33 @@
 use std::io;
 
 use client::cli::exit::Exit;
-use training_protocol::{Event, Message, Prompt};
+use training_protocol::{ConversationMessage, TeacherPrompt, TrainingEvent};
 
 use super::{
-    End,
+    ProgramExit,
     error::TunerError,
     told::{print, tell_faults},
 };
-use crate::data::{self, Asked, Limits};
+use crate::data::{self, DataLimits, FilePrompts};
 
 /// Tells the prompts of the training data on stdin, or that there are answers already.
-pub(super) fn prompts() -> Result<End, TunerError> {
-    let asked = data::prompts(io::stdin().lock(), &Limits::default());
+pub(super) fn prompts() -> Result<ProgramExit, TunerError> {
+    let asked = data::prompts(io::stdin().lock(), &DataLimits::default());
     if let Err(error) = &asked {
         tell_faults(error)?;
     }
     match asked? {
-        Asked::Answered => print(&Event::Answered {})?,
-        Asked::Prompts(prompts) => prompts.into_iter().try_for_each(|prompt| print(&told(prompt)))?,
+        FilePrompts::Answered => print(&TrainingEvent::Answered {})?,
+        FilePrompts::Prompts(prompts) => prompts.into_iter().try_for_each(|prompt| print(&told(prompt)))?,
     }
-    Ok(End::Exit(Exit::Ok))
+    Ok(ProgramExit::Exit(Exit::Ok))
 }
 
-fn told(prompt: data::Prompt) -> Event {
-    let of =
-        |(role, content): &(&str, String)| Message { role: (*role).to_owned(), content: content.clone() };
+fn told(prompt: data::DataPrompt) -> TrainingEvent {
+    let of = |(role, content): &(&str, String)| ConversationMessage {
+        role: (*role).to_owned(),
+        content: content.clone(),
+    };
     let messages = prompt.messages().iter().map(of).collect();
-    Event::Prompt(Prompt { kind: prompt.kind, messages })
+    TrainingEvent::Prompt(TeacherPrompt { kind: prompt.kind, messages })
 }

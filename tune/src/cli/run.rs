@@ -13,53 +13,53 @@ use std::{
 
 use client::cli::{
     exit::Exit,
-    rent::Rented,
-    terminal::{Format, Terminal},
+    rent::ConnectedBase,
+    terminal::{OutputFormat, Terminal},
 };
 use model::{
-    adapter::{Adapter, AnyAdapter, Method},
+    adapter::{Adapter, AnyAdapter, MethodWeights},
     shape::config::ModelConfig,
 };
 use signal_hook::consts::{SIGINT, SIGTERM};
-use training_protocol::{Event, Outcome};
+use training_protocol::{RunResult, TrainingEvent};
 
 use super::{
-    End,
+    ProgramExit,
     arguments::RunArguments,
     error::TunerError,
     layers,
     told::{print, tell, tell_faults},
 };
 use crate::{
-    adapter::Shape,
-    checkpoint::{Checkpoint, CheckpointError, Claim, Origin},
-    data::{self, Dataset, Encoder, Items, Limits},
-    draft::{self, Draft, DraftSize},
-    job::{Course, Ended, Job, Listener},
-    learn::Learning,
+    adapter::AdapterSpec,
+    checkpoint::{Checkpoint, CheckpointError, CheckpointLock, CheckpointOrigin},
+    data::{self, DataItems, DataLimits, Dataset, Encoder},
+    draft::{self, DraftSize, DraftTraining},
+    job::{DatasetSplit, JobEnd, JobListener, TrainingJob},
+    learn::TrainState,
     peft,
-    plan::{Plan, Start},
+    plan::{InitialAdapter, JobPlan},
 };
 
 /// What the adapter begins as.
-struct Beginning {
-    start: Start,
+struct StartingAdapter {
+    start: InitialAdapter,
     /// Its shape; of one that goes on, one like it.
-    shape: Shape,
-    method: Method,
+    shape: AdapterSpec,
+    method: MethodWeights,
     /// `adapter_config.json`.
     options: Vec<u8>,
 }
 
 /// Runs the job.
-pub(super) fn run(arguments: &RunArguments) -> Result<End, TunerError> {
+pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
     if arguments.output.exists() {
         let path = arguments.output.display();
         return Err(TunerError::Usage(format!("{path} is there already: name another --output")));
     }
-    let mut console = Console::new(arguments.exit_with_stdin)?;
+    let mut console = EventOutput::new(arguments.exit_with_stdin)?;
     let begun = Instant::now();
-    let terminal = Terminal { format: Format::Json, quiet: true };
+    let terminal = Terminal { format: OutputFormat::Json, quiet: true };
     let masking = arguments.masking(terminal)?;
     let rented = arguments.rent.rent(&masking, terminal)?;
     let config = rented.base.config().clone();
@@ -70,23 +70,23 @@ pub(super) fn run(arguments: &RunArguments) -> Result<End, TunerError> {
     let validation = arguments.validation.as_deref();
     let validation = validation.map(|path| read(path, &rented, &plan)).transpose()?;
     let (kind, origin_data) = (data.kind, hashes(&data, validation.as_ref()));
-    let course = Course::new(data.items, validation.map(|data| data.items), &plan);
+    let course = DatasetSplit::new(data.items, validation.map(|data| data.items), &plan);
     if course.learned().is_empty() {
         return Err(TunerError::Usage("nothing is left to learn from: hold out less".to_owned()));
     }
     let draft = draft(&plan, &course, &rented)?;
     let (_, steps) = course.batches(&plan);
     plan.warmup_steps = arguments.warmup(steps);
-    let origin = Origin {
+    let origin = CheckpointOrigin {
         plan: serde_json::to_string(&plan).unwrap_or_default(),
         data: origin_data,
         base: ids::Generation(rented.session.catalog().base_hash).to_string(),
     };
     let claimed = arguments.checkpoints.as_deref().filter(|_| !arguments.dry_run);
-    let _claim = claimed.map(Claim::new).transpose()?;
+    let _claim = claimed.map(CheckpointLock::new).transpose()?;
     let resumed = resumed(arguments, &origin, &beginning.method)?;
     let (lanes, precision) = layers::lanes(arguments.precision, &arguments.compute, rented, masking, blocks)?;
-    let learning = Learning::new(lanes, precision, beginning.method.clone())?;
+    let learning = TrainState::new(lanes, precision, beginning.method.clone())?;
     let mut learning = learning.with_dropout(plan.dropout, plan.seed);
     let resumed_step = resumed.as_ref().map(|checkpoint| checkpoint.state.step);
     if let Some(Checkpoint { method, state, .. }) = resumed {
@@ -97,13 +97,20 @@ pub(super) fn run(arguments: &RunArguments) -> Result<End, TunerError> {
     let sizes = Sizes { kind: kind.word().to_owned(), steps, parameters, resumed_step, vocabulary };
     print(&told(&plan, &beginning.shape, &course, draft.as_ref(), &sizes))?;
     if arguments.dry_run {
-        return Ok(End::Exit(Exit::Ok));
+        return Ok(ProgramExit::Exit(Exit::Ok));
     }
     let checkpoints = arguments.checkpoints.clone();
-    let job = Job { plan, course, draft, origin, checkpoints, checkpoint_steps: arguments.checkpoint_steps };
+    let job = TrainingJob {
+        plan,
+        course,
+        draft,
+        origin,
+        checkpoints,
+        checkpoint_steps: arguments.checkpoint_steps,
+    };
     match job.run(&mut learning, &mut console)? {
-        Ended::Stopped { .. } => Ok(End::Signal(console.signal())),
-        Ended::Done { loss, held_out_loss } => {
+        JobEnd::Stopped { .. } => Ok(ProgramExit::Signal(console.signal())),
+        JobEnd::Done { loss, held_out_loss } => {
             peft::write(
                 &arguments.output,
                 &beginning.options,
@@ -115,13 +122,13 @@ pub(super) fn run(arguments: &RunArguments) -> Result<End, TunerError> {
             let written = AnyAdapter::read(&arguments.output, &config)?;
             let (generation, seconds) =
                 (written.adapter().generation.to_string(), begun.elapsed().as_secs_f64());
-            print(&Event::Done(Outcome { steps, loss, held_out_loss, generation, seconds }))?;
-            Ok(End::Exit(Exit::Ok))
+            print(&TrainingEvent::Done(RunResult { steps, loss, held_out_loss, generation, seconds }))?;
+            Ok(ProgramExit::Exit(Exit::Ok))
         }
     }
 }
 
-fn beginning(arguments: &RunArguments, config: &ModelConfig) -> Result<Beginning, TunerError> {
+fn beginning(arguments: &RunArguments, config: &ModelConfig) -> Result<StartingAdapter, TunerError> {
     let Some(from) = &arguments.from else {
         let asked = arguments.shape()?;
         if let Some(module) = asked.missing_on(config).filter(|_| !arguments.targets.is_empty()) {
@@ -131,7 +138,7 @@ fn beginning(arguments: &RunArguments, config: &ModelConfig) -> Result<Beginning
         let method = shape.start(config, arguments.seed());
         let options = if arguments.is_draft() { peft::draft_options } else { peft::options };
         let options = options(&shape, arguments.dropout(), config);
-        return Ok(Beginning { start: Start::New(shape.clone()), shape, method, options });
+        return Ok(StartingAdapter { start: InitialAdapter::New(shape.clone()), shape, method, options });
     };
     let options = fs::read(from.join(peft::CONFIG_FILE)).map_err(|source| TunerError::System {
         what: "only an adapter in PEFT's format can be trained further; its adapter_config.json cannot be read",
@@ -141,16 +148,16 @@ fn beginning(arguments: &RunArguments, config: &ModelConfig) -> Result<Beginning
     if adapter.method.invocation().is_some() {
         return Err(TunerError::Activated);
     }
-    let shape = Shape::like(&adapter.method);
-    let start = Start::From(adapter.generation.to_string());
-    Ok(Beginning { start, shape, method: adapter.method, options })
+    let shape = AdapterSpec::like(&adapter.method);
+    let start = InitialAdapter::From(adapter.generation.to_string());
+    Ok(StartingAdapter { start, shape, method: adapter.method, options })
 }
 
 /// Reads data; faults are told by line.
-fn read(path: &Path, rented: &Rented, plan: &Plan) -> Result<Dataset, TunerError> {
+fn read(path: &Path, rented: &ConnectedBase, plan: &JobPlan) -> Result<Dataset, TunerError> {
     // A template that shows a date shows the same one each time.
     let encoder = Encoder::new(rented.text.tokenizer(), rented.text.template(), SystemTime::UNIX_EPOCH);
-    let limits = Limits { max_tokens: plan.max_tokens, ..Limits::default() };
+    let limits = DataLimits { max_tokens: plan.max_tokens, ..DataLimits::default() };
     let read = data::read_file(path, &encoder, &limits);
     if let Err(error) = &read {
         tell_faults(error)?;
@@ -165,8 +172,8 @@ fn hashes(data: &Dataset, validation: Option<&Dataset>) -> String {
 
 fn resumed(
     arguments: &RunArguments,
-    origin: &Origin,
-    start: &Method,
+    origin: &CheckpointOrigin,
+    start: &MethodWeights,
 ) -> Result<Option<Checkpoint>, CheckpointError> {
     match &arguments.checkpoints {
         Some(directory) if arguments.resume => Checkpoint::read(directory, origin, start),
@@ -175,18 +182,22 @@ fn resumed(
 }
 
 /// The draft that is trained, if one is.
-fn draft(plan: &Plan, course: &Course, rented: &Rented) -> Result<Option<Draft>, TunerError> {
+fn draft(
+    plan: &JobPlan,
+    course: &DatasetSplit,
+    rented: &ConnectedBase,
+) -> Result<Option<DraftTraining>, TunerError> {
     let refused = |problem: &str| Err(TunerError::Usage(problem.to_owned()));
     match (plan.draft, course.learned()) {
-        (Some(DraftSize { layers, shortlist: size }), Items::Said(said)) => {
+        (Some(DraftSize { layers, shortlist: size }), DataItems::Said(said)) => {
             let vocabulary = rented.base.config().vocab_size;
             let shortlist = draft::shortlist(said, rented.text.tokenizer(), vocabulary, size);
-            Ok(Some(Draft { layers, shortlist }))
+            Ok(Some(DraftTraining { layers, shortlist }))
         }
         (Some(_), _) => refused(
             "a draft learns what a model said, and the data do not tell that: let `holobiont tune --draft` ask it",
         ),
-        (None, Items::Said(_)) => refused("what a model said teaches drafts alone: add --draft"),
+        (None, DataItems::Said(_)) => refused("what a model said teaches drafts alone: add --draft"),
         (None, _) => Ok(None),
     }
 }
@@ -201,12 +212,18 @@ struct Sizes {
 }
 
 /// The plan, for whoever watches.
-fn told(plan: &Plan, shape: &Shape, course: &Course, draft: Option<&Draft>, sizes: &Sizes) -> Event {
-    let of_draft = |Draft { layers, shortlist }: &Draft| training_protocol::Draft {
+fn told(
+    plan: &JobPlan,
+    shape: &AdapterSpec,
+    course: &DatasetSplit,
+    draft: Option<&DraftTraining>,
+    sizes: &Sizes,
+) -> TrainingEvent {
+    let of_draft = |DraftTraining { layers, shortlist }: &DraftTraining| training_protocol::DraftSummary {
         layers: *layers as u64,
         tokens: if shortlist.is_empty() { sizes.vocabulary as u64 } else { shortlist.len() as u64 },
     };
-    let mut told = training_protocol::Plan {
+    let mut told = training_protocol::TrainingPlan {
         examples: course.learned().len() as u64,
         held_out: course.held_out().len() as u64,
         tokens: course.learned().tokens() as u64,
@@ -222,24 +239,24 @@ fn told(plan: &Plan, shape: &Shape, course: &Course, draft: Option<&Draft>, size
         resumed_step: sizes.resumed_step,
         method: shape.method().to_owned(),
         draft: draft.map(of_draft),
-        ..training_protocol::Plan::default()
+        ..training_protocol::TrainingPlan::default()
     };
-    if let Shape::Lora { rank, alpha, .. } = shape {
+    if let AdapterSpec::Lora { rank, alpha, .. } = shape {
         (told.rank, told.alpha) = (Some(*rank as u64), Some(*alpha));
         told.dropout = (plan.dropout > 0.0).then_some(plan.dropout);
     }
-    if let Shape::Lora { targets, .. } | Shape::Ia3 { targets } = shape {
+    if let AdapterSpec::Lora { targets, .. } | AdapterSpec::Ia3 { targets } = shape {
         told.targets = targets.iter().map(ToString::to_string).collect();
     }
-    Event::Plan(told)
+    TrainingEvent::Plan(told)
 }
 
 /// Lines of JSON on stdout, and the signals that want an end.
-struct Console {
+struct EventOutput {
     signal: Arc<AtomicUsize>,
 }
 
-impl Console {
+impl EventOutput {
     fn new(is_stdin_watched: bool) -> Result<Self, TunerError> {
         let signal = Arc::new(AtomicUsize::new(0));
         if is_stdin_watched {
@@ -264,8 +281,8 @@ impl Console {
     }
 }
 
-impl Listener for Console {
-    fn hear(&mut self, event: &Event) -> io::Result<()> {
+impl JobListener for EventOutput {
+    fn hear(&mut self, event: &TrainingEvent) -> io::Result<()> {
         tell(event)
     }
 

@@ -35,9 +35,9 @@ use signal_hook::{
     consts::{SIGINT, SIGTERM},
     iterator::Signals,
 };
-use training_protocol::{MAX_REQUEST_BYTES, Request};
+use training_protocol::{MAX_REQUEST_BYTES, TrainerRequest};
 
-use super::{End, TunerError, failure};
+use super::{ProgramExit, TunerError, failure};
 
 /// How long it may take to come.
 const REQUEST_WAIT: Duration = Duration::from_secs(5);
@@ -69,13 +69,13 @@ pub(super) struct ServeArguments {
 }
 
 /// What can happen.
-enum Event {
+enum ServiceEvent {
     Asked(UnixStream),
     StopWanted,
 }
 
 /// Serves until a signal, or the end of stdin, wants an end.
-pub(super) fn serve(arguments: ServeArguments) -> Result<End, TunerError> {
+pub(super) fn serve(arguments: ServeArguments) -> Result<ProgramExit, TunerError> {
     if arguments.max_trainers == 0 {
         return Ok(nothing_to_do());
     }
@@ -87,7 +87,7 @@ pub(super) fn serve(arguments: ServeArguments) -> Result<End, TunerError> {
     listen(listener, sender.clone()).map_err(system("no thread can be started"))?;
     watch(arguments.exit_with_stdin, sender).map_err(system("signals cannot be received"))?;
     let program = std::env::current_exe().map_err(system("the own program is not found"))?;
-    let trainers = Trainers {
+    let trainers = TrainerPool {
         program,
         common: arguments.common,
         limit: arguments.max_trainers as usize,
@@ -98,8 +98,8 @@ pub(super) fn serve(arguments: ServeArguments) -> Result<End, TunerError> {
     let _ = writeln!(io::stdout(), "ready");
     loop {
         match events.recv_timeout(PULSE) {
-            Ok(Event::Asked(connection)) => trainers.answer(connection),
-            Ok(Event::StopWanted) | Err(RecvTimeoutError::Disconnected) => break,
+            Ok(ServiceEvent::Asked(connection)) => trainers.answer(connection),
+            Ok(ServiceEvent::StopWanted) | Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {}
         }
         tell(&[NotifyState::Watchdog]);
@@ -107,22 +107,22 @@ pub(super) fn serve(arguments: ServeArguments) -> Result<End, TunerError> {
     tell(&[NotifyState::Stopping]);
     trainers.stop();
     notify::flush();
-    Ok(End::Exit(Exit::Ok))
+    Ok(ProgramExit::Exit(Exit::Ok))
 }
 
 /// Nothing is trained here, which is no failure: a service manager hears that all is well, and that it is over.
-fn nothing_to_do() -> End {
+fn nothing_to_do() -> ProgramExit {
     const WHY: &str = "nothing is trained here: --max-trainers (HOLOBIONT_MAX_TRAINERS) is 0";
     tell(&[NotifyState::Ready, NotifyState::Status(WHY), NotifyState::Stopping]);
     notify::flush();
     eprintln!("{WHY}");
-    End::Exit(Exit::Ok)
+    ProgramExit::Exit(Exit::Ok)
 }
 
-fn listen(listener: UnixListener, events: Sender<Event>) -> io::Result<()> {
+fn listen(listener: UnixListener, events: Sender<ServiceEvent>) -> io::Result<()> {
     let listen = move || {
         for connection in listener.incoming() {
-            match connection.map(|connection| events.send(Event::Asked(connection))) {
+            match connection.map(|connection| events.send(ServiceEvent::Asked(connection))) {
                 Ok(Ok(())) => {}
                 Ok(Err(_)) => return,
                 // No descriptor is left, as a rule: some come back when a trainer ends.
@@ -134,11 +134,11 @@ fn listen(listener: UnixListener, events: Sender<Event>) -> io::Result<()> {
 }
 
 /// Tells of whoever wants an end.
-fn watch(is_stdin_watched: bool, events: Sender<Event>) -> io::Result<()> {
+fn watch(is_stdin_watched: bool, events: Sender<ServiceEvent>) -> io::Result<()> {
     let (mut signals, asked) = (Signals::new([SIGINT, SIGTERM])?, events.clone());
     let wait = move || {
         if signals.forever().next().is_some() {
-            let _ = asked.send(Event::StopWanted);
+            let _ = asked.send(ServiceEvent::StopWanted);
         }
     };
     thread::Builder::new().name("signals".to_owned()).spawn(wait)?;
@@ -146,7 +146,7 @@ fn watch(is_stdin_watched: bool, events: Sender<Event>) -> io::Result<()> {
         let read = move || {
             // Whatever comes means nothing; a terminal that is gone is an error, and an end too.
             let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
-            let _ = events.send(Event::StopWanted);
+            let _ = events.send(ServiceEvent::StopWanted);
         };
         thread::Builder::new().name("stdin".to_owned()).spawn(read)?;
     }
@@ -154,25 +154,25 @@ fn watch(is_stdin_watched: bool, events: Sender<Event>) -> io::Result<()> {
 }
 
 /// The trainers that run.
-struct Trainers {
+struct TrainerPool {
     program: PathBuf,
     common: Vec<OsString>,
     limit: usize,
-    running: Arc<Mutex<Running>>,
+    running: Arc<Mutex<RunningTrainers>>,
 }
 
 /// Places that are taken, and by which processes: whoever has not yet said what to do has none.
 #[derive(Default)]
-struct Running {
+struct RunningTrainers {
     places: usize,
     processes: Vec<Pid>,
     is_stopping: bool,
 }
 
-impl Trainers {
+impl TrainerPool {
     /// Gives `connection` the trainer it asks for, or says why not. Never waits for it.
     fn answer(&self, connection: UnixStream) {
-        let place = match Place::take(&self.running, self.limit) {
+        let place = match TrainerPermit::take(&self.running, self.limit) {
             Ok(place) => place,
             Err(refused) => return refused.tell(connection),
         };
@@ -198,18 +198,18 @@ impl Trainers {
     }
 }
 
-fn lock(running: &Mutex<Running>) -> MutexGuard<'_, Running> {
+fn lock(running: &Mutex<RunningTrainers>) -> MutexGuard<'_, RunningTrainers> {
     running.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Why there is no trainer.
 #[derive(Debug)]
-struct Refused {
+struct TrainerRefused {
     why: String,
     exit: Exit,
 }
 
-impl Refused {
+impl TrainerRefused {
     /// Tells whoever asked, in the words of a trainer that failed.
     fn tell(self, mut connection: UnixStream) {
         // Nobody may be there any more.
@@ -219,14 +219,14 @@ impl Refused {
 }
 
 /// A place among the trainers, until this is dropped.
-struct Place(Arc<Mutex<Running>>);
+struct TrainerPermit(Arc<Mutex<RunningTrainers>>);
 
-impl Place {
-    fn take(running: &Arc<Mutex<Running>>, limit: usize) -> Result<Self, Refused> {
+impl TrainerPermit {
+    fn take(running: &Arc<Mutex<RunningTrainers>>, limit: usize) -> Result<Self, TrainerRefused> {
         let mut now = lock(running);
         if now.places >= limit {
             let why = format!("all {limit} trainers are busy: try again when one has ended");
-            return Err(Refused { why, exit: Exit::Unavailable });
+            return Err(TrainerRefused { why, exit: Exit::Unavailable });
         }
         now.places += 1;
         Ok(Self(Arc::clone(running)))
@@ -234,7 +234,7 @@ impl Place {
 
     /// Runs the trainer that `connection` asks for, to its end.
     fn attend(self, connection: UnixStream, program: &Path, common: &[OsString]) {
-        let usage = |why: String| Refused { why, exit: Exit::Usage };
+        let usage = |why: String| TrainerRefused { why, exit: Exit::Usage };
         let request = request(&connection).map_err(usage);
         match request.and_then(|request| self.start(&connection, program, common, &request)) {
             Err(refused) => refused.tell(connection),
@@ -251,9 +251,9 @@ impl Place {
         connection: &UnixStream,
         program: &Path,
         common: &[OsString],
-        request: &Request,
-    ) -> Result<Child, Refused> {
-        let failed = |error: io::Error| Refused {
+        request: &TrainerRequest,
+    ) -> Result<Child, TrainerRefused> {
+        let failed = |error: io::Error| TrainerRefused {
             why: format!("no trainer can be started: {error}"),
             exit: Exit::Failed,
         };
@@ -262,7 +262,7 @@ impl Place {
         let (stdin, stdout) = (end()?, end()?);
         let mut running = lock(&self.0);
         if running.is_stopping {
-            return Err(Refused {
+            return Err(TrainerRefused {
                 why: "the trainers are being stopped".to_owned(),
                 exit: Exit::Unavailable,
             });
@@ -282,25 +282,25 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TrainerPermit {
     fn drop(&mut self) {
         lock(&self.0).places -= 1;
     }
 }
 
 /// The command, which must be one that is told what to do by its connection, and its arguments.
-fn command(request: &Request) -> Result<(&str, &[String]), Refused> {
+fn command(request: &TrainerRequest) -> Result<(&str, &[String]), TrainerRefused> {
     match request.arguments.split_first() {
         Some((command, rest)) if COMMANDS.contains(&command.as_str()) => Ok((command, rest)),
         _ => {
             let why = format!("a trainer can be asked to {}", COMMANDS.join(" or "));
-            Err(Refused { why, exit: Exit::Usage })
+            Err(TrainerRefused { why, exit: Exit::Usage })
         }
     }
 }
 
 /// Reads the first line, and nothing behind it: that is the trainer's.
-fn request(mut connection: &UnixStream) -> Result<Request, String> {
+fn request(mut connection: &UnixStream) -> Result<TrainerRequest, String> {
     let until = Instant::now() + REQUEST_WAIT;
     let mut line = Vec::new();
     loop {
@@ -323,7 +323,7 @@ fn request(mut connection: &UnixStream) -> Result<Request, String> {
 mod tests {
     use super::*;
 
-    fn asked(line: &[u8]) -> Result<Request, String> {
+    fn asked(line: &[u8]) -> Result<TrainerRequest, String> {
         let (mut user, service) = UnixStream::pair().unwrap();
         let line = line.to_vec();
         let writer = thread::spawn(move || {
@@ -357,16 +357,19 @@ mod tests {
         let long = vec![b' '; MAX_REQUEST_BYTES + 2];
         assert!(asked(&long).unwrap_err().contains("longer"));
         for arguments in [vec![], vec!["serve".to_owned()], vec!["--help".to_owned()]] {
-            assert!(command(&Request { arguments }).is_err());
+            assert!(command(&TrainerRequest { arguments }).is_err());
         }
     }
 
     #[test]
     fn there_are_so_many_places_and_each_comes_back() {
         let running = Arc::default();
-        let first = Place::take(&running, 1).unwrap();
-        assert!(matches!(Place::take(&running, 1), Err(Refused { exit: Exit::Unavailable, .. })));
+        let first = TrainerPermit::take(&running, 1).unwrap();
+        assert!(matches!(
+            TrainerPermit::take(&running, 1),
+            Err(TrainerRefused { exit: Exit::Unavailable, .. })
+        ));
         drop(first);
-        Place::take(&running, 1).unwrap();
+        TrainerPermit::take(&running, 1).unwrap();
     }
 }

@@ -5,52 +5,52 @@ use std::io::{self, BufReader, BufWriter};
 use client::{
     cli::{
         exit::Exit,
-        rent::RentArguments,
-        terminal::{Format, Terminal},
+        rent::RemoteBaseArguments,
+        terminal::{OutputFormat, Terminal},
     },
     masking::Masking,
 };
 use shmproto::layer::Path as SitePath;
-use training_protocol::session::Answer;
+use training_protocol::session::CommandReply;
 
 use super::{
-    End,
+    ProgramExit,
     error::TunerError,
     layers::{self, ComputeArguments},
 };
 use crate::{
-    plan::Precision,
-    session::{Session, order},
+    plan::JobPrecision,
+    session::{TrainerSession, order},
 };
 
 /// Whose layers are used, and what to compute with.
 #[derive(Debug, clap::Args)]
 pub(super) struct SessionArguments {
     #[command(flatten)]
-    rent: RentArguments,
+    rent: RemoteBaseArguments,
     #[command(flatten)]
     compute: ComputeArguments,
 }
 
 /// Carries orders out until there are no more.
-pub(super) fn session(arguments: &SessionArguments) -> Result<End, TunerError> {
+pub(super) fn session(arguments: &SessionArguments) -> Result<ProgramExit, TunerError> {
     let masking = Masking::Off { path: SitePath::Fast };
-    let rented = arguments.rent.rent(&masking, Terminal { format: Format::Json, quiet: true })?;
+    let rented = arguments.rent.rent(&masking, Terminal { format: OutputFormat::Json, quiet: true })?;
     let base = ids::Generation(rented.session.catalog().base_hash).to_string();
     let all = rented.base.config().layers;
-    let (lanes, precision) = layers::lanes(Precision::Serving, &arguments.compute, rented, masking, all)?;
-    let mut session = Session::new(lanes, precision, base);
+    let (lanes, precision) = layers::lanes(JobPrecision::Serving, &arguments.compute, rented, masking, all)?;
+    let mut session = TrainerSession::new(lanes, precision, base);
     let broken = |source| TunerError::System { what: "orders cannot be read or answered", source };
     let (mut orders, mut answers) = (BufReader::new(io::stdin().lock()), BufWriter::new(io::stdout().lock()));
-    tell(&mut answers, &Answer::Ready {}, &[]).map_err(broken)?;
+    tell(&mut answers, &CommandReply::Ready {}, &[]).map_err(broken)?;
     while let Some((order, numbers)) = order::read(&mut orders).map_err(broken)? {
         let (answer, values) = session.carry_out(&order, &numbers);
         tell(&mut answers, &answer, &values).map_err(broken)?;
     }
-    Ok(End::Exit(Exit::Ok))
+    Ok(ProgramExit::Exit(Exit::Ok))
 }
 
-fn tell(to: &mut impl io::Write, answer: &Answer, values: &[f32]) -> io::Result<()> {
+fn tell(to: &mut impl io::Write, answer: &CommandReply, values: &[f32]) -> io::Result<()> {
     serde_json::to_writer(&mut *to, answer)?;
     to.write_all(b"\n")?;
     for value in values {

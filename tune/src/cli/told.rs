@@ -2,13 +2,13 @@
 
 use std::io::{self, Write as _};
 
-use training_protocol::Event;
+use training_protocol::TrainingEvent;
 
 use super::error::TunerError;
 use crate::data::DataError;
 
 /// Tells an event.
-pub(super) fn tell(event: &Event) -> io::Result<()> {
+pub(super) fn tell(event: &TrainingEvent) -> io::Result<()> {
     let mut out = io::stdout().lock();
     serde_json::to_writer(&mut out, event)?;
     writeln!(out)?;
@@ -16,7 +16,7 @@ pub(super) fn tell(event: &Event) -> io::Result<()> {
 }
 
 /// The same, for whom it is an error that nobody reads it.
-pub(super) fn print(event: &Event) -> Result<(), TunerError> {
+pub(super) fn print(event: &TrainingEvent) -> Result<(), TunerError> {
     tell(event).map_err(|source| TunerError::System { what: "nobody reads what is told of the job", source })
 }
 
@@ -25,6 +25,6 @@ pub(super) fn tell_faults(error: &DataError) -> Result<(), TunerError> {
     let DataError::Problems { problems, .. } = error else { return Ok(()) };
     problems.iter().try_for_each(|problem| {
         let (line, message) = (problem.line as u64, problem.fault.to_string());
-        print(&Event::Problem { line, message })
+        print(&TrainingEvent::Problem { line, message })
     })
 }

@@ -9,10 +9,10 @@ use text::{
 };
 
 use super::{
-    Example, Pair, Said,
-    fault::Fault,
-    said::Answers,
-    sample::{Message, Sample},
+    DistillationSample, Example, PreferencePair,
+    fault::LineFault,
+    said::DistillationSamples,
+    sample::{SampleMessage, TrainingSample},
 };
 
 /// Turns samples into tokens, as the gateway turns requests into them.
@@ -26,8 +26,8 @@ pub struct Encoder<'a> {
 /// A line's items.
 pub(super) enum Encoded {
     Examples(Vec<Example>),
-    Pair(Pair),
-    Said(Vec<Said>),
+    Pair(PreferencePair),
+    Said(Vec<DistillationSample>),
 }
 
 impl Encoded {
@@ -35,7 +35,7 @@ impl Encoded {
     pub(super) fn tokens(&self) -> usize {
         match self {
             Self::Examples(examples) => examples.iter().map(|example| example.tokens.len()).sum(),
-            Self::Pair(Pair { chosen, rejected }) => chosen.tokens.len() + rejected.tokens.len(),
+            Self::Pair(PreferencePair { chosen, rejected }) => chosen.tokens.len() + rejected.tokens.len(),
             Self::Said(said) => said.iter().map(|said| said.example.tokens.len()).sum(),
         }
     }
@@ -50,25 +50,30 @@ impl<'a> Encoder<'a> {
     }
 
     /// The tokens of `sample`, which is from `line`.
-    pub(super) fn encode(&self, line: usize, sample: &Sample, max_tokens: usize) -> Result<Encoded, Fault> {
+    pub(super) fn encode(
+        &self,
+        line: usize,
+        sample: &TrainingSample,
+        max_tokens: usize,
+    ) -> Result<Encoded, LineFault> {
         let encoding = Encoding { encoder: *self, line, max_tokens };
         Ok(match sample {
-            Sample::Conversation(messages) => Encoded::Examples(encoding.conversation(messages)?),
-            Sample::Continuation { prompt, completion } => {
+            TrainingSample::Conversation(messages) => Encoded::Examples(encoding.conversation(messages)?),
+            TrainingSample::Continuation { prompt, completion } => {
                 let answered = encoding.continued(prompt, completion)?;
                 Encoded::Examples(vec![encoding.example(answered)?])
             }
-            Sample::Text(text) => {
+            TrainingSample::Text(text) => {
                 let answered = encoding.continued("", text)?;
                 Encoded::Examples(vec![encoding.example(Answered { prompt_len: 0, ..answered })?])
             }
-            Sample::Comparison { asked, chosen, rejected } => {
+            TrainingSample::Comparison { asked, chosen, rejected } => {
                 encoding.pair([chosen, rejected].map(|answer| encoding.answered(asked, answer)))?
             }
-            Sample::TextComparison { prompt, chosen, rejected } => {
+            TrainingSample::TextComparison { prompt, chosen, rejected } => {
                 encoding.pair([chosen, rejected].map(|text| encoding.continued(prompt, text)))?
             }
-            Sample::Answered { asked, answers } => Encoded::Said(encoding.said(asked, answers)?),
+            TrainingSample::Answered { asked, answers } => Encoded::Said(encoding.said(asked, answers)?),
         })
     }
 }
@@ -83,7 +88,7 @@ struct Encoding<'a> {
 impl Encoding<'_> {
     /// As few examples as show every answer as the model would have to give it. From the last answer to the first: one whose
     /// tokens are the beginning of a later one's is learned there.
-    fn conversation(&self, messages: &[Message]) -> Result<Vec<Example>, Fault> {
+    fn conversation(&self, messages: &[SampleMessage]) -> Result<Vec<Example>, LineFault> {
         let mut examples: Vec<Example> = Vec::new();
         let learned = messages.iter().enumerate().filter(|(_, message)| message.is_learned);
         for (at, message) in learned.rev() {
@@ -100,11 +105,12 @@ impl Encoding<'_> {
     }
 
     /// What the assistant says to a conversation.
-    fn answered(&self, asked: &[Message], answer: &str) -> Result<Answered, Fault> {
+    fn answered(&self, asked: &[SampleMessage], answer: &str) -> Result<Answered, LineFault> {
         let Encoder { tokenizer, template, now } = self.encoder;
-        let template = template.ok_or(Fault::NoTemplate)?;
-        let borrowed =
-            asked.iter().map(|Message { role, content, .. }| chat::Message { role: role.word(), content });
+        let template = template.ok_or(LineFault::NoTemplate)?;
+        let borrowed = asked
+            .iter()
+            .map(|SampleMessage { role, content, .. }| chat::Message { role: role.word(), content });
         let answer = chat::Message { role: "assistant", content: answer };
         let messages: Vec<chat::Message<'_>> = borrowed.chain([answer]).collect();
         let answered = Chat::new(tokenizer, template, now).answered(&messages)?;
@@ -113,12 +119,16 @@ impl Encoding<'_> {
     }
 
     /// What a model said, behind its prompt.
-    fn said(&self, asked: &[Message], answers: &Answers) -> Result<Vec<Said>, Fault> {
+    fn said(
+        &self,
+        asked: &[SampleMessage],
+        answers: &DistillationSamples,
+    ) -> Result<Vec<DistillationSample>, LineFault> {
         let Encoder { tokenizer, template, now } = self.encoder;
-        let template = template.ok_or(Fault::NoTemplate)?;
+        let template = template.ok_or(LineFault::NoTemplate)?;
         let asked: Vec<_> = asked
             .iter()
-            .map(|Message { role, content, .. }| chat::Message { role: role.word(), content })
+            .map(|SampleMessage { role, content, .. }| chat::Message { role: role.word(), content })
             .collect();
         let prompt = Chat::new(tokenizer, template, now).encode(&asked, GenerationPrompt::Add);
         let prompt = prompt.map_err(AnsweredError::from)?;
@@ -128,7 +138,7 @@ impl Encoding<'_> {
     }
 
     /// What follows a prompt, as for a completion, and the end.
-    fn continued(&self, prompt: &str, completion: &str) -> Result<Answered, Fault> {
+    fn continued(&self, prompt: &str, completion: &str) -> Result<Answered, LineFault> {
         let tokenizer = self.encoder.tokenizer;
         let whole = tokenizer.encode(&[prompt, completion].concat(), AddSpecial::Yes, ParseSpecial::Yes)?;
         let mut tokens = tokenizer.encode(prompt, AddSpecial::Yes, ParseSpecial::Yes)?;
@@ -149,29 +159,29 @@ impl Encoding<'_> {
     }
 
     /// The answer learned, the prompt not.
-    fn example(&self, Answered { tokens, prompt_len }: Answered) -> Result<Example, Fault> {
+    fn example(&self, Answered { tokens, prompt_len }: Answered) -> Result<Example, LineFault> {
         let answer = prompt_len..tokens.len();
         let weights = vec![0.0; tokens.len().saturating_sub(1)];
         let mut example = Example { line: self.line, tokens, weights };
         learn(&mut example, answer);
-        if example.weights.contains(&1.0) { Ok(example) } else { Err(Fault::TooShort) }
+        if example.weights.contains(&1.0) { Ok(example) } else { Err(LineFault::TooShort) }
     }
 
     /// The chosen answer and the rejected one.
-    fn pair(&self, [chosen, rejected]: [Result<Answered, Fault>; 2]) -> Result<Encoded, Fault> {
+    fn pair(&self, [chosen, rejected]: [Result<Answered, LineFault>; 2]) -> Result<Encoded, LineFault> {
         let (chosen, rejected) = (chosen?, rejected?);
         // A template may trim what they differ in.
         if chosen == rejected {
-            return Err(Fault::SameAnswers);
+            return Err(LineFault::SameAnswers);
         }
-        Ok(Encoded::Pair(Pair { chosen: self.example(chosen)?, rejected: self.example(rejected)? }))
+        Ok(Encoded::Pair(PreferencePair { chosen: self.example(chosen)?, rejected: self.example(rejected)? }))
     }
 
-    fn check_length(&self, tokens: &[u32]) -> Result<(), Fault> {
+    fn check_length(&self, tokens: &[u32]) -> Result<(), LineFault> {
         if tokens.len() <= self.max_tokens {
             return Ok(());
         }
-        Err(Fault::TooManyTokens { tokens: tokens.len(), limit: self.max_tokens })
+        Err(LineFault::TooManyTokens { tokens: tokens.len(), limit: self.max_tokens })
     }
 }
 

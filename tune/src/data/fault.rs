@@ -5,7 +5,7 @@ use std::{fmt, io, path::PathBuf};
 use serde_json::{Map, Value};
 use text::{chat::AnsweredError, tokenizer::EncodeError};
 
-use super::kind::{self, Kind};
+use super::kind::{self, DataKind};
 
 /// Faults that are shown; the others are counted.
 pub const MAX_FAULTS_SHOWN: usize = 20;
@@ -45,7 +45,7 @@ pub enum DataError {
         limit: usize,
     },
     /// Lines are wrong.
-    #[error("{}", Listed { problems, count: *count })]
+    #[error("{}", ProblemList { problems, count: *count })]
     Problems {
         /// The first of them.
         problems: Vec<Problem>,
@@ -60,16 +60,16 @@ pub struct Problem {
     /// Counted from 1.
     pub line: usize,
     /// What is wrong with it.
-    pub fault: Fault,
+    pub fault: LineFault,
 }
 
 /// Faults as a list.
-struct Listed<'a> {
+struct ProblemList<'a> {
     problems: &'a [Problem],
     count: usize,
 }
 
-impl fmt::Display for Listed<'_> {
+impl fmt::Display for ProblemList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lines = if self.count == 1 { "line is" } else { "lines are" };
         write!(f, "{} {lines} wrong, so nothing was trained:", self.count)?;
@@ -85,7 +85,7 @@ impl fmt::Display for Listed<'_> {
 
 /// What is wrong with a line.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
+pub enum LineFault {
     /// More bytes than allowed.
     #[error("it has more than {limit} bytes; shorten or split it")]
     LineTooLong {
@@ -117,9 +117,9 @@ pub enum Fault {
     #[error("the lines before have {expected}, and this one has {found}; put lines of one kind into a file")]
     OtherKind {
         /// The file's kind.
-        expected: Kind,
+        expected: DataKind,
         /// The line's.
-        found: Kind,
+        found: DataKind,
     },
     /// A field is not there.
     #[error("'{field}' is missing; add it")]
@@ -220,7 +220,7 @@ pub enum Fault {
     Encode(#[from] EncodeError),
 }
 
-impl Fault {
+impl LineFault {
     pub(super) fn unknown_kind(line: &Map<String, Value>) -> Self {
         let found = match line.len() {
             0 => "no field".to_owned(),

@@ -4,24 +4,24 @@
 
 use serde_json::{Map, Value};
 
-use super::fault::{Fault, beginning};
+use super::fault::{LineFault, beginning};
 
 /// The fields of an object.
 #[derive(Debug)]
-pub(super) struct Fields {
+pub(super) struct LineFields {
     /// Where the object is in the line: `messages[2].`, or nothing for the line itself.
     path: String,
     map: Map<String, Value>,
 }
 
-impl Fields {
+impl LineFields {
     /// Those of a line.
     pub(super) fn of(line: Map<String, Value>) -> Self {
         Self { path: String::new(), map: line }
     }
 
     /// Those of the object `value` at `path`.
-    pub(super) fn at(path: String, value: Value) -> Result<Self, Fault> {
+    pub(super) fn at(path: String, value: Value) -> Result<Self, LineFault> {
         match value {
             Value::Object(map) => Ok(Self { path: format!("{path}."), map }),
             other => Err(wrong(path, "an object", &other)),
@@ -37,21 +37,21 @@ impl Fields {
         self.map.remove(field).filter(|value| !value.is_null())
     }
 
-    pub(super) fn required(&mut self, field: &str) -> Result<Value, Fault> {
-        self.take(field).ok_or_else(|| Fault::Missing { field: self.path(field) })
+    pub(super) fn required(&mut self, field: &str) -> Result<Value, LineFault> {
+        self.take(field).ok_or_else(|| LineFault::Missing { field: self.path(field) })
     }
 
-    pub(super) fn text(&mut self, field: &str) -> Result<Option<String>, Fault> {
+    pub(super) fn text(&mut self, field: &str) -> Result<Option<String>, LineFault> {
         self.take(field).map(|value| text(self.path(field), value)).transpose()
     }
 
-    pub(super) fn required_text(&mut self, field: &str) -> Result<String, Fault> {
+    pub(super) fn required_text(&mut self, field: &str) -> Result<String, LineFault> {
         let value = self.required(field)?;
         text(self.path(field), value)
     }
 
     /// Refuses fields that would change what the model is shown, if they say anything.
-    pub(super) fn refuse(&mut self, fields: &[&str]) -> Result<(), Fault> {
+    pub(super) fn refuse(&mut self, fields: &[&str]) -> Result<(), LineFault> {
         let says_nothing = |value: &Value| match value {
             Value::Array(items) => items.is_empty(),
             Value::Object(map) => map.is_empty(),
@@ -59,7 +59,7 @@ impl Fields {
             _ => false,
         };
         match fields.iter().find(|field| self.take(field).is_some_and(|value| !says_nothing(&value))) {
-            Some(field) => Err(Fault::Unsupported { field: self.path(field) }),
+            Some(field) => Err(LineFault::Unsupported { field: self.path(field) }),
             None => Ok(()),
         }
     }
@@ -70,18 +70,18 @@ impl Fields {
         field: &str,
         words: &[(&str, T)],
         known: &'static str,
-    ) -> Result<T, Fault> {
+    ) -> Result<T, LineFault> {
         let said = self.required_text(field)?;
         let found = words.iter().find(|(word, _)| *word == said);
         found.map(|(_, meant)| *meant).ok_or_else(|| {
             let role = beginning(&said).to_owned();
-            Fault::UnknownRole { field: self.path(field), role, known }
+            LineFault::UnknownRole { field: self.path(field), role, known }
         })
     }
 }
 
 /// A fault for a `value` that is not what was `expected`.
-pub(super) fn wrong(field: String, expected: &'static str, value: &Value) -> Fault {
+pub(super) fn wrong(field: String, expected: &'static str, value: &Value) -> LineFault {
     let found = match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",
@@ -90,11 +90,11 @@ pub(super) fn wrong(field: String, expected: &'static str, value: &Value) -> Fau
         Value::Array(_) => "an array",
         Value::Object(_) => "an object",
     };
-    Fault::WrongType { field, expected, found }
+    LineFault::WrongType { field, expected, found }
 }
 
 /// The text that `value` must be.
-pub(super) fn text(path: String, value: Value) -> Result<String, Fault> {
+pub(super) fn text(path: String, value: Value) -> Result<String, LineFault> {
     match value {
         Value::String(text) => Ok(text),
         other => Err(wrong(path, "a string", &other)),
@@ -102,7 +102,7 @@ pub(super) fn text(path: String, value: Value) -> Result<String, Fault> {
 }
 
 /// A text that is to be learned.
-pub(super) fn learned(path: &str, value: Value) -> Result<String, Fault> {
+pub(super) fn learned(path: &str, value: Value) -> Result<String, LineFault> {
     let text = text(path.to_owned(), value)?;
-    if text.is_empty() { Err(Fault::Empty { field: path.to_owned() }) } else { Ok(text) }
+    if text.is_empty() { Err(LineFault::Empty { field: path.to_owned() }) } else { Ok(text) }
 }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 /// A form that training data come in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum DataKind {
     /// `chosen` and `rejected`, perhaps with `prompt`: TRL's preferences.
     Preference,
     /// `input`, `preferred_output` and `non_preferred_output`: OpenAI's preferences.
@@ -27,18 +27,18 @@ pub enum Kind {
 
 /// Each kind with the fields that make it. Files often carry a second form of the same (`messages` beside `chosen`, `prompt`
 /// beside `messages`), so the first that fits counts, the more telling before the less.
-const KINDS: [(Kind, &[&str]); 8] = [
-    (Kind::Preference, &["chosen", "rejected"]),
-    (Kind::OpenAiPreference, &["input", "preferred_output", "non_preferred_output"]),
-    (Kind::Answers, &["messages", "answers"]),
-    (Kind::Messages, &["messages"]),
-    (Kind::ShareGpt, &["conversations"]),
-    (Kind::PromptCompletion, &["prompt", "completion"]),
-    (Kind::Alpaca, &["instruction", "output"]),
-    (Kind::Text, &["text"]),
+const KINDS: [(DataKind, &[&str]); 8] = [
+    (DataKind::Preference, &["chosen", "rejected"]),
+    (DataKind::OpenAiPreference, &["input", "preferred_output", "non_preferred_output"]),
+    (DataKind::Answers, &["messages", "answers"]),
+    (DataKind::Messages, &["messages"]),
+    (DataKind::ShareGpt, &["conversations"]),
+    (DataKind::PromptCompletion, &["prompt", "completion"]),
+    (DataKind::Alpaca, &["instruction", "output"]),
+    (DataKind::Text, &["text"]),
 ];
 
-impl Kind {
+impl DataKind {
     /// The kind of a line; `None` if its fields make none.
     pub(super) fn of(line: &Map<String, Value>) -> Option<Self> {
         KINDS.into_iter().map(|(kind, _)| kind).find(|kind| kind.fits(line))
@@ -67,7 +67,7 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for DataKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, field) in self.fields().iter().enumerate() {
             write!(f, "{}'{field}'", if index > 0 { " and " } else { "" })?;

@@ -5,13 +5,13 @@
 
 use std::io::{self, BufRead, BufReader, Read};
 
-use super::fault::Fault;
+use super::fault::LineFault;
 
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 const BUFFER_BYTES: usize = 1 << 16;
 
 /// A file that is read line by line.
-pub(super) struct Lines<R> {
+pub(super) struct DataLines<R> {
     file: BufReader<R>,
     hasher: blake3::Hasher,
     limit_bytes: usize,
@@ -25,9 +25,9 @@ pub(super) struct Lines<R> {
 }
 
 /// A line and its number, counted from 1.
-pub(super) type Numbered<'a> = (usize, Result<&'a str, Fault>);
+pub(super) type NumberedLine<'a> = (usize, Result<&'a str, LineFault>);
 
-impl<R: Read> Lines<R> {
+impl<R: Read> DataLines<R> {
     pub(super) fn new(file: R, limit_bytes: usize) -> Self {
         Self {
             file: BufReader::with_capacity(BUFFER_BYTES, file),
@@ -47,7 +47,7 @@ impl<R: Read> Lines<R> {
     }
 
     /// The next line; `None` at the end.
-    pub(super) fn next_line(&mut self) -> io::Result<Option<Numbered<'_>>> {
+    pub(super) fn next_line(&mut self) -> io::Result<Option<NumberedLine<'_>>> {
         if !std::mem::take(&mut self.is_waiting) {
             loop {
                 if !self.read_line()? {
@@ -61,16 +61,16 @@ impl<R: Read> Lines<R> {
         }
         if let Some(number) = self.blank.take() {
             self.is_waiting = true;
-            return Ok(Some((number, Err(Fault::Blank))));
+            return Ok(Some((number, Err(LineFault::Blank))));
         }
         Ok(Some((self.number, self.text())))
     }
 
-    fn text(&self) -> Result<&str, Fault> {
+    fn text(&self) -> Result<&str, LineFault> {
         if self.is_too_long {
-            return Err(Fault::LineTooLong { limit: self.limit_bytes });
+            return Err(LineFault::LineTooLong { limit: self.limit_bytes });
         }
-        std::str::from_utf8(&self.line).map_err(|error| Fault::Utf8 { at: error.valid_up_to() + 1 })
+        std::str::from_utf8(&self.line).map_err(|error| LineFault::Utf8 { at: error.valid_up_to() + 1 })
     }
 
     /// Reads a line, of one that is too long no more than the beginning; false at the end.
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     fn lines(bytes: &[u8], limit_bytes: usize) -> Vec<(usize, Result<String, String>)> {
-        let mut lines = Lines::new(bytes, limit_bytes);
+        let mut lines = DataLines::new(bytes, limit_bytes);
         let mut found = Vec::new();
         while let Some((number, line)) = lines.next_line().unwrap() {
             found.push((number, line.map(str::to_owned).map_err(|fault| fault.to_string())));

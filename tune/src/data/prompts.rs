@@ -5,24 +5,24 @@ use std::{io, sync::Arc};
 use serde_json::{Map, Value};
 
 use super::{
-    DataError, Limits, each_line,
-    fault::Fault,
-    fields::Fields,
-    kind::Kind,
+    DataError, DataLimits, each_line,
+    fault::LineFault,
+    fields::LineFields,
+    kind::DataKind,
     said::kind_of_text,
-    sample::{Message, Role, Sample, messages, read, share_gpt},
+    sample::{MessageRole, SampleMessage, TrainingSample, messages, read, share_gpt},
 };
 
 /// A conversation that somebody is to answer: the beginning of one, which it shares with what is asked before and behind.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Prompt {
+pub struct DataPrompt {
     /// The kind of text, as `code`.
     pub kind: String,
     conversation: Arc<[(&'static str, String)]>,
     turns: usize,
 }
 
-impl Prompt {
+impl DataPrompt {
     /// Roles, by the names that chat templates have for them, and what was said.
     #[must_use]
     pub fn messages(&self) -> &[(&'static str, String)] {
@@ -32,9 +32,9 @@ impl Prompt {
 
 /// What a file asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Asked {
+pub enum FilePrompts {
     /// These, in the order of their lines.
-    Prompts(Vec<Prompt>),
+    Prompts(Vec<DataPrompt>),
     /// Nothing more: its lines are answers already.
     Answered,
 }
@@ -44,46 +44,48 @@ pub enum Asked {
 ///
 /// # Errors
 /// As [`read`](super::read), and of lines that ask nothing.
-pub fn prompts(file: impl io::Read, limits: &Limits) -> Result<Asked, DataError> {
+pub fn prompts(file: impl io::Read, limits: &DataLimits) -> Result<FilePrompts, DataError> {
     let mut prompts = Vec::new();
     let (kind, _) = each_line(file, limits, |_, kind, map| {
-        if kind != Kind::Answers {
+        if kind != DataKind::Answers {
             prompts.extend(of_line(kind, map)?);
         }
         Ok(0)
     })?;
-    Ok(if kind == Kind::Answers { Asked::Answered } else { Asked::Prompts(prompts) })
+    Ok(if kind == DataKind::Answers { FilePrompts::Answered } else { FilePrompts::Prompts(prompts) })
 }
 
-fn of_line(kind: Kind, map: Map<String, Value>) -> Result<Vec<Prompt>, Fault> {
-    let mut line = Fields::of(map);
+fn of_line(kind: DataKind, map: Map<String, Value>) -> Result<Vec<DataPrompt>, LineFault> {
+    let mut line = LineFields::of(map);
     let of_text = kind_of_text(&mut line)?;
-    let whole = |messages: Vec<Message>| {
+    let whole = |messages: Vec<SampleMessage>| {
         let said = messages.into_iter().map(|it| (it.role.word(), it.content)).collect::<Arc<[_]>>();
-        Prompt { kind: of_text.clone(), turns: said.len(), conversation: said }
+        DataPrompt { kind: of_text.clone(), turns: said.len(), conversation: said }
     };
     let conversation = match kind {
-        Kind::Messages => messages("messages", line.required("messages")?)?,
-        Kind::ShareGpt => share_gpt(&mut line)?,
+        DataKind::Messages => messages("messages", line.required("messages")?)?,
+        DataKind::ShareGpt => share_gpt(&mut line)?,
         _ => match read(kind, &mut line)? {
-            Sample::Conversation(messages) => messages,
-            Sample::Comparison { asked, .. } => return Ok(vec![whole(asked)]),
-            Sample::Continuation { prompt: text, .. } | Sample::TextComparison { prompt: text, .. }
+            TrainingSample::Conversation(messages) => messages,
+            TrainingSample::Comparison { asked, .. } => return Ok(vec![whole(asked)]),
+            TrainingSample::Continuation { prompt: text, .. }
+            | TrainingSample::TextComparison { prompt: text, .. }
                 if !text.is_empty() =>
             {
-                return Ok(vec![whole(vec![Message::asks(text)])]);
+                return Ok(vec![whole(vec![SampleMessage::asks(text)])]);
             }
-            _ => return Err(Fault::NoPrompt),
+            _ => return Err(LineFault::NoPrompt),
         },
     };
-    let answers = conversation.iter().enumerate().filter(|(_, message)| message.role == Role::Assistant);
+    let answers =
+        conversation.iter().enumerate().filter(|(_, message)| message.role == MessageRole::Assistant);
     let mut ends: Vec<usize> = answers.map(|(at, _)| at).filter(|at| *at > 0).collect();
-    if conversation.last().is_some_and(|last| last.role != Role::Assistant) {
+    if conversation.last().is_some_and(|last| last.role != MessageRole::Assistant) {
         ends.push(conversation.len());
     }
     if ends.is_empty() {
-        return Err(Fault::NoPrompt);
+        return Err(LineFault::NoPrompt);
     }
     let whole = whole(conversation);
-    Ok(ends.into_iter().map(|turns| Prompt { turns, ..whole.clone() }).collect())
+    Ok(ends.into_iter().map(|turns| DataPrompt { turns, ..whole.clone() }).collect())
 }

@@ -6,7 +6,7 @@
 
 use serde::Deserialize;
 
-use super::{Example, fault::Fault, fields::Fields};
+use super::{Example, fault::LineFault, fields::LineFields};
 
 /// The kind of a text of which none is said.
 const ANY_KIND: &str = "text";
@@ -19,7 +19,7 @@ const GREEDY: f32 = 0.0;
 
 /// An answer to a prompt, in tokens.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Said {
+pub struct DistillationSample {
     /// Prompt and answer; the answer counts.
     pub example: Example,
     /// For each token of the answer the likeliest in its place, with their probabilities; nothing, if that was not noted.
@@ -31,24 +31,24 @@ pub struct Said {
 }
 
 /// The kind of text that a line says it is.
-pub(super) fn kind_of_text(line: &mut Fields) -> Result<String, Fault> {
+pub(super) fn kind_of_text(line: &mut LineFields) -> Result<String, LineFault> {
     let kind = line.text("kind")?.unwrap_or_else(|| ANY_KIND.to_owned());
     if kind.len() > MAX_KIND_BYTES {
-        return Err(Fault::KindTooLong { limit: MAX_KIND_BYTES });
+        return Err(LineFault::KindTooLong { limit: MAX_KIND_BYTES });
     }
     Ok(kind)
 }
 
 /// The answers of a line.
 #[derive(Debug, PartialEq)]
-pub(super) struct Answers {
+pub(super) struct DistillationSamples {
     kind: String,
-    answers: Vec<Answer>,
+    answers: Vec<TeacherAnswer>,
 }
 
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Answer {
+struct TeacherAnswer {
     temperature: f32,
     tokens: Vec<u32>,
     /// Tokens and their log-probabilities.
@@ -56,37 +56,48 @@ struct Answer {
     likely: Vec<Vec<(u32, f32)>>,
 }
 
-impl Answers {
+impl DistillationSamples {
     /// Those of a line.
-    pub(super) fn read(line: &mut Fields) -> Result<Self, Fault> {
+    pub(super) fn read(line: &mut LineFields) -> Result<Self, LineFault> {
         let kind = kind_of_text(line)?;
-        let wrong = |error: serde_json::Error| Fault::Answers(format!("'answers': {error}"));
-        let answers: Vec<Answer> = serde_json::from_value(line.required("answers")?).map_err(wrong)?;
+        let wrong = |error: serde_json::Error| LineFault::Answers(format!("'answers': {error}"));
+        let answers: Vec<TeacherAnswer> = serde_json::from_value(line.required("answers")?).map_err(wrong)?;
         if answers.is_empty() || answers.iter().any(|answer| answer.tokens.is_empty()) {
-            return Err(Fault::Empty { field: line.path("answers") });
+            return Err(LineFault::Empty { field: line.path("answers") });
         }
         Ok(Self { kind, answers })
     }
 
     /// The same behind the tokens of the prompt, of a model that knows `vocabulary` tokens.
-    pub(super) fn encode(&self, line: usize, prompt: &[u32], vocabulary: usize) -> Result<Vec<Said>, Fault> {
+    pub(super) fn encode(
+        &self,
+        line: usize,
+        prompt: &[u32],
+        vocabulary: usize,
+    ) -> Result<Vec<DistillationSample>, LineFault> {
         self.answers.iter().map(|answer| self.said(line, prompt, answer, vocabulary)).collect()
     }
 
-    fn said(&self, line: usize, prompt: &[u32], answer: &Answer, vocabulary: usize) -> Result<Said, Fault> {
-        let Answer { temperature, tokens, likely } = answer;
+    fn said(
+        &self,
+        line: usize,
+        prompt: &[u32],
+        answer: &TeacherAnswer,
+        vocabulary: usize,
+    ) -> Result<DistillationSample, LineFault> {
+        let TeacherAnswer { temperature, tokens, likely } = answer;
         let all = tokens.iter().chain(likely.iter().flatten().map(|(token, _)| token));
         if let Some(token) = all.into_iter().find(|&&token| token as usize >= vocabulary) {
-            return Err(Fault::Answers(format!("the model has no token {token}")));
+            return Err(LineFault::Answers(format!("the model has no token {token}")));
         }
         if prompt.is_empty() {
-            return Err(Fault::TooShort);
+            return Err(LineFault::TooShort);
         }
         if !likely.is_empty() && likely.len() != tokens.len() {
-            return Err(Fault::Answers("'likely' must have one list for each token".to_owned()));
+            return Err(LineFault::Answers("'likely' must have one list for each token".to_owned()));
         }
         if likely.iter().flatten().any(|(_, log)| log.is_nan() || *log > 0.0) {
-            return Err(Fault::Answers("'likely' must hold log-probabilities".to_owned()));
+            return Err(LineFault::Answers("'likely' must hold log-probabilities".to_owned()));
         }
         let probable =
             |place: &Vec<(u32, f32)>| place.iter().map(|&(token, log)| (token, log.exp())).collect();
@@ -95,7 +106,7 @@ impl Answers {
             tokens: [prompt, tokens].concat(),
             weights: [vec![0.0; prompt.len() - 1], vec![1.0; tokens.len()]].concat(),
         };
-        Ok(Said {
+        Ok(DistillationSample {
             example,
             likely: likely.iter().map(probable).collect(),
             kind: self.kind.clone(),

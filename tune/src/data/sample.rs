@@ -3,10 +3,10 @@
 use serde_json::Value;
 
 use super::{
-    fault::Fault,
-    fields::{Fields, learned, text, wrong},
-    kind::Kind,
-    said::Answers,
+    fault::LineFault,
+    fields::{LineFields, learned, text, wrong},
+    kind::DataKind,
+    said::DistillationSamples,
 };
 
 /// Most messages of a conversation, as the gateway has it.
@@ -16,33 +16,33 @@ const MAX_MESSAGES: usize = 4096;
 const SHOWN_IN_LINE: [&str; 4] = ["tools", "functions", "documents", "images"];
 const SHOWN_IN_MESSAGE: [&str; 4] = ["tool_calls", "function_call", "reasoning_content", "audio"];
 
-const ROLES: [(&str, Role); 5] = [
-    ("system", Role::System),
+const ROLES: [(&str, MessageRole); 5] = [
+    ("system", MessageRole::System),
     // OpenAI's newer name for the same thing.
-    ("developer", Role::System),
-    ("user", Role::User),
-    ("assistant", Role::Assistant),
-    ("tool", Role::Tool),
+    ("developer", MessageRole::System),
+    ("user", MessageRole::User),
+    ("assistant", MessageRole::Assistant),
+    ("tool", MessageRole::Tool),
 ];
-const SHARE_GPT_ROLES: [(&str, Role); 6] = [
-    ("system", Role::System),
-    ("human", Role::User),
-    ("user", Role::User),
-    ("gpt", Role::Assistant),
-    ("assistant", Role::Assistant),
-    ("tool", Role::Tool),
+const SHARE_GPT_ROLES: [(&str, MessageRole); 6] = [
+    ("system", MessageRole::System),
+    ("human", MessageRole::User),
+    ("user", MessageRole::User),
+    ("gpt", MessageRole::Assistant),
+    ("assistant", MessageRole::Assistant),
+    ("tool", MessageRole::Tool),
 ];
 
 /// Who said something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum MessageRole {
     System,
     User,
     Assistant,
     Tool,
 }
 
-impl Role {
+impl MessageRole {
     /// As chat templates call it.
     pub(super) fn word(self) -> &'static str {
         match self {
@@ -56,68 +56,68 @@ impl Role {
 
 /// A message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Message {
-    pub(super) role: Role,
+pub(super) struct SampleMessage {
+    pub(super) role: MessageRole,
     pub(super) content: String,
     /// Only ever true of the assistant's.
     pub(super) is_learned: bool,
 }
 
-impl Message {
-    fn new(role: Role, content: String) -> Self {
-        Self { role, content, is_learned: role == Role::Assistant }
+impl SampleMessage {
+    fn new(role: MessageRole, content: String) -> Self {
+        Self { role, content, is_learned: role == MessageRole::Assistant }
     }
 
     /// What a user asks.
     pub(super) fn asks(content: String) -> Self {
-        Self::new(Role::User, content)
+        Self::new(MessageRole::User, content)
     }
 }
 
 /// Something to learn.
 #[derive(Debug, PartialEq)]
-pub(super) enum Sample {
+pub(super) enum TrainingSample {
     /// What the assistant said in it, at least once.
-    Conversation(Vec<Message>),
+    Conversation(Vec<SampleMessage>),
     /// What follows a text.
     Continuation { prompt: String, completion: String },
     /// All of a text.
     Text(String),
     /// That of two answers to a conversation one is better.
-    Comparison { asked: Vec<Message>, chosen: String, rejected: String },
+    Comparison { asked: Vec<SampleMessage>, chosen: String, rejected: String },
     /// That of two texts behind a text one is better.
     TextComparison { prompt: String, chosen: String, rejected: String },
     /// What a model said to a conversation.
-    Answered { asked: Vec<Message>, answers: Answers },
+    Answered { asked: Vec<SampleMessage>, answers: DistillationSamples },
 }
 
 /// Reads a line of a kind.
-pub(super) fn read(kind: Kind, line: &mut Fields) -> Result<Sample, Fault> {
+pub(super) fn read(kind: DataKind, line: &mut LineFields) -> Result<TrainingSample, LineFault> {
     line.refuse(&SHOWN_IN_LINE)?;
     match kind {
-        Kind::Text => Ok(Sample::Text(learned("text", line.required("text")?)?)),
-        Kind::PromptCompletion => prompt_completion(line),
-        Kind::Alpaca => alpaca(line),
-        Kind::Messages => conversation(messages("messages", line.required("messages")?)?),
-        Kind::Answers => {
+        DataKind::Text => Ok(TrainingSample::Text(learned("text", line.required("text")?)?)),
+        DataKind::PromptCompletion => prompt_completion(line),
+        DataKind::Alpaca => alpaca(line),
+        DataKind::Messages => conversation(messages("messages", line.required("messages")?)?),
+        DataKind::Answers => {
             let asked = messages("messages", line.required("messages")?)?;
-            Ok(Sample::Answered { asked, answers: Answers::read(line)? })
+            Ok(TrainingSample::Answered { asked, answers: DistillationSamples::read(line)? })
         }
-        Kind::ShareGpt => conversation(share_gpt(line)?),
-        Kind::Preference => preference(line),
-        Kind::OpenAiPreference => openai_preference(line),
+        DataKind::ShareGpt => conversation(share_gpt(line)?),
+        DataKind::Preference => preference(line),
+        DataKind::OpenAiPreference => openai_preference(line),
     }
 }
 
-fn conversation(messages: Vec<Message>) -> Result<Sample, Fault> {
+fn conversation(messages: Vec<SampleMessage>) -> Result<TrainingSample, LineFault> {
     if messages.iter().any(|message| message.is_learned) {
-        Ok(Sample::Conversation(messages))
+        Ok(TrainingSample::Conversation(messages))
     } else {
-        Err(Fault::NothingToLearn)
+        Err(LineFault::NothingToLearn)
     }
 }
 
-fn prompt_completion(line: &mut Fields) -> Result<Sample, Fault> {
+fn prompt_completion(line: &mut LineFields) -> Result<TrainingSample, LineFault> {
     let (prompt, completion) = (line.required("prompt")?, line.required("completion")?);
     if prompt.is_array() {
         let mut conversed = messages("prompt", prompt)?;
@@ -127,21 +127,24 @@ fn prompt_completion(line: &mut Fields) -> Result<Sample, Fault> {
     }
     let prompt = text("prompt".to_owned(), prompt)?;
     let completion = learned("completion", completion)?;
-    Ok(Sample::Continuation { prompt, completion })
+    Ok(TrainingSample::Continuation { prompt, completion })
 }
 
 /// Alpaca's own text around instruction and input belonged to a model without a chat template.
-fn alpaca(line: &mut Fields) -> Result<Sample, Fault> {
+fn alpaca(line: &mut LineFields) -> Result<TrainingSample, LineFault> {
     let instruction = line.required_text("instruction")?;
     let asked = match line.text("input")? {
         Some(input) if !input.is_empty() => format!("{instruction}\n\n{input}"),
         _ => instruction,
     };
     let answer = learned("output", line.required("output")?)?;
-    conversation(vec![Message::new(Role::User, asked), Message::new(Role::Assistant, answer)])
+    conversation(vec![
+        SampleMessage::new(MessageRole::User, asked),
+        SampleMessage::new(MessageRole::Assistant, answer),
+    ])
 }
 
-pub(super) fn share_gpt(line: &mut Fields) -> Result<Vec<Message>, Fault> {
+pub(super) fn share_gpt(line: &mut LineFields) -> Result<Vec<SampleMessage>, LineFault> {
     let value = line.required("conversations")?;
     each("conversations", value, |mut fields| {
         let role = fields.word("from", &SHARE_GPT_ROLES, "system, human, gpt or tool")?;
@@ -150,15 +153,15 @@ pub(super) fn share_gpt(line: &mut Fields) -> Result<Vec<Message>, Fault> {
     })
 }
 
-fn preference(line: &mut Fields) -> Result<Sample, Fault> {
+fn preference(line: &mut LineFields) -> Result<TrainingSample, LineFault> {
     let (chosen, rejected) = (line.required("chosen")?, line.required("rejected")?);
     if !chosen.is_array() {
         let prompt = line.text("prompt")?.unwrap_or_default();
         let (chosen, rejected) = (learned("chosen", chosen)?, learned("rejected", rejected)?);
         return if chosen == rejected {
-            Err(Fault::SameAnswers)
+            Err(LineFault::SameAnswers)
         } else {
-            Ok(Sample::TextComparison { prompt, chosen, rejected })
+            Ok(TrainingSample::TextComparison { prompt, chosen, rejected })
         };
     }
     let (chosen, rejected) = (messages("chosen", chosen)?, messages("rejected", rejected)?);
@@ -166,16 +169,16 @@ fn preference(line: &mut Fields) -> Result<Sample, Fault> {
         None => Vec::new(),
         // Beside whole conversations, `prompt` repeats the first thing that was asked.
         Some(Value::String(prompt)) => match chosen.first() {
-            Some(first) if first.role != Role::Assistant => Vec::new(),
-            _ => vec![Message::new(Role::User, prompt)],
+            Some(first) if first.role != MessageRole::Assistant => Vec::new(),
+            _ => vec![SampleMessage::new(MessageRole::User, prompt)],
         },
         Some(asked) => messages("prompt", asked)?,
     };
     comparison(asked, chosen, rejected)
 }
 
-fn openai_preference(line: &mut Fields) -> Result<Sample, Fault> {
-    let mut input = Fields::at("input".to_owned(), line.required("input")?)?;
+fn openai_preference(line: &mut LineFields) -> Result<TrainingSample, LineFault> {
+    let mut input = LineFields::at("input".to_owned(), line.required("input")?)?;
     input.refuse(&SHOWN_IN_LINE)?;
     let asked = input.required("messages")?;
     let asked = messages("input.messages", asked)?;
@@ -186,26 +189,26 @@ fn openai_preference(line: &mut Fields) -> Result<Sample, Fault> {
 
 /// Two answers, from conversations that may both begin with what they answer.
 fn comparison(
-    mut asked: Vec<Message>,
-    mut chosen: Vec<Message>,
-    mut rejected: Vec<Message>,
-) -> Result<Sample, Fault> {
+    mut asked: Vec<SampleMessage>,
+    mut chosen: Vec<SampleMessage>,
+    mut rejected: Vec<SampleMessage>,
+) -> Result<TrainingSample, LineFault> {
     let (Some(better), Some(worse)) = (chosen.pop(), rejected.pop()) else {
-        return Err(Fault::NoComparison);
+        return Err(LineFault::NoComparison);
     };
-    let answers = better.role == Role::Assistant && worse.role == Role::Assistant;
+    let answers = better.role == MessageRole::Assistant && worse.role == MessageRole::Assistant;
     if !answers || chosen != rejected {
-        return Err(Fault::NoComparison);
+        return Err(LineFault::NoComparison);
     }
     if better.content == worse.content {
-        return Err(Fault::SameAnswers);
+        return Err(LineFault::SameAnswers);
     }
     asked.append(&mut chosen);
-    Ok(Sample::Comparison { asked, chosen: better.content, rejected: worse.content })
+    Ok(TrainingSample::Comparison { asked, chosen: better.content, rejected: worse.content })
 }
 
 /// The messages at `path`, as OpenAI has them.
-pub(super) fn messages(path: &str, value: Value) -> Result<Vec<Message>, Fault> {
+pub(super) fn messages(path: &str, value: Value) -> Result<Vec<SampleMessage>, LineFault> {
     each(path, value, |mut fields| {
         let role = fields.word("role", &ROLES, "system, user, assistant or tool")?;
         fields.refuse(&SHOWN_IN_MESSAGE)?;
@@ -219,40 +222,45 @@ pub(super) fn messages(path: &str, value: Value) -> Result<Vec<Message>, Fault> 
 fn each(
     path: &str,
     value: Value,
-    read: impl Fn(Fields) -> Result<Message, Fault>,
-) -> Result<Vec<Message>, Fault> {
+    read: impl Fn(LineFields) -> Result<SampleMessage, LineFault>,
+) -> Result<Vec<SampleMessage>, LineFault> {
     let items = match value {
         Value::Array(items) => items,
         other => return Err(wrong(path.to_owned(), "an array of messages", &other)),
     };
     if items.is_empty() {
-        return Err(Fault::Empty { field: path.to_owned() });
+        return Err(LineFault::Empty { field: path.to_owned() });
     }
     if items.len() > MAX_MESSAGES {
-        return Err(Fault::TooManyMessages { field: path.to_owned(), limit: MAX_MESSAGES });
+        return Err(LineFault::TooManyMessages { field: path.to_owned(), limit: MAX_MESSAGES });
     }
     let items = items.into_iter().enumerate();
-    items.map(|(index, item)| read(Fields::at(format!("{path}[{index}]"), item)?)).collect()
+    items.map(|(index, item)| read(LineFields::at(format!("{path}[{index}]"), item)?)).collect()
 }
 
 /// A message with its weight; `field` is where its text was.
-fn finished(role: Role, content: String, field: &str, fields: &mut Fields) -> Result<Message, Fault> {
-    let mut message = Message::new(role, content);
+fn finished(
+    role: MessageRole,
+    content: String,
+    field: &str,
+    fields: &mut LineFields,
+) -> Result<SampleMessage, LineFault> {
+    let mut message = SampleMessage::new(role, content);
     if let Some(weight) = fields.take("weight") {
         message.is_learned = match weight.as_f64() {
             Some(0.0) => false,
-            Some(1.0) if role == Role::Assistant => true,
-            _ => return Err(Fault::Weight { field: fields.path("weight") }),
+            Some(1.0) if role == MessageRole::Assistant => true,
+            _ => return Err(LineFault::Weight { field: fields.path("weight") }),
         };
     }
     if message.is_learned && message.content.is_empty() {
-        return Err(Fault::Empty { field: fields.path(field) });
+        return Err(LineFault::Empty { field: fields.path(field) });
     }
     Ok(message)
 }
 
 /// A string, or OpenAI's list of text parts.
-fn content_text(path: String, value: Value) -> Result<String, Fault> {
+fn content_text(path: String, value: Value) -> Result<String, LineFault> {
     let parts = match value {
         Value::String(text) => return Ok(text),
         Value::Array(parts) => parts,
@@ -260,9 +268,9 @@ fn content_text(path: String, value: Value) -> Result<String, Fault> {
     };
     let mut content = String::new();
     for (index, part) in parts.into_iter().enumerate() {
-        let mut part = Fields::at(format!("{path}[{index}]"), part)?;
+        let mut part = LineFields::at(format!("{path}[{index}]"), part)?;
         if part.required_text("type")? != "text" {
-            return Err(Fault::Unsupported { field: part.path("type") });
+            return Err(LineFault::Unsupported { field: part.path("type") });
         }
         content.push_str(&part.required_text("text")?);
     }

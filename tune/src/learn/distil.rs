@@ -3,21 +3,21 @@
 
 use std::ops::Range;
 
-use model::backward::{self, Keep};
+use model::backward::{self, SavedScope};
 
 use super::{
-    LearnError, Learning, Lost, Outcome,
-    lanes::Base,
+    StepResult, TokenLoss, TrainState, TrainStepError,
+    lanes::BorrowedBase,
     part::{Inputs, parts},
 };
 use crate::{
-    data::{Example, Said},
+    data::{DistillationSample, Example},
     optimizer::Hyperparameters,
 };
 
 /// How an answer is met by who learned to say it.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Met {
+pub struct DistillScore {
     /// The sum of the tokens' losses.
     pub loss: f64,
     /// How many tokens would have been guessed.
@@ -26,23 +26,23 @@ pub struct Met {
     pub tokens: u64,
 }
 
-impl<B: Base> Learning<B> {
+impl<B: BorrowedBase> TrainState<B> {
     /// Learns what was `said`. The loss that is given is that of the tokens that were said.
     ///
     /// # Errors
     /// The executor is gone, or the gradient is no number; the adapter is as it was.
     pub fn distil(
         &mut self,
-        said: &[&Said],
+        said: &[&DistillationSample],
         hyper: &Hyperparameters,
         max_norm: f64,
-    ) -> Result<Outcome, LearnError<B::Error>> {
+    ) -> Result<StepResult, TrainStepError<B::Error>> {
         let total: usize = said.iter().map(|said| answered(said)).sum();
         let mut numbers = 0..;
         let inputs: Vec<_> = parts(said, rows)
             .map(|part| {
                 let dropouts = part.iter().zip(&mut numbers).filter_map(|(_, number)| self.dropped(number));
-                (Inputs::of(&examples(part)).dropping(dropouts), Distilled::of(part, total))
+                (Inputs::of(&examples(part)).dropping(dropouts), DistillLoss::of(part, total))
             })
             .collect();
         self.teach(inputs, total as f64, hyper, max_norm)
@@ -52,44 +52,50 @@ impl<B: Base> Learning<B> {
     ///
     /// # Errors
     /// The executor is gone.
-    pub fn meet(&mut self, said: &[&Said], allowed: &[u32]) -> Result<Vec<Met>, LearnError<B::Error>> {
+    pub fn meet(
+        &mut self,
+        said: &[&DistillationSample],
+        allowed: &[u32],
+    ) -> Result<Vec<DistillScore>, TrainStepError<B::Error>> {
         let learner = self.learner()?;
         let of_parts = self.lanes.each(
             parts(said, rows).map(|part| Inputs::of(&examples(part))),
             |trainer, inputs| {
-                trainer.set_keep(Keep::Inputs);
+                trainer.set_keep(SavedScope::Inputs);
                 let tape = trainer.forward(&learner, &inputs.examples())?;
                 trainer.predictions(&learner, &tape, allowed)
             },
         )?;
         let mut predictions = of_parts.into_iter().flatten();
-        let mut met = |said: &&Said| {
+        let mut met = |said: &&DistillationSample| {
             let tokens = &said.example.tokens[said.example.tokens.len() - answered(said)..];
-            tokens.iter().zip(&mut predictions).fold(Met::default(), |met, (&token, prediction)| Met {
-                loss: met.loss - f64::from(prediction.log_probability),
-                right: met.right + u64::from(prediction.likeliest == token),
-                tokens: met.tokens + 1,
+            tokens.iter().zip(&mut predictions).fold(DistillScore::default(), |met, (&token, prediction)| {
+                DistillScore {
+                    loss: met.loss - f64::from(prediction.log_probability),
+                    right: met.right + u64::from(prediction.likeliest == token),
+                    tokens: met.tokens + 1,
+                }
             })
         };
         Ok(said.iter().map(&mut met).collect())
     }
 }
 
-fn rows(said: &&Said) -> usize {
+fn rows(said: &&DistillationSample) -> usize {
     said.example.tokens.len() - 1
 }
 
-fn examples<'a>(said: &[&'a Said]) -> Vec<&'a Example> {
+fn examples<'a>(said: &[&'a DistillationSample]) -> Vec<&'a Example> {
     said.iter().map(|said| &said.example).collect()
 }
 
 /// Tokens of the answer.
-fn answered(said: &Said) -> usize {
+fn answered(said: &DistillationSample) -> usize {
     said.example.weights.iter().filter(|weight| **weight > 0.0).count()
 }
 
 /// The mean over `total` tokens, of which these are a part: `-Σ p log q` over the tokens that are known to be likely.
-struct Distilled {
+struct DistillLoss {
     /// Of the tokens that were said.
     own: Vec<f32>,
     /// Of those that might have been.
@@ -97,8 +103,8 @@ struct Distilled {
     sum: f64,
 }
 
-impl Distilled {
-    fn of(part: &[&Said], total: usize) -> Self {
+impl DistillLoss {
+    fn of(part: &[&DistillationSample], total: usize) -> Self {
         let mut loss = Self { own: Vec::new(), others: Vec::new(), sum: 0.0 };
         for said in part {
             let tokens = &said.example.tokens[said.example.tokens.len() - answered(said)..];
@@ -119,7 +125,7 @@ impl Distilled {
     }
 }
 
-impl backward::Loss for Distilled {
+impl backward::Loss for DistillLoss {
     fn gradients(&mut self, targets: Range<usize>, log_probabilities: &[f32], gradients: &mut [f32]) {
         self.sum -= log_probabilities.iter().copied().map(f64::from).sum::<f64>();
         gradients.copy_from_slice(&self.own[targets]);
@@ -130,7 +136,7 @@ impl backward::Loss for Distilled {
     }
 }
 
-impl Lost for Distilled {
+impl TokenLoss for DistillLoss {
     fn sum(&self) -> f64 {
         self.sum
     }

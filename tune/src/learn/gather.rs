@@ -2,21 +2,21 @@
 
 use std::ops::Range;
 
-use model::backward::{self, Keep, Learner, TrainError, Trainer, Turn};
+use model::backward::{self, ReductionTurn, SavedScope, TrainError, TrainableAdapter, Trainer};
 
 use super::{
-    KEPT_ROWS, LearnError, Learning,
-    lanes::{Base, Rows},
+    KEPT_ROWS, TrainState, TrainStepError,
+    lanes::{BorrowedBase, RowCount},
     part::parts,
 };
 use crate::{
-    loss::{self, Evaluated, Loss, Metrics},
+    loss::{self, Evaluated, Loss, LossMetrics},
     optimizer::Hyperparameters,
 };
 
 /// A sequence, and what a loss needs of each of its tokens: one number of each kind.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Datum {
+pub struct SequenceSample {
     /// At least one.
     pub tokens: Vec<u32>,
     /// What comes behind each of them.
@@ -38,14 +38,14 @@ pub enum Direction {
 
 /// What a batch came to.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Gathered {
+pub struct BatchOutput {
     /// Of all targets, datum after datum.
     pub logprobs: Vec<f32>,
     /// Summed over the data, in their order.
-    pub metrics: Metrics,
+    pub metrics: LossMetrics,
 }
 
-impl<B: Base> Learning<B> {
+impl<B: BorrowedBase> TrainState<B> {
     /// Evaluates `loss` of `data`; going backward, its gradients are added to those that are there. However data are cut into
     /// calls, the gradients are the same.
     ///
@@ -53,17 +53,17 @@ impl<B: Base> Learning<B> {
     /// The executor is gone, or the loss or a gradient is no number; the gradients are as they were.
     pub fn gather(
         &mut self,
-        data: &[Datum],
+        data: &[SequenceSample],
         loss: Loss,
         direction: Direction,
-    ) -> Result<Gathered, LearnError<B::Error>> {
+    ) -> Result<BatchOutput, TrainStepError<B::Error>> {
         let kept = (direction == Direction::Backward).then(|| self.gradients.clone());
         let gathered = self.gather_parts(data, loss, direction).and_then(|gathered| {
             // A gradient that is no number would stay so whatever is added to it.
             if self.gradients.tensors().into_iter().flatten().all(|number| number.is_finite()) {
                 return Ok(gathered);
             }
-            Err(LearnError::NotANumber { what: "gradient", step: self.state.step + 1 })
+            Err(TrainStepError::NotANumber { what: "gradient", step: self.state.step + 1 })
         });
         if let (Err(_), Some(kept)) = (&gathered, kept) {
             self.gradients = kept;
@@ -86,18 +86,18 @@ impl<B: Base> Learning<B> {
 
     fn gather_parts(
         &mut self,
-        data: &[Datum],
+        data: &[SequenceSample],
         loss: Loss,
         direction: Direction,
-    ) -> Result<Gathered, LearnError<B::Error>> {
+    ) -> Result<BatchOutput, TrainStepError<B::Error>> {
         let learner = self.learner()?;
         let mut turns = (direction == Direction::Backward).then(|| self.gradients.turns());
         let turns = std::iter::from_fn(|| Some(turns.as_mut().and_then(Iterator::next)));
-        let cut: Vec<_> = parts(data, |datum: &Datum| datum.tokens.len()).collect();
+        let cut: Vec<_> = parts(data, |datum: &SequenceSample| datum.tokens.len()).collect();
         let of_parts = self.lanes.each(cut.iter().copied().zip(turns), |trainer, (part, turn)| {
             gather_part(trainer, &learner, part, loss, turn)
         })?;
-        let mut gathered = Gathered::default();
+        let mut gathered = BatchOutput::default();
         for (part, logprobs) in cut.into_iter().zip(of_parts) {
             let mut rest = &logprobs[..];
             for datum in part {
@@ -113,7 +113,7 @@ impl<B: Base> Learning<B> {
         if gathered.metrics.values().all(|value| value.is_finite()) {
             return Ok(gathered);
         }
-        Err(LearnError::NotANumber { what: "loss", step: self.state.step + 1 })
+        Err(TrainStepError::NotANumber { what: "loss", step: self.state.step + 1 })
     }
 
     /// Makes a step of all gradients that were gathered, and forgets them; gives their length, before it was shortened to
@@ -125,7 +125,7 @@ impl<B: Base> Learning<B> {
         &mut self,
         hyper: &Hyperparameters,
         max_norm: Option<f64>,
-    ) -> Result<f64, LearnError<B::Error>> {
+    ) -> Result<f64, TrainStepError<B::Error>> {
         let kept = (self.method.clone(), self.state.clone(), self.gradients.clone());
         let stepped = self.step(0.0, 0, hyper, max_norm.unwrap_or(f64::INFINITY));
         let is_number = self.method.tensors().into_iter().flatten().all(|number| number.is_finite());
@@ -134,17 +134,17 @@ impl<B: Base> Learning<B> {
             return Ok(stepped.grad_norm);
         }
         (self.method, self.state, self.gradients) = kept;
-        Err(stepped.err().unwrap_or(LearnError::NotANumber { what: "result", step: self.state.step + 1 }))
+        Err(stepped.err().unwrap_or(TrainStepError::NotANumber { what: "result", step: self.state.step + 1 }))
     }
 }
 
 /// The log-probabilities of a part's targets; its gradients are added where it has a `turn`.
-fn gather_part<B: Base>(
+fn gather_part<B: BorrowedBase>(
     trainer: &mut Trainer<B>,
-    learner: &Learner,
-    part: &[Datum],
+    learner: &TrainableAdapter,
+    part: &[SequenceSample],
     loss: Loss,
-    turn: Option<Turn<'_>>,
+    turn: Option<ReductionTurn<'_>>,
 ) -> Result<Vec<f32>, TrainError<B::Error>> {
     let targets: Vec<Vec<Option<u32>>> =
         part.iter().map(|datum| datum.targets.iter().copied().map(Some).collect()).collect();
@@ -154,11 +154,11 @@ fn gather_part<B: Base>(
         .map(|(datum, targets)| backward::Example { tokens: &datum.tokens, targets, dropout: None })
         .collect();
     let is_kept = turn.is_some() && part.rows() <= KEPT_ROWS;
-    trainer.set_keep(if is_kept { Keep::All } else { Keep::Inputs });
+    trainer.set_keep(if is_kept { SavedScope::All } else { SavedScope::Inputs });
     let tape = trainer.forward(learner, &examples)?;
     let Some(turn) = turn else { return trainer.log_probabilities(learner, &tape) };
-    let all = |of: fn(&Datum) -> &Vec<f32>| part.iter().flat_map(of).copied().collect();
-    let mut summed = Summed {
+    let all = |of: fn(&SequenceSample) -> &Vec<f32>| part.iter().flat_map(of).copied().collect();
+    let mut summed = SummedLoss {
         loss,
         weights: all(|datum| &datum.weights),
         sampling_logprobs: all(|datum| &datum.sampling_logprobs),
@@ -168,7 +168,7 @@ fn gather_part<B: Base>(
     Ok(summed.logprobs)
 }
 
-impl Rows for &[Datum] {
+impl RowCount for &[SequenceSample] {
     fn rows(&self) -> usize {
         self.iter().map(|datum| datum.tokens.len()).sum()
     }
@@ -182,14 +182,14 @@ fn of(loss: Loss, logprobs: &[f32], weights: &[f32], sampling_logprobs: &[f32]) 
 }
 
 /// A sum over tokens, of each of which the gradient is its own.
-struct Summed {
+struct SummedLoss {
     loss: Loss,
     weights: Vec<f32>,
     sampling_logprobs: Vec<f32>,
     logprobs: Vec<f32>,
 }
 
-impl backward::Loss for Summed {
+impl backward::Loss for SummedLoss {
     fn gradients(&mut self, targets: Range<usize>, log_probabilities: &[f32], gradients: &mut [f32]) {
         let sampling_logprobs = match self.loss {
             Loss::CrossEntropy => &[][..],

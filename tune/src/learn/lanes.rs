@@ -14,20 +14,20 @@ use std::{
 use model::{
     backward::{TrainError, Trainer},
     cpu::Compute,
-    forward::{Frame, ReverseLayers},
+    forward::{ModelContext, ReverseLayers},
 };
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::{BATCH_ROWS, KEPT_ROWS};
 
 /// Base layers of somebody else, as a lane uses them.
-pub trait Base: ReverseLayers<Compute, Error: Error + Send + 'static> + Send {}
+pub trait BorrowedBase: ReverseLayers<Compute, Error: Error + Send + 'static> + Send {}
 
-impl<B: ReverseLayers<Compute, Error: Error + Send + 'static> + Send> Base for B {}
+impl<B: ReverseLayers<Compute, Error: Error + Send + 'static> + Send> BorrowedBase for B {}
 
 /// A trainer with base layers of its own, and a thread for as long as there is something to do.
 #[derive(Debug)]
-pub struct Lane<B> {
+pub struct MicrobatchWorker<B> {
     /// What takes parts through the model.
     pub trainer: Trainer<B>,
     /// Where its thread computes; anywhere if none is said.
@@ -36,28 +36,28 @@ pub struct Lane<B> {
 
 /// Lanes of one job, of which each can take any part.
 #[derive(Debug)]
-pub struct Lanes<B> {
+pub struct MicrobatchPool<B> {
     /// That of the thread that asks.
-    first: Lane<B>,
-    others: Vec<Lane<B>>,
+    first: MicrobatchWorker<B>,
+    others: Vec<MicrobatchWorker<B>>,
 }
 
-impl<B> From<Trainer<B>> for Lanes<B> {
+impl<B> From<Trainer<B>> for MicrobatchPool<B> {
     fn from(trainer: Trainer<B>) -> Self {
-        Self { first: Lane { trainer, core: None }, others: Vec::new() }
+        Self { first: MicrobatchWorker { trainer, core: None }, others: Vec::new() }
     }
 }
 
-impl<B: Base> Lanes<B> {
+impl<B: BorrowedBase> MicrobatchPool<B> {
     /// One lane, and others beside it.
     #[must_use]
-    pub fn new(first: Lane<B>, others: Vec<Lane<B>>) -> Self {
+    pub fn new(first: MicrobatchWorker<B>, others: Vec<MicrobatchWorker<B>>) -> Self {
         Self { first, others }
     }
 
     /// The model without its linear layers.
     #[must_use]
-    pub fn model(&self) -> &Frame {
+    pub fn model(&self) -> &ModelContext {
         self.first.trainer.model()
     }
 
@@ -65,16 +65,16 @@ impl<B: Base> Lanes<B> {
     ///
     /// # Errors
     /// The first, in the order of parts.
-    pub(super) fn each<P: Rows + Send, T: Send>(
+    pub(super) fn each<P: RowCount + Send, T: Send>(
         &mut self,
         parts: impl IntoIterator<Item = P>,
         work: impl Fn(&mut Trainer<B>, P) -> Result<T, TrainError<B::Error>> + Sync,
     ) -> Result<Vec<T>, TrainError<B::Error>> {
-        let queue = Queue::of(parts);
+        let queue = MicrobatchQueue::of(parts);
         let (first, others, count) = (&mut self.first, &mut self.others, queue.len());
         let mut done = thread::scope(|scope| {
             let start = |lane| {
-                let work = || Lane::work(lane, &queue, &work);
+                let work = || MicrobatchWorker::work(lane, &queue, &work);
                 // A thread that is refused costs speed, nothing else.
                 thread::Builder::new().name("lane".to_owned()).spawn_scoped(scope, work).ok()
             };
@@ -90,16 +90,16 @@ impl<B: Base> Lanes<B> {
     }
 }
 
-impl<B> Lane<B> {
+impl<B> MicrobatchWorker<B> {
     /// Takes parts as long as there are any; what came of each, by its number.
-    fn work<P: Rows, T, E>(
+    fn work<P: RowCount, T, E>(
         &mut self,
-        queue: &Queue<P>,
+        queue: &MicrobatchQueue<P>,
         work: impl Fn(&mut Trainer<B>, P) -> Result<T, E>,
     ) -> Vec<(usize, Result<T, E>)> {
         self.pin();
         let mut done = Vec::new();
-        while let Some(Taken { number, part, room }) = queue.take() {
+        while let Some(TakenMicrobatch { number, part, room }) = queue.take() {
             let came = work(&mut self.trainer, part);
             if came.is_err() {
                 queue.stop();
@@ -121,25 +121,25 @@ impl<B> Lane<B> {
 }
 
 /// What takes memory while it is under way.
-pub(super) trait Rows {
+pub(super) trait RowCount {
     /// Rows that go through the model together.
     fn rows(&self) -> usize;
 }
 
-impl<P: Rows, T> Rows for (P, T) {
+impl<P: RowCount, T> RowCount for (P, T) {
     fn rows(&self) -> usize {
         self.0.rows()
     }
 }
 
 /// Parts that have not begun, and how much room there is for them.
-struct Queue<P> {
-    state: Mutex<State<P>>,
+struct MicrobatchQueue<P> {
+    state: Mutex<MicrobatchState<P>>,
     /// There is more room, or nothing will begin any more.
     changed: Condvar,
 }
 
-struct State<P> {
+struct MicrobatchState<P> {
     waiting: VecDeque<(usize, P)>,
     /// Of the parts under way.
     rows: usize,
@@ -147,20 +147,20 @@ struct State<P> {
 }
 
 /// A part that has begun.
-struct Taken<'q, P> {
+struct TakenMicrobatch<'q, P> {
     number: usize,
     part: P,
-    room: Room<'q, P>,
+    room: RowPermit<'q, P>,
 }
 
 /// Rows under way, until this is dropped.
-struct Room<'q, P> {
-    queue: &'q Queue<P>,
+struct RowPermit<'q, P> {
+    queue: &'q MicrobatchQueue<P>,
     rows: usize,
 }
 
-impl<P> Queue<P> {
-    fn lock(&self) -> MutexGuard<'_, State<P>> {
+impl<P> MicrobatchQueue<P> {
+    fn lock(&self) -> MutexGuard<'_, MicrobatchState<P>> {
         // Whoever has it changes it in one go.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -176,16 +176,16 @@ impl<P> Queue<P> {
     }
 }
 
-impl<P: Rows> Queue<P> {
+impl<P: RowCount> MicrobatchQueue<P> {
     fn of(parts: impl IntoIterator<Item = P>) -> Self {
         let waiting = parts.into_iter().enumerate().collect();
-        let state = Mutex::new(State { waiting, rows: 0, is_stopped: false });
+        let state = Mutex::new(MicrobatchState { waiting, rows: 0, is_stopped: false });
         Self { state, changed: Condvar::new() }
     }
 
     /// The next part, once there is room for it; `None` if none will begin any more. Parts that are under way so have all those
     /// before them under way or done, and may wait for them.
-    fn take(&self) -> Option<Taken<'_, P>> {
+    fn take(&self) -> Option<TakenMicrobatch<'_, P>> {
         let mut state = self.lock();
         loop {
             let (_, next) = state.waiting.front().filter(|_| !state.is_stopped)?;
@@ -193,7 +193,7 @@ impl<P: Rows> Queue<P> {
             if state.rows + rows <= KEPT_ROWS {
                 state.rows += rows;
                 let (number, part) = state.waiting.pop_front()?;
-                return Some(Taken { number, part, room: Room { queue: self, rows } });
+                return Some(TakenMicrobatch { number, part, room: RowPermit { queue: self, rows } });
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -205,7 +205,7 @@ fn share(rows: usize) -> usize {
     if rows > BATCH_ROWS { KEPT_ROWS } else { rows }
 }
 
-impl<P> Drop for Room<'_, P> {
+impl<P> Drop for RowPermit<'_, P> {
     fn drop(&mut self) {
         let mut state = self.queue.lock();
         state.rows -= self.rows;
@@ -219,7 +219,7 @@ impl<P> Drop for Room<'_, P> {
 mod tests {
     use super::*;
 
-    impl Rows for usize {
+    impl RowCount for usize {
         fn rows(&self) -> usize {
             *self
         }
@@ -228,9 +228,9 @@ mod tests {
     #[test]
     fn parts_take_no_more_room_than_there_is_and_one_that_is_larger_than_usual_takes_all() {
         let parts = [512, 500, 3, 600, 512, 513, 7, 5000, 5001, 1, 511, 512, 512];
-        let (queue, under_way) = (Queue::of(parts), Mutex::new(0));
+        let (queue, under_way) = (MicrobatchQueue::of(parts), Mutex::new(0));
         let work = || {
-            while let Some(Taken { part, room, .. }) = queue.take() {
+            while let Some(TakenMicrobatch { part, room, .. }) = queue.take() {
                 let now = {
                     let mut rows = under_way.lock().unwrap();
                     *rows += part;
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn nothing_begins_behind_what_has_failed_or_panicked() {
-        let queue = Queue::of([512, 512, 512]);
+        let queue = MicrobatchQueue::of([512, 512, 512]);
         let held = [queue.take().unwrap(), queue.take().unwrap()];
         thread::scope(|scope| {
             let waits = scope.spawn(|| queue.take().is_none());
@@ -257,7 +257,7 @@ mod tests {
         });
         drop(held);
         assert!(queue.take().is_none());
-        let queue = Queue::of([512, 1]);
+        let queue = MicrobatchQueue::of([512, 1]);
         thread::scope(|scope| {
             let panics = scope.spawn(|| {
                 let _held = queue.take();

@@ -2,7 +2,7 @@
 
 use model::backward::{self, Dropout};
 
-use super::{BATCH_ROWS, lanes::Rows};
+use super::{BATCH_ROWS, lanes::RowCount};
 use crate::data::Example;
 
 /// Cuts `all` into parts of [`BATCH_ROWS`] rows at most, or of one element.
@@ -69,7 +69,7 @@ impl Inputs {
     }
 }
 
-impl Rows for Inputs {
+impl RowCount for Inputs {
     fn rows(&self) -> usize {
         self.tokens.iter().map(Vec::len).sum()
     }

@@ -2,13 +2,13 @@
 
 use std::io::{self, BufRead, Read};
 
-use training_protocol::session::{MAX_LINE_BYTES, MAX_NUMBERS, Order};
+use training_protocol::session::{MAX_LINE_BYTES, MAX_NUMBERS, TrainingCommand};
 
 /// Reads an order with its numbers; nothing at the end.
 ///
 /// # Errors
 /// It is none, or longer than is taken, or ends before it should.
-pub fn read(from: &mut impl BufRead) -> io::Result<Option<(Order, Vec<[u8; 4]>)>> {
+pub fn read(from: &mut impl BufRead) -> io::Result<Option<(TrainingCommand, Vec<[u8; 4]>)>> {
     let mut line = Vec::new();
     Read::take(&mut *from, MAX_LINE_BYTES as u64 + 1).read_until(b'\n', &mut line)?;
     if line.is_empty() {
@@ -17,7 +17,7 @@ pub fn read(from: &mut impl BufRead) -> io::Result<Option<(Order, Vec<[u8; 4]>)>
     if line.len() > MAX_LINE_BYTES {
         return Err(io::Error::other(format!("an order is longer than {MAX_LINE_BYTES} bytes")));
     }
-    let order: Order = serde_json::from_slice(&line)?;
+    let order: TrainingCommand = serde_json::from_slice(&line)?;
     let count = order.numbers();
     let count =
         count.ok_or_else(|| io::Error::other(format!("an order has more than {MAX_NUMBERS} numbers")))?;
@@ -44,7 +44,10 @@ mod tests {
         let mut from = &bytes[..];
         let (_, numbers) = read(&mut from).unwrap().unwrap();
         assert_eq!(numbers, [[1, 0, 0, 0], [2, 0, 0, 0]]);
-        assert_eq!(read(&mut from).unwrap(), Some((Order::SaveState { directory: "d".into() }, vec![])));
+        assert_eq!(
+            read(&mut from).unwrap(),
+            Some((TrainingCommand::SaveState { directory: "d".into() }, vec![]))
+        );
         assert_eq!(read(&mut from).unwrap(), None);
     }
 

@@ -3,17 +3,17 @@
 use std::collections::BTreeSet;
 
 use tune::{
-    adapter::Shape,
-    data::{Example, Items},
-    job::Course,
+    adapter::AdapterSpec,
+    data::{DataItems, Example},
+    job::DatasetSplit,
     order::split,
-    plan::{Plan, Precision, Start},
+    plan::{InitialAdapter, JobPlan, JobPrecision},
     schedule::Decay,
 };
 
-fn plan(held_out: usize) -> Plan {
-    Plan {
-        start: Start::New(Shape::Prefix { virtual_tokens: 1 }),
+fn plan(held_out: usize) -> JobPlan {
+    JobPlan {
+        start: InitialAdapter::New(AdapterSpec::Prefix { virtual_tokens: 1 }),
         learning_rate: 1e-3,
         decay: Decay::Cosine,
         warmup_steps: 0,
@@ -26,28 +26,28 @@ fn plan(held_out: usize) -> Plan {
         beta: 0.1,
         held_out,
         seed: 3,
-        precision: Precision::Serving,
+        precision: JobPrecision::Serving,
         max_tokens: 64,
         draft: None,
     }
 }
 
 /// Examples of the lines 1, 2, ..., so many of each.
-fn items(counts: &[usize]) -> Items {
+fn items(counts: &[usize]) -> DataItems {
     let of_line = |(line, &count): (usize, &usize)| {
         (0..count).map(move |_| Example { line, tokens: vec![1, 2], weights: vec![1.0] })
     };
-    Items::Examples((1..).zip(counts).flat_map(of_line).collect())
+    DataItems::Examples((1..).zip(counts).flat_map(of_line).collect())
 }
 
-fn lines(items: &Items) -> Vec<u64> {
+fn lines(items: &DataItems) -> Vec<u64> {
     items.lines(&(0..items.len()).collect::<Vec<_>>())
 }
 
 #[test]
 fn a_conversation_that_became_several_examples_is_learned_or_held_out_as_a_whole() {
     let counts: Vec<usize> = (0..40).map(|line| 1 + line % 4).collect();
-    let course = Course::new(items(&counts), None, &plan(25));
+    let course = DatasetSplit::new(items(&counts), None, &plan(25));
     let [learned, held_out] = [course.learned(), course.held_out()].map(lines);
     assert_eq!(learned.len() + held_out.len(), counts.iter().sum::<usize>());
     let [learned, held_out]: [BTreeSet<u64>; 2] = [learned, held_out].map(BTreeSet::from_iter);
@@ -57,7 +57,7 @@ fn a_conversation_that_became_several_examples_is_learned_or_held_out_as_a_whole
 
 #[test]
 fn of_lines_that_are_an_example_each_the_seed_decides_as_ever() {
-    let course = Course::new(items(&[1; 40]), None, &plan(25));
+    let course = DatasetSplit::new(items(&[1; 40]), None, &plan(25));
     let numbers = |lines: Vec<u64>| lines.into_iter().map(|line| line as usize - 1).collect::<Vec<_>>();
     let got = [course.learned(), course.held_out()].map(|items| numbers(lines(items)));
     assert_eq!(got, <[_; 2]>::from(split(40, 25, 3)));

@@ -1,13 +1,13 @@
 //! Every form of training data: what is learned of it.
 
-use crate::support::{CHATML, Model, file};
+use crate::support::{CHATML, TemplateTokenizer, file};
 use serde_json::{Map, Value, json};
 use text::{
     chat::{Chat, Message},
     chat_template::GenerationPrompt,
     tokenizer::{AddSpecial, ParseSpecial},
 };
-use tune::data::{self, Asked, Items, Kind, Limits};
+use tune::data::{self, DataItems, DataKind, DataLimits, FilePrompts};
 
 const ASKED: &str = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
 
@@ -19,7 +19,7 @@ fn of_a_conversation_the_assistants_turns_are_learned_up_to_their_end() {
         {"role": "assistant", "content": "Four"}]});
     let expected = "<|im_start|>system\nBe.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n[Yes<|im_end|>]\n\
                     <|im_start|>tool\n4<|im_end|>\n<|im_start|>assistant\n[Four<|im_end|>]";
-    assert_eq!(Model::new(CHATML).examples(&[line]), [expected]);
+    assert_eq!(TemplateTokenizer::new(CHATML).examples(&[line]), [expected]);
 }
 
 #[test]
@@ -28,12 +28,12 @@ fn turns_of_weight_zero_are_shown_and_not_learned() {
         {"role": "user", "content": "Hi", "weight": 0}, {"role": "assistant", "content": "No", "weight": 0},
         {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes", "weight": 1.0, "name": "bot"}]});
     let expected = [ASKED, "No<|im_end|>\n", ASKED, "[Yes<|im_end|>]"].concat();
-    assert_eq!(Model::new(CHATML).examples(&[line]), [expected]);
+    assert_eq!(TemplateTokenizer::new(CHATML).examples(&[line]), [expected]);
 }
 
 #[test]
 fn forms_that_mean_a_conversation_become_the_same_one() {
-    let model = Model::new(CHATML);
+    let model = TemplateTokenizer::new(CHATML);
     let expected = [[ASKED, "[Yes<|im_end|>]"].concat()];
     let user = json!({"role": "user", "content": "Hi"});
     let assistant = json!({"role": "assistant", "content": [{"type": "text", "text": "Y"}, {"type": "text", "text": "es"}]});
@@ -53,7 +53,7 @@ fn forms_that_mean_a_conversation_become_the_same_one() {
 
 #[test]
 fn of_plain_texts_the_completion_or_all_is_learned_with_an_end() {
-    let mut model = Model::new(CHATML);
+    let mut model = TemplateTokenizer::new(CHATML);
     // Plain texts need none.
     model.template = None;
     let completions = [
@@ -68,7 +68,7 @@ fn of_plain_texts_the_completion_or_all_is_learned_with_an_end() {
 
 #[test]
 fn preferences_are_pairs_over_one_prompt() {
-    let model = Model::new(CHATML);
+    let model = TemplateTokenizer::new(CHATML);
     let message = |role: &str, content: &str| json!({"role": role, "content": content});
     let (user, yes, no) = (message("user", "Hi"), message("assistant", "Yes"), message("assistant", "No"));
     let expected = [["[Yes<|im_end|>]", "[No<|im_end|>]"].map(|answer| [ASKED, answer].concat())];
@@ -88,14 +88,16 @@ fn preferences_are_pairs_over_one_prompt() {
 
 #[test]
 fn the_tokens_before_an_answer_are_those_a_request_sends() {
-    let model = Model::new(CHATML);
+    let model = TemplateTokenizer::new(CHATML);
     let template = model.template.as_ref().unwrap();
     // The answer's first line end would become one token with the prompt's last.
     for (content, answer) in [("Hi", "\nYes"), ("<|im_end|> is text", "\n<|im_end|>"), ("\n", "Yes\n\n")] {
         let line = json!({"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]});
-        let Items::Examples(examples) = model.read(&file(&[line])).unwrap().items else { panic!("examples") };
+        let DataItems::Examples(examples) = model.read(&file(&[line])).unwrap().items else {
+            panic!("examples")
+        };
         let asked = [Message { role: "user", content }];
-        let chat = Chat::new(&model.tokenizer, template, Model::now());
+        let chat = Chat::new(&model.tokenizer, template, TemplateTokenizer::now());
         let prompt = chat.encode(&asked, GenerationPrompt::Add).unwrap();
         let [example] = examples.as_slice() else { panic!("one example") };
         let (sent, said) = example.tokens.split_at(prompt.len());
@@ -110,7 +112,7 @@ fn the_tokens_before_an_answer_are_those_a_request_sends() {
 
 #[test]
 fn the_real_model_learns_turns_as_it_would_give_them() {
-    let model = Model::smollm2();
+    let model = TemplateTokenizer::smollm2();
     let line = json!({"messages": [
         {"role": "system", "content": "Be."}, {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "\n\nYes, 42 日本."},
         {"role": "user", "content": "So?"}, {"role": "assistant", "content": "No"}]});
@@ -137,7 +139,7 @@ fn a_template_that_rewrites_what_was_said_gives_an_example_for_each_turn() {
         {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hm</think>No"}]});
     let rest = ["Yes<|im_end|>\n", ASKED, "[Plain<|im_end|>]\n", ASKED, "[Hm</think>No<|im_end|>]"].concat();
     let expected = [[ASKED, "[Hm</think>Yes<|im_end|>]"].concat(), [ASKED, &rest].concat()];
-    assert_eq!(Model::new(FORGETFUL).examples(&[line]), expected);
+    assert_eq!(TemplateTokenizer::new(FORGETFUL).examples(&[line]), expected);
 }
 
 #[test]
@@ -146,7 +148,7 @@ fn a_template_that_asks_otherwise_than_it_shows_is_refused() {
     let thinking = CHATML.replace("assistant\n{% endif", "assistant\n<think>{% endif");
     let line =
         json!({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]});
-    assert!(Model::new(&thinking).fault(&line).contains("asks for an answer in another way"));
+    assert!(TemplateTokenizer::new(&thinking).fault(&line).contains("asks for an answer in another way"));
 }
 
 #[test]
@@ -154,7 +156,7 @@ fn a_template_without_a_token_that_ends_a_turn_is_learned_to_its_end() {
     let plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
     let line =
         json!({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]});
-    assert_eq!(Model::new(plain).examples(&[line]), ["user: Hi\nassistant: [Yes\n]"]);
+    assert_eq!(TemplateTokenizer::new(plain).examples(&[line]), ["user: Hi\nassistant: [Yes\n]"]);
 }
 
 #[test]
@@ -162,15 +164,15 @@ fn a_date_in_a_template_is_the_jobs_and_not_the_days() {
     let dated = format!("{{{{ strftime_now('%Y') }}}} {CHATML}");
     let line =
         json!({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]});
-    assert!(Model::new(&dated).examples(&[line])[0].starts_with("2023 "));
+    assert!(TemplateTokenizer::new(&dated).examples(&[line])[0].starts_with("2023 "));
 }
 
 #[test]
 fn the_file_is_known_by_its_hash_and_examples_by_their_line() {
     let text = "\u{feff}{\"text\":\"ab\"}\r\n{\"text\":\"cd\"}\r\n\r\n";
-    let dataset = Model::new(CHATML).read(text).unwrap();
-    assert_eq!((dataset.kind, dataset.hash), (Kind::Text, blake3::hash(text.as_bytes())));
-    let Items::Examples(examples) = dataset.items else { panic!("examples") };
+    let dataset = TemplateTokenizer::new(CHATML).read(text).unwrap();
+    assert_eq!((dataset.kind, dataset.hash), (DataKind::Text, blake3::hash(text.as_bytes())));
+    let DataItems::Examples(examples) = dataset.items else { panic!("examples") };
     assert_eq!(examples.iter().map(|example| example.line).collect::<Vec<_>>(), [1, 2]);
 }
 
@@ -187,14 +189,15 @@ fn templates_of_known_models_give_what_a_request_would_send_and_an_end() {
         ("llama3", ["[Yes<|eot_id|>", "[No<|eot_id|>]"]),
         ("mistral", ["[ Yes<|im_end|>]", "[ No<|im_end|>]"]),
     ] {
-        let shown = Model::new(templates[name].as_str().unwrap()).examples(std::slice::from_ref(&line));
+        let shown =
+            TemplateTokenizer::new(templates[name].as_str().unwrap()).examples(std::slice::from_ref(&line));
         assert!(shown.len() == 1 && learned.iter().all(|part| shown[0].contains(part)), "{name}: {shown:?}");
     }
 }
 
 #[test]
 fn what_a_model_said_is_learned_token_for_token_behind_its_prompt() {
-    let model = Model::new(CHATML);
+    let model = TemplateTokenizer::new(CHATML);
     let line = json!({
         "kind": "code", "messages": [{"role": "user", "content": "a"}],
         "answers": [
@@ -202,7 +205,7 @@ fn what_a_model_said_is_learned_token_for_token_behind_its_prompt() {
             {"temperature": 0.7, "tokens": [99]},
         ],
     });
-    let Items::Said(said) = model.read(&file(&[line.clone(), line])).unwrap().items else { panic!() };
+    let DataItems::Said(said) = model.read(&file(&[line.clone(), line])).unwrap().items else { panic!() };
     assert_eq!(said.iter().map(|said| said.example.line).collect::<Vec<_>>(), [1, 1, 2, 2]);
     assert_eq!(
         model.shown(&said[0].example),
@@ -212,12 +215,12 @@ fn what_a_model_said_is_learned_token_for_token_behind_its_prompt() {
     assert_eq!(said[0].likely[0], [(98, (-0.5f32).exp()), (99, (-1.5f32).exp())]);
     assert_eq!(said[0].likely[1], [(258, 1.0)]);
     assert!(said[1].likely.is_empty());
-    assert_eq!(Items::Said(said).of_lines(), [0..2, 2..4]);
+    assert_eq!(DataItems::Said(said).of_lines(), [0..2, 2..4]);
 }
 
 #[test]
 fn what_no_model_can_have_said_is_refused() {
-    let model = Model::new(CHATML);
+    let model = TemplateTokenizer::new(CHATML);
     let fault = |answer: Value| {
         model.fault(&json!({"messages": [{"role": "user", "content": "a"}], "answers": [answer]}))
     };
@@ -237,14 +240,14 @@ fn what_no_model_can_have_said_is_refused() {
 }
 
 fn asked(lines: &[Value]) -> Vec<String> {
-    let told = |prompt: data::Prompt| {
+    let told = |prompt: data::DataPrompt| {
         let said: Vec<String> =
             prompt.messages().iter().map(|(role, content)| format!("{role}: {content}")).collect();
         format!("{} | {}", prompt.kind, said.join(" / "))
     };
-    match data::prompts(file(lines).as_bytes(), &Limits::default()).unwrap() {
-        Asked::Prompts(prompts) => prompts.into_iter().map(told).collect(),
-        Asked::Answered => vec!["answered".to_owned()],
+    match data::prompts(file(lines).as_bytes(), &DataLimits::default()).unwrap() {
+        FilePrompts::Prompts(prompts) => prompts.into_iter().map(told).collect(),
+        FilePrompts::Answered => vec!["answered".to_owned()],
     }
 }
 
@@ -272,7 +275,7 @@ fn prompts_are_what_comes_before_each_answer_of_the_assistant() {
     assert_eq!(asked(&[better]), ["text | user: a"]);
     assert_eq!(asked(&[json!({"messages": [message("user", "a")], "answers": []})]), ["answered"]);
     for nothing in [json!({"text": "t"}), json!({"messages": [message("assistant", "a")]})] {
-        let error = data::prompts(file(&[nothing]).as_bytes(), &Limits::default()).unwrap_err();
+        let error = data::prompts(file(&[nothing]).as_bytes(), &DataLimits::default()).unwrap_err();
         assert!(error.to_string().contains("no prompt that the model could answer"), "{error}");
     }
 }

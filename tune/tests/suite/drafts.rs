@@ -6,11 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kernels::{Pool, lora::LoraPrecision};
+use kernels::{ThreadPool, lora::LoraPrecision};
 use model::{
-    adapter::Method,
-    backward::{self, Gradients, Keep, Learner, Loss, Trainer},
-    forward::Frame,
+    adapter::MethodWeights,
+    backward::{self, Gradients, Loss, SavedScope, TrainableAdapter, Trainer},
+    forward::ModelContext,
     resident::{KvDtype, kv_precision, kv_shape},
     skeleton::client_base::ClientBase,
     sources::open::open,
@@ -19,10 +19,10 @@ use model::{
 use safetensors::SafeTensors;
 use serde_json::Value;
 use tune::{
-    adapter::{Module, Shape},
-    data::{Example, Said},
+    adapter::{AdapterSpec, TargetModule},
+    data::{DistillationSample, Example},
     draft::shortlist,
-    learn::Learning,
+    learn::TrainState,
     optimizer::Hyperparameters,
     peft::{self, Dtype},
 };
@@ -40,17 +40,17 @@ fn trainer(path: &Path, layers: usize) -> Trainer<ResidentLayers> {
     let base = ResidentLayers::load(&*open(path).unwrap(), 1, &|_| {}).unwrap();
     let frame = ClientBase::open(path).unwrap().frame.first_layers(layers);
     let shape = kv_shape(&frame.config, kv_precision(base.sites().is_exact(), KvDtype::Auto));
-    Trainer::new(frame.into(), base, shape, Pool::new(&[]).unwrap(), Keep::All).unwrap()
+    Trainer::new(frame.into(), base, shape, ThreadPool::new(&[]).unwrap(), SavedScope::All).unwrap()
 }
 
-fn shape() -> Shape {
+fn shape() -> AdapterSpec {
     let targets = ["q_proj", "v_proj", "down_proj", "lm_head"];
-    let targets = targets.iter().map(|name| name.parse::<Module>().unwrap()).collect();
-    Shape::Lora { rank: 4, alpha: 8.0, rslora: false, targets }
+    let targets = targets.iter().map(|name| name.parse::<TargetModule>().unwrap()).collect();
+    AdapterSpec::Lora { rank: 4, alpha: 8.0, rslora: false, targets }
 }
 
 /// An adapter that changes something already.
-fn begun(frame: &Frame) -> Method {
+fn begun(frame: &ModelContext) -> MethodWeights {
     let mut method = shape().start(&frame.config, 3);
     for tensor in method.tensors_mut() {
         for (at, value) in tensor.iter_mut().enumerate() {
@@ -61,18 +61,18 @@ fn begun(frame: &Frame) -> Method {
 }
 
 /// So many tokens of a prompt and of an answer, of which nothing else is known.
-fn said(seed: u32, prompt: usize, answer: usize) -> Said {
+fn said(seed: u32, prompt: usize, answer: usize) -> DistillationSample {
     let tokens = (0..prompt + answer).map(|at| (at as u32 * 31 + seed * 7) % VOCABULARY).collect();
     let weights = [vec![0.0; prompt - 1], vec![1.0; answer]].concat();
     let example = Example { line: seed as usize, tokens, weights };
-    Said { example, likely: Vec::new(), kind: "text".to_owned(), is_greedy: true }
+    DistillationSample { example, likely: Vec::new(), kind: "text".to_owned(), is_greedy: true }
 }
 
-fn learned(path: &Path, layers: usize, steps: usize) -> (f64, Method) {
+fn learned(path: &Path, layers: usize, steps: usize) -> (f64, MethodWeights) {
     let trainer = trainer(path, layers);
     let start = begun(trainer.model());
-    let mut learning = Learning::new(trainer.into(), LoraPrecision::Exact, start).unwrap();
-    let all: Vec<Said> = (0..3).map(|seed| said(seed, 9, 17)).collect();
+    let mut learning = TrainState::new(trainer.into(), LoraPrecision::Exact, start).unwrap();
+    let all: Vec<DistillationSample> = (0..3).map(|seed| said(seed, 9, 17)).collect();
     let hyper = Hyperparameters { learning_rate: 1e-2, ..Hyperparameters::default() };
     let mut loss = 0.0;
     for _ in 0..steps {
@@ -86,8 +86,8 @@ fn a_draft_of_all_blocks_learns_to_the_last_bit_what_an_adapter_does() {
     let path = golden(MODEL);
     let trainer = trainer(&path, 3);
     let start = begun(trainer.model());
-    let mut learning = Learning::new(trainer.into(), LoraPrecision::Exact, start).unwrap();
-    let all: Vec<Said> = (0..3).map(|seed| said(seed, 9, 17)).collect();
+    let mut learning = TrainState::new(trainer.into(), LoraPrecision::Exact, start).unwrap();
+    let all: Vec<DistillationSample> = (0..3).map(|seed| said(seed, 9, 17)).collect();
     let examples: Vec<&Example> = all.iter().map(|said| &said.example).collect();
     let hyper = Hyperparameters { learning_rate: 1e-2, ..Hyperparameters::default() };
     let mut loss = 0.0;
@@ -122,12 +122,12 @@ fn the_first_blocks_learn_what_a_model_without_the_others_would() {
 }
 
 /// A loss with one gradient for each target, and perhaps some for other tokens.
-struct Given {
+struct PerTargetLoss {
     own: Vec<f32>,
     others: Vec<Vec<(u32, f32)>>,
 }
 
-impl Loss for Given {
+impl Loss for PerTargetLoss {
     fn gradients(&mut self, targets: Range<usize>, _: &[f32], gradients: &mut [f32]) {
         gradients.copy_from_slice(&self.own[targets]);
     }
@@ -139,11 +139,11 @@ impl Loss for Given {
 
 fn gradients(
     trainer: &mut Trainer<ResidentLayers>,
-    method: &Method,
+    method: &MethodWeights,
     targets: &[u32],
-    mut loss: Given,
+    mut loss: PerTargetLoss,
 ) -> Vec<f32> {
-    let learner = Learner::new(method, &trainer.model().config, LoraPrecision::Exact).unwrap();
+    let learner = TrainableAdapter::new(method, &trainer.model().config, LoraPrecision::Exact).unwrap();
     let tokens: Vec<u32> = (0..targets.len() as u32).map(|at| at * 11 % VOCABULARY).collect();
     let targets: Vec<Option<u32>> = targets.iter().copied().map(Some).collect();
     let mut sums = Gradients::zero(method);
@@ -167,14 +167,14 @@ fn a_distribution_has_the_gradients_of_all_the_tokens_it_is_made_of() {
     let alone: Vec<Vec<f32>> = (0..3)
         .map(|which| {
             let (tokens, own) = of(which);
-            gradients(&mut trainer, &method, &tokens, Given { own, others: Vec::new() })
+            gradients(&mut trainer, &method, &tokens, PerTargetLoss { own, others: Vec::new() })
         })
         .collect();
     let (tokens, own) = of(0);
     let others = (0..count as usize)
         .map(|at| [1, 2].map(|which| (of(which).0[at], of(which).1[at])).to_vec())
         .collect();
-    let together = gradients(&mut trainer, &method, &tokens, Given { own, others });
+    let together = gradients(&mut trainer, &method, &tokens, PerTargetLoss { own, others });
     let largest = together.iter().fold(0.0f32, |most, value| most.max(value.abs()));
     assert!(largest > 0.0);
     for (at, value) in together.iter().enumerate() {
@@ -187,15 +187,15 @@ fn a_distribution_has_the_gradients_of_all_the_tokens_it_is_made_of() {
 fn a_draft_becomes_right_about_what_it_learns_and_guesses_only_what_is_on_its_list() {
     let trainer = trainer(&golden(MODEL), 1);
     let start = shape().start(&trainer.model().config, 1);
-    let mut learning = Learning::new(trainer.into(), LoraPrecision::Exact, start).unwrap();
-    let mut all: Vec<Said> = (0..2).map(|seed| said(seed, 4, 12)).collect();
+    let mut learning = TrainState::new(trainer.into(), LoraPrecision::Exact, start).unwrap();
+    let mut all: Vec<DistillationSample> = (0..2).map(|seed| said(seed, 4, 12)).collect();
     // What was said is not what was likeliest: that is what is to be learned.
     for said in &mut all {
         let answer = said.example.tokens[4..].to_vec();
         said.likely =
             answer.iter().map(|&token| vec![((token + 1) % VOCABULARY, 0.7), (token, 0.2)]).collect();
     }
-    let all: Vec<&Said> = all.iter().collect();
+    let all: Vec<&DistillationSample> = all.iter().collect();
     let hyper = Hyperparameters { learning_rate: 2e-2, weight_decay: 0.0, ..Hyperparameters::default() };
     for _ in 0..60 {
         learning.distil(&all, &hyper, 1.0).unwrap();

@@ -1,16 +1,16 @@
 //! Everything that can be wrong with training data: found before anything runs, with its line and what to do.
 
-use crate::support::{CHATML, Model, file};
+use crate::support::{CHATML, TemplateTokenizer, file};
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use tune::data::{DataError, Limits};
+use tune::data::{DataError, DataLimits};
 
 fn conversation(content: &str) -> Value {
     json!({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]})
 }
 
 fn assert_faults(cases: &[(Value, &str)]) {
-    let model = Model::new(CHATML);
+    let model = TemplateTokenizer::new(CHATML);
     for (line, expected) in cases {
         let fault = model.fault(line);
         assert!(fault.contains(expected), "{line}: {fault}");
@@ -90,16 +90,16 @@ fn what_teaches_nothing_or_would_be_dropped_in_silence_is_refused() {
         (json!({"chosen": [user, no], "rejected": [no]}), "must each add one message"),
         (json!({"chosen": [no, user], "rejected": [no, user]}), "must each add one message"),
     ]);
-    let mut model = Model::new(CHATML);
+    let mut model = TemplateTokenizer::new(CHATML);
     model.template = None;
     assert!(model.fault(&conversation("Yes")).contains("no chat template; use 'prompt' and 'completion'"));
-    let refusing = Model::new("{{ raise_exception('never') }}");
+    let refusing = TemplateTokenizer::new("{{ raise_exception('never') }}");
     assert!(refusing.fault(&conversation("Yes")).contains("refuses these messages: never"));
 }
 
 #[test]
 fn what_is_no_json_or_says_a_name_twice_is_refused() {
-    let model = Model::new(CHATML);
+    let model = TemplateTokenizer::new(CHATML);
     for (line, expected) in [
         ("{\"text\": \"a", "not JSON"),
         ("{\"text\": \"abc\"} {}", "not JSON"),
@@ -113,14 +113,14 @@ fn what_is_no_json_or_says_a_name_twice_is_refused() {
     assert!(matches!(model.read(""), Err(DataError::Empty)));
     assert!(matches!(model.read("\n\n"), Err(DataError::Empty)));
     let utf16: Vec<u8> = "{}".encode_utf16().flat_map(u16::to_le_bytes).collect();
-    let error = model.read_within(&[&[0xff, 0xfe], utf16.as_slice()].concat(), &Limits::default());
+    let error = model.read_within(&[&[0xff, 0xfe], utf16.as_slice()].concat(), &DataLimits::default());
     assert!(error.unwrap_err().to_string().contains("line 1: byte 1 is not UTF-8"));
 }
 
 #[test]
 fn lines_of_another_kind_than_the_first_are_refused() {
     let lines = [json!({"text": "abc"}), conversation("Yes"), json!({"text": "abd"})];
-    let error = Model::new(CHATML).read(&file(&lines)).unwrap_err().to_string();
+    let error = TemplateTokenizer::new(CHATML).read(&file(&lines)).unwrap_err().to_string();
     assert!(error.contains("line 2: the lines before have 'text', and this one has 'messages'"), "{error}");
 }
 
@@ -128,7 +128,7 @@ fn lines_of_another_kind_than_the_first_are_refused() {
 fn all_faults_are_counted_and_the_first_twenty_told() {
     let lines: Vec<Value> =
         (0..50).map(|at| if at % 2 == 0 { conversation("Yes") } else { json!(at) }).collect();
-    let error = Model::new(CHATML).read(&file(&lines)).unwrap_err();
+    let error = TemplateTokenizer::new(CHATML).read(&file(&lines)).unwrap_err();
     let DataError::Problems { problems, count } = &error else { panic!("{error}") };
     assert_eq!((problems.len(), *count), (20, 25));
     assert!(problems.iter().map(|problem| problem.line).eq((1..=20).map(|at| 2 * at)));
@@ -139,16 +139,17 @@ fn all_faults_are_counted_and_the_first_twenty_told() {
 
 #[test]
 fn limits_are_told_with_what_was_found() {
-    let model = Model::new(CHATML);
+    let model = TemplateTokenizer::new(CHATML);
     let file = file(&[conversation("Yes"), conversation("Yes, indeed")]);
-    let error = |limits: &Limits| model.read_within(file.as_bytes(), limits).unwrap_err().to_string();
-    let usual = Limits::default();
-    let tokens = error(&Limits { max_tokens: 24, ..usual });
+    let error = |limits: &DataLimits| model.read_within(file.as_bytes(), limits).unwrap_err().to_string();
+    let usual = DataLimits::default();
+    let tokens = error(&DataLimits { max_tokens: 24, ..usual });
     assert!(tokens.contains("line 1: it has 25 tokens, and 24 are allowed"), "{tokens}");
-    assert!(error(&Limits { line_bytes: 85, ..usual }).contains("line 2: it has more than 85 bytes"));
-    assert!(error(&Limits { lines: 1, ..usual }).contains("more than 1 lines"));
+    assert!(error(&DataLimits { line_bytes: 85, ..usual }).contains("line 2: it has more than 85 bytes"));
+    assert!(error(&DataLimits { lines: 1, ..usual }).contains("more than 1 lines"));
     assert!(
-        error(&Limits { total_tokens: 30, ..usual }).contains("with line 2 the file has more than 30 tokens")
+        error(&DataLimits { total_tokens: 30, ..usual })
+            .contains("with line 2 the file has more than 30 tokens")
     );
     let many = vec![json!({"role": "user", "content": ""}); 4097];
     assert!(model.fault(&json!({"messages": many})).contains("more than 4096 messages"));
@@ -197,15 +198,15 @@ fn any_text() -> impl Strategy<Value = String> {
 
 #[test]
 fn any_bytes_are_read_or_refused() {
-    let model = Model::new(CHATML);
+    let model = TemplateTokenizer::new(CHATML);
     proptest!(|(file in bytes())| {
-        let _ = model.read_within(&file, &Limits::default());
+        let _ = model.read_within(&file, &DataLimits::default());
     });
 }
 
 #[test]
 fn whatever_is_said_is_learned_whole_and_with_its_end() {
-    let model = Model::new(CHATML);
+    let model = TemplateTokenizer::new(CHATML);
     proptest!(|(asked in any_text(), answer in any_text())| {
         let line = json!({"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]});
         match model.read(&line.to_string()) {

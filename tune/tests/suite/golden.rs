@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 use tune::{
-    loss::{self, Answer, Loss},
-    optimizer::{Hyperparameters, State},
+    loss::{self, Loss, PairAnswer},
+    optimizer::{Hyperparameters, OptimizerState},
     schedule::{Decay, Schedule},
 };
 
@@ -77,7 +77,7 @@ fn assert_dpo(case: &Value, what: &str) {
     for pair in pairs {
         let rows = ["chosen", "rejected"]
             .map(|side| ["logprobs", "reference_logprobs", "weights"].map(|name| floats(&pair[side][name])));
-        let [chosen, rejected] = rows.each_ref().map(|[logprobs, reference_logprobs, weights]| Answer {
+        let [chosen, rejected] = rows.each_ref().map(|[logprobs, reference_logprobs, weights]| PairAnswer {
             logprobs,
             reference_logprobs,
             weights,
@@ -108,11 +108,11 @@ fn a_hundred_steps_of_adamw_end_where_torchs_end() {
             weight_decay: number(&given["weight_decay"]),
         };
         let mut values = tensors(&golden["start"]);
-        let mut state = State::new(&values.iter().map(Vec::len).collect::<Vec<_>>());
+        let mut state = OptimizerState::new(&values.iter().map(Vec::len).collect::<Vec<_>>());
         let after = case["after"].as_object().unwrap();
         for (step, gradients) in (1..).zip(&gradients) {
             // As if it were stored and read again.
-            state = State { step: state.step, moments: state.moments.clone() };
+            state = OptimizerState { step: state.step, moments: state.moments.clone() };
             state.step(&hyper, &mut values, gradients);
             let Some(expected) = after.get(&step.to_string()) else { continue };
             for (tensor, expected) in values.iter().zip(expected.as_array().unwrap()) {

@@ -13,10 +13,10 @@ use std::{
     time::Duration,
 };
 
-use kernels::{Activations, Pool, lora::LoraPrecision};
+use kernels::{Activations, ThreadPool, lora::LoraPrecision};
 use model::{
-    adapter::{Adapter, Method},
-    backward::{Keep, TrainError, Trainer},
+    adapter::{Adapter, MethodWeights},
+    backward::{SavedScope, TrainError, Trainer},
     cpu::Compute,
     forward::{BaseLayers, LinearGroup, ReverseLayers},
     resident::{KvDtype, kv_precision, kv_shape},
@@ -24,16 +24,16 @@ use model::{
     sources::open::open,
     weights::ResidentLayers,
 };
-use training_protocol::session::{Adam, Answer, Lora, Order};
+use training_protocol::session::{Adam, CommandReply, Lora, TrainingCommand};
 use tune::{
-    data::{Example, Pair},
+    data::{Example, PreferencePair},
     learn::{
-        Datum, Direction, LearnError, Learning,
-        lanes::{Lane, Lanes},
+        Direction, SequenceSample, TrainState, TrainStepError,
+        lanes::{MicrobatchPool, MicrobatchWorker},
     },
-    loss::{Loss, Metrics},
+    loss::{Loss, LossMetrics},
     optimizer::Hyperparameters,
-    session::Session,
+    session::TrainerSession,
 };
 
 const METHODS: [&str; 4] = ["lora-all", "ia3", "prefix", "lm-head"];
@@ -46,7 +46,7 @@ fn golden_dir() -> PathBuf {
 
 /// How a call to the base layers goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
+enum CallFault {
     Error,
     Panic,
 }
@@ -54,38 +54,38 @@ enum Fault {
 /// The call was to go wrong.
 #[derive(Debug, thiserror::Error)]
 #[error("told so")]
-struct Told;
+struct InjectedFault;
 
-impl From<Infallible> for Told {
+impl From<Infallible> for InjectedFault {
     fn from(never: Infallible) -> Self {
         match never {}
     }
 }
 
 /// Layers of which some calls take their time, each another, and go wrong once so many have been made on all lanes.
-struct Uneven {
+struct UnevenLayers {
     layers: ResidentLayers,
     calls: Arc<AtomicUsize>,
     last: usize,
-    fault: Fault,
+    fault: CallFault,
 }
 
-impl Uneven {
-    fn call(&self) -> Result<(), Told> {
+impl UnevenLayers {
+    fn call(&self) -> Result<(), InjectedFault> {
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
         if call.is_multiple_of(7) {
             thread::sleep(Duration::from_micros(call as u64 * 37 % 300));
         }
         match self.fault {
             _ if call < self.last => Ok(()),
-            Fault::Error => Err(Told),
-            Fault::Panic => panic!("told so"),
+            CallFault::Error => Err(InjectedFault),
+            CallFault::Panic => panic!("told so"),
         }
     }
 }
 
-impl BaseLayers<Compute> for Uneven {
-    type Error = Told;
+impl BaseLayers<Compute> for UnevenLayers {
+    type Error = InjectedFault;
 
     fn linear(
         &mut self,
@@ -94,7 +94,7 @@ impl BaseLayers<Compute> for Uneven {
         group: LinearGroup,
         x: &mut Activations,
         out: &mut Vec<f32>,
-    ) -> Result<(), Told> {
+    ) -> Result<(), InjectedFault> {
         self.call()?;
         self.layers.linear(compute, layer, group, x, out)?;
         Ok(())
@@ -105,13 +105,13 @@ impl BaseLayers<Compute> for Uneven {
         compute: &mut Compute,
         tokens: &mut dyn Iterator<Item = u32>,
         out: &mut Vec<f32>,
-    ) -> Result<(), Told> {
+    ) -> Result<(), InjectedFault> {
         self.layers.embed(compute, tokens, out)?;
         Ok(())
     }
 }
 
-impl ReverseLayers<Compute> for Uneven {
+impl ReverseLayers<Compute> for UnevenLayers {
     fn linear_transposed(
         &mut self,
         compute: &mut Compute,
@@ -119,32 +119,39 @@ impl ReverseLayers<Compute> for Uneven {
         group: LinearGroup,
         g: &mut Activations,
         out: &mut Vec<f32>,
-    ) -> Result<(), Told> {
+    ) -> Result<(), InjectedFault> {
         self.call()?;
         self.layers.linear_transposed(compute, layer, group, g, out)?;
         Ok(())
     }
 }
 
-fn lanes(model: &str, count: usize, last: usize, fault: Fault) -> Lanes<Uneven> {
+fn lanes(model: &str, count: usize, last: usize, fault: CallFault) -> MicrobatchPool<UnevenLayers> {
     let (path, calls) = (golden_dir().join("models").join(model), Arc::default());
     let lane = || {
         let layers = ResidentLayers::load(&*open(&path).unwrap(), 1, &|_| {}).unwrap();
         let frame = ClientBase::open(&path).unwrap().frame;
         let shape = kv_shape(&frame.config, kv_precision(layers.sites().is_exact(), KvDtype::Auto));
-        let base = Uneven { layers, calls: Arc::clone(&calls), last, fault };
-        let trainer = Trainer::new(frame.into(), base, shape, Pool::new(&[]).unwrap(), Keep::All).unwrap();
-        Lane { trainer, core: None }
+        let base = UnevenLayers { layers, calls: Arc::clone(&calls), last, fault };
+        let trainer =
+            Trainer::new(frame.into(), base, shape, ThreadPool::new(&[]).unwrap(), SavedScope::All).unwrap();
+        MicrobatchWorker { trainer, core: None }
     };
-    Lanes::new(lane(), (1..count).map(|_| lane()).collect())
+    MicrobatchPool::new(lane(), (1..count).map(|_| lane()).collect())
 }
 
 /// An adapter of `method` that learns on `count` lanes; base layers fail after `last` calls.
-fn learning(model: &str, method: &str, count: usize, last: usize, fault: Fault) -> Learning<Uneven> {
+fn learning(
+    model: &str,
+    method: &str,
+    count: usize,
+    last: usize,
+    fault: CallFault,
+) -> TrainState<UnevenLayers> {
     let lanes = lanes(model, count, last, fault);
     let start = golden_dir().join("training").join(model).join(method).join("start");
     let start = Adapter::read(&start, &lanes.model().config).unwrap().method;
-    Learning::new(lanes, LoraPrecision::Exact, start).unwrap()
+    TrainState::new(lanes, LoraPrecision::Exact, start).unwrap()
 }
 
 fn tokens(number: usize, length: usize) -> Vec<u32> {
@@ -162,14 +169,14 @@ fn examples() -> Vec<Example> {
     lengths.into_iter().enumerate().map(example).collect()
 }
 
-fn pairs() -> Vec<Pair> {
+fn pairs() -> Vec<PreferencePair> {
     let examples = examples();
-    let of = |two: &[Example]| Pair { chosen: two[0].clone(), rejected: two[1].clone() };
+    let of = |two: &[Example]| PreferencePair { chosen: two[0].clone(), rejected: two[1].clone() };
     examples.chunks_exact(2).map(of).collect()
 }
 
-fn data() -> Vec<Datum> {
-    let datum = |example: &Example| Datum {
+fn data() -> Vec<SequenceSample> {
+    let datum = |example: &Example| SequenceSample {
         tokens: example.tokens[..example.weights.len()].to_vec(),
         targets: example.tokens[1..].to_vec(),
         weights: example.weights.clone(),
@@ -183,7 +190,7 @@ fn two_steps<T>(mut step: impl FnMut() -> T) -> [T; 2] {
     [(); 2].map(|()| step())
 }
 
-fn bits(method: &Method) -> Vec<u32> {
+fn bits(method: &MethodWeights) -> Vec<u32> {
     method.tensors().into_iter().flatten().copied().map(f32::to_bits).collect()
 }
 
@@ -196,7 +203,7 @@ fn examples_teach_the_same_bits_on_any_number_of_lanes() {
     for (method, dropout) in METHODS.map(|method| (method, 0.0)).into_iter().chain([("lora-all", 0.2)]) {
         let learned = |count| {
             let mut learning =
-                learning("llama-tied", method, count, NEVER, Fault::Error).with_dropout(dropout, 3);
+                learning("llama-tied", method, count, NEVER, CallFault::Error).with_dropout(dropout, 3);
             let steps = two_steps(|| {
                 let judged = learning.evaluate(&examples).unwrap().unwrap();
                 let outcome = learning.learn(&examples, &HYPER, 1.0).unwrap();
@@ -214,10 +221,10 @@ fn examples_teach_the_same_bits_on_any_number_of_lanes() {
 #[test]
 fn pairs_teach_the_same_bits_on_any_number_of_lanes() {
     let pairs = pairs();
-    let pairs: Vec<&Pair> = pairs.iter().collect();
+    let pairs: Vec<&PreferencePair> = pairs.iter().collect();
     for method in METHODS {
         let learned = |count| {
-            let mut learning = learning("qwen3-qknorm", method, count, NEVER, Fault::Error);
+            let mut learning = learning("qwen3-qknorm", method, count, NEVER, CallFault::Error);
             let steps = two_steps(|| {
                 let judged = learning.evaluate_pairs(&pairs, 0.1).unwrap().unwrap();
                 let outcome = learning.prefer(&pairs, 0.1, &HYPER, 1.0).unwrap();
@@ -235,12 +242,12 @@ fn pairs_teach_the_same_bits_on_any_number_of_lanes() {
 #[test]
 fn what_is_gathered_is_the_same_bits_on_any_number_of_lanes() {
     let data = data();
-    let number_bits = |metrics: Metrics| -> Vec<_> {
+    let number_bits = |metrics: LossMetrics| -> Vec<_> {
         metrics.into_iter().map(|(name, value)| (name, value.to_bits())).collect()
     };
     for method in METHODS {
         let gathered = |count| {
-            let mut learning = learning("qwen2-bias", method, count, NEVER, Fault::Error);
+            let mut learning = learning("qwen2-bias", method, count, NEVER, CallFault::Error);
             let steps = two_steps(|| {
                 let forward = learning.gather(&data, Loss::CrossEntropy, Direction::Forward).unwrap();
                 let [first, second] = [&data[..7], &data[7..]]
@@ -267,16 +274,19 @@ fn what_is_refused_leaves_adapter_optimizer_and_gradients_as_they_were() {
     let wild = Hyperparameters { learning_rate: f64::MAX, ..HYPER };
     for method in METHODS {
         let learned = |tries: usize| {
-            let mut learning = learning("qwen2-bias", method, 1, NEVER, Fault::Error);
+            let mut learning = learning("qwen2-bias", method, 1, NEVER, CallFault::Error);
             learning.gather(&data, Loss::CrossEntropy, Direction::Backward).unwrap();
             for _ in 0..tries {
                 let refused = learning.gather(&wild_data, Loss::CrossEntropy, Direction::Backward);
                 assert!(
-                    matches!(refused, Err(LearnError::NotANumber { what: "gradient", .. })),
+                    matches!(refused, Err(TrainStepError::NotANumber { what: "gradient", .. })),
                     "{refused:?}"
                 );
                 let refused = learning.step_gathered(&wild, Some(1e-3));
-                assert!(matches!(refused, Err(LearnError::NotANumber { what: "result", .. })), "{refused:?}");
+                assert!(
+                    matches!(refused, Err(TrainStepError::NotANumber { what: "result", .. })),
+                    "{refused:?}"
+                );
             }
             let norm = learning.step_gathered(&HYPER, Some(1e-3)).unwrap();
             (norm.to_bits(), bits(&learning.method))
@@ -286,8 +296,8 @@ fn what_is_refused_leaves_adapter_optimizer_and_gradients_as_they_were() {
 }
 
 /// Data as an order has them: the order, and its numbers.
-fn order(data: &[Datum]) -> (Order, Vec<[u8; 4]>) {
-    let order = Order::ForwardBackward {
+fn order(data: &[SequenceSample]) -> (TrainingCommand, Vec<[u8; 4]>) {
+    let order = TrainingCommand::ForwardBackward {
         loss: "cross_entropy".to_owned(),
         options: BTreeMap::new(),
         forward_only: false,
@@ -306,11 +316,12 @@ fn order(data: &[Datum]) -> (Order, Vec<[u8; 4]>) {
 fn a_session_that_is_suspended_goes_on_in_another_trainer_to_the_same_bits() {
     const MODEL: &str = "qwen2-bias";
     let place = tempfile::tempdir().unwrap();
-    let session =
-        || Session::new(lanes(MODEL, 1, NEVER, Fault::Error), LoraPrecision::Exact, "base".to_owned());
-    let done = |session: &mut Session<Uneven>, order: &Order, numbers: &[[u8; 4]]| {
+    let session = || {
+        TrainerSession::new(lanes(MODEL, 1, NEVER, CallFault::Error), LoraPrecision::Exact, "base".to_owned())
+    };
+    let done = |session: &mut TrainerSession<UnevenLayers>, order: &TrainingCommand, numbers: &[[u8; 4]]| {
         let (answer, _) = session.carry_out(order, numbers);
-        assert!(matches!(answer, Answer::Done(_)), "{answer:?}");
+        assert!(matches!(answer, CommandReply::Done(_)), "{answer:?}");
     };
     let adam = Adam {
         learning_rate: 1e-2,
@@ -324,22 +335,22 @@ fn a_session_that_is_suspended_goes_on_in_another_trainer_to_the_same_bits() {
     let learned = |is_suspended: bool| {
         let lora = Lora { rank: 4, alpha: 32.0, targets: vec!["q_proj".to_owned(), "up_proj".to_owned()] };
         let mut now = session();
-        done(&mut now, &Order::Create { lora, seed: 5 }, &[]);
+        done(&mut now, &TrainingCommand::Create { lora, seed: 5 }, &[]);
         for (number, half) in [&data[..7], &data[7..], &data[..3]].into_iter().enumerate() {
             let (order, numbers) = order(half);
             done(&mut now, &order, &numbers);
             if is_suspended {
                 let directory = place.path().join(format!("suspended-{number}"));
-                done(&mut now, &Order::Suspend { directory: directory.clone() }, &[]);
+                done(&mut now, &TrainingCommand::Suspend { directory: directory.clone() }, &[]);
                 now = session();
-                done(&mut now, &Order::Load { directory, optimizer: true }, &[]);
+                done(&mut now, &TrainingCommand::Load { directory, optimizer: true }, &[]);
             }
             if number > 0 {
-                done(&mut now, &Order::OptimStep(adam), &[]);
+                done(&mut now, &TrainingCommand::OptimStep(adam), &[]);
             }
         }
         let directory = place.path().join(format!("weights-{is_suspended}"));
-        done(&mut now, &Order::SaveWeights { directory: directory.clone() }, &[]);
+        done(&mut now, &TrainingCommand::SaveWeights { directory: directory.clone() }, &[]);
         std::fs::read(directory.join("adapter_model.safetensors")).unwrap()
     };
     assert!(learned(true) == learned(false));
@@ -352,13 +363,13 @@ fn a_lane_that_fails_lets_nobody_wait_and_its_own_error_is_told() {
     for method in METHODS {
         // Forward alone, while lanes wait for each other, and in the last part.
         for last in [0, 10, 25, 40, 55, 70] {
-            let mut learning = learning("llama-tied", method, 3, last, Fault::Error);
+            let mut learning = learning("llama-tied", method, 3, last, CallFault::Error);
             let before = learning.method.clone();
             let failed = learning.learn(&examples, &HYPER, 1.0).map(drop);
-            assert!(matches!(failed, Err(LearnError::Train(TrainError::Base(Told)))), "{method}, {last}");
+            assert!(matches!(failed, Err(TrainStepError::Train(TrainError::Base(Told)))), "{method}, {last}");
             assert_eq!(learning.method, before);
             let failed = learning.gather(&data, Loss::CrossEntropy, Direction::Backward).map(drop);
-            assert!(matches!(failed, Err(LearnError::Train(TrainError::Base(Told)))), "{method}, {last}");
+            assert!(matches!(failed, Err(TrainStepError::Train(TrainError::Base(Told)))), "{method}, {last}");
         }
     }
 }
@@ -368,7 +379,7 @@ fn a_lane_that_panics_ends_the_step_and_not_in_a_wait() {
     let examples = examples();
     let examples: Vec<&Example> = examples.iter().collect();
     for last in [5, 30, 60] {
-        let mut learning = learning("llama-tied", "lora-all", 2, last, Fault::Panic);
+        let mut learning = learning("llama-tied", "lora-all", 2, last, CallFault::Panic);
         let step = AssertUnwindSafe(|| learning.learn(&examples, &HYPER, 1.0).map(drop));
         assert!(catch_unwind(step).is_err(), "{last}");
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use tune::loss::{self, Answer, Clip, Loss, LossError, PolicyLoss};
+use tune::loss::{self, Clip, Loss, LossError, PairAnswer, PolicyLoss};
 
 fn config(options: &[(&str, f64)]) -> BTreeMap<String, f64> {
     options.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()
@@ -49,7 +49,7 @@ fn tokens_without_advantage_or_weight_count_nothing_however_unlikely() {
 
 #[test]
 fn dpo_of_a_margin_beyond_any_exponent_is_a_line() {
-    let answer = |logprobs| Answer { logprobs, reference_logprobs: &[0.0], weights: &[1.0] };
+    let answer = |logprobs| PairAnswer { logprobs, reference_logprobs: &[0.0], weights: &[1.0] };
     let lost = loss::dpo(1.0, answer(&[-5000.0]), answer(&[0.0]));
     assert!(
         (lost.loss - 5000.0).abs() < 1e-9
@@ -63,11 +63,11 @@ fn dpo_of_a_margin_beyond_any_exponent_is_a_line() {
 
 #[test]
 fn metrics_of_parts_add_up() {
-    let mut whole = loss::Metrics::new();
+    let mut whole = loss::LossMetrics::new();
     for logprob in [-1.0, -2.0] {
         loss::add(&mut whole, &loss::cross_entropy(&[logprob], &[0.5]).metrics);
     }
-    assert_eq!(whole, loss::Metrics::from([("loss:sum", 1.5), ("weight:sum", 1.0)]));
+    assert_eq!(whole, loss::LossMetrics::from([("loss:sum", 1.5), ("weight:sum", 1.0)]));
 }
 
 proptest! {

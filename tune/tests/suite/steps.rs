@@ -7,11 +7,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kernels::{Pool, lora::LoraPrecision};
+use kernels::{ThreadPool, lora::LoraPrecision};
 use model::{
-    adapter::{Adapter, Method},
-    backward::{Keep, Trainer},
-    forward::Frame,
+    adapter::{Adapter, MethodWeights},
+    backward::{SavedScope, Trainer},
+    forward::ModelContext,
     resident::{KvDtype, kv_precision, kv_shape},
     skeleton::client_base::ClientBase,
     sources::open::open,
@@ -20,23 +20,23 @@ use model::{
 use safetensors::SafeTensors;
 use serde::Deserialize;
 use tune::{
-    adapter::{Module, Shape},
+    adapter::{AdapterSpec, TargetModule},
     data::Example,
-    learn::{LearnError, Learning},
+    learn::{TrainState, TrainStepError},
     optimizer::Hyperparameters,
     peft::{self, Dtype},
     schedule::{Decay, Schedule},
 };
 
 #[derive(Deserialize)]
-struct Expected {
-    hyperparameters: Expectations,
-    steps: Vec<Step>,
-    batches: Vec<Vec<Sequence>>,
+struct ExpectedSteps {
+    hyperparameters: ExpectedHyperparameters,
+    steps: Vec<ExpectedStep>,
+    batches: Vec<Vec<WeightedTokens>>,
 }
 
 #[derive(Deserialize)]
-struct Expectations {
+struct ExpectedHyperparameters {
     lr: f64,
     eps: f64,
     weight_decay: f64,
@@ -47,14 +47,14 @@ struct Expectations {
 }
 
 #[derive(Deserialize)]
-struct Step {
+struct ExpectedStep {
     loss: f64,
     grad_norm: f64,
     lr: f64,
 }
 
 #[derive(Deserialize)]
-struct Sequence {
+struct WeightedTokens {
     tokens: Vec<u32>,
     weights: Vec<f32>,
 }
@@ -68,19 +68,20 @@ fn trainer(model: &str) -> Trainer<ResidentLayers> {
     let layers = ResidentLayers::load(&*open(&path).unwrap(), 1, &|_| {}).unwrap();
     let frame = ClientBase::open(&path).unwrap().frame;
     let shape = kv_shape(&frame.config, kv_precision(layers.sites().is_exact(), KvDtype::Auto));
-    Trainer::new(frame.into(), layers, shape, Pool::new(&[]).unwrap(), Keep::All).unwrap()
+    Trainer::new(frame.into(), layers, shape, ThreadPool::new(&[]).unwrap(), SavedScope::All).unwrap()
 }
 
-fn learning(model: &str, start: Method) -> Learning<ResidentLayers> {
-    Learning::new(trainer(model).into(), LoraPrecision::Exact, start).unwrap()
+fn learning(model: &str, start: MethodWeights) -> TrainState<ResidentLayers> {
+    TrainState::new(trainer(model).into(), LoraPrecision::Exact, start).unwrap()
 }
 
-fn read(model: &Frame, directory: &Path) -> Method {
+fn read(model: &ModelContext, directory: &Path) -> MethodWeights {
     Adapter::read(directory, &model.config).unwrap().method
 }
 
-fn examples(batch: &[Sequence]) -> Vec<Example> {
-    let example = |of: &Sequence| Example { line: 1, tokens: of.tokens.clone(), weights: of.weights.clone() };
+fn examples(batch: &[WeightedTokens]) -> Vec<Example> {
+    let example =
+        |of: &WeightedTokens| Example { line: 1, tokens: of.tokens.clone(), weights: of.weights.clone() };
     batch.iter().map(example).collect()
 }
 
@@ -88,13 +89,21 @@ fn close(got: f64, wanted: f64, what: &str) {
     assert!((got - wanted).abs() <= 1e-4 * wanted.abs().max(1.0), "{what}: {got}, not {wanted}");
 }
 
-fn eight_steps(model: &str, case: &Path) -> Learning<ResidentLayers> {
-    let expected: Expected = serde_json::from_slice(&fs::read(case.join("expected.json")).unwrap()).unwrap();
+fn eight_steps(model: &str, case: &Path) -> TrainState<ResidentLayers> {
+    let expected: ExpectedSteps =
+        serde_json::from_slice(&fs::read(case.join("expected.json")).unwrap()).unwrap();
     let trainer = trainer(model);
     let start = read(trainer.model(), &case.join("start"));
-    let mut learning = Learning::new(trainer.into(), LoraPrecision::Exact, start).unwrap();
-    let Expectations { lr, eps, weight_decay, max_grad_norm, schedule: decay, warmup_steps, total_steps } =
-        expected.hyperparameters;
+    let mut learning = TrainState::new(trainer.into(), LoraPrecision::Exact, start).unwrap();
+    let ExpectedHyperparameters {
+        lr,
+        eps,
+        weight_decay,
+        max_grad_norm,
+        schedule: decay,
+        warmup_steps,
+        total_steps,
+    } = expected.hyperparameters;
     let schedule = Schedule { decay, warmup_steps, total_steps };
     for (number, (batch, step)) in (0..).zip(expected.batches.iter().zip(&expected.steps)) {
         let learning_rate = lr * schedule.multiplier(number);
@@ -136,17 +145,17 @@ fn eight_steps_end_where_those_of_torch_end() {
     }
 }
 
-fn shapes() -> [Shape; 3] {
-    let targets = |names: &[&str]| names.iter().map(|name| name.parse::<Module>().unwrap()).collect();
+fn shapes() -> [AdapterSpec; 3] {
+    let targets = |names: &[&str]| names.iter().map(|name| name.parse::<TargetModule>().unwrap()).collect();
     [
-        Shape::Lora {
+        AdapterSpec::Lora {
             rank: 3,
             alpha: 6.0,
             rslora: true,
             targets: targets(&["q_proj", "down_proj", "lm_head"]),
         },
-        Shape::Ia3 { targets: targets(&["k_proj", "v_proj", "down_proj"]) },
-        Shape::Prefix { virtual_tokens: 4 },
+        AdapterSpec::Ia3 { targets: targets(&["k_proj", "v_proj", "down_proj"]) },
+        AdapterSpec::Prefix { virtual_tokens: 4 },
     ]
 }
 
@@ -205,7 +214,7 @@ fn what_is_not_a_number_ends_the_job_at_its_step_and_leaves_the_adapter_alone() 
     let start = shape.start(&trainer("llama-tied").model().config, 0);
     let mut learning = learning("llama-tied", start.clone());
     let example = Example { line: 1, tokens: vec![1, 2, 3], weights: vec![1.0, f32::INFINITY] };
-    let error: LearnError<Infallible> =
+    let error: TrainStepError<Infallible> =
         learning.learn(&[&example], &Hyperparameters::default(), 1.0).unwrap_err();
     assert!(error.to_string().contains("step 1 is not a number"), "{error}");
     assert_eq!(learning.method, start);

@@ -3,27 +3,27 @@
 use std::time::Instant;
 
 use cache::Cache;
-use model::sampling::{self, Draw, Drawn, Probability};
+use model::sampling::{self, Drawn, Probability, TokenDraw};
 use shmproto::message::{ErrorCode, TokenOutput, WireError};
 use speculation::tree::{NodeId, TokenTree};
 
 use super::Sequence;
-use crate::grammars::{Allowed, Guide, GuideError};
+use crate::grammars::{AllowedTokens, GrammarState, GrammarStateError};
 
 impl<A> Sequence<A> {
     /// Has to look like what `guide` leads through, if there is one.
-    pub(in crate::engine) fn guided(self, guide: Option<Guide>) -> Self {
+    pub(in crate::engine) fn guided(self, guide: Option<GrammarState>) -> Self {
         Self { guide, ..self }
     }
 
     /// What it has to look like is known, or will never be; and so is what may come next, if that was late.
     pub(in crate::engine) fn knows_its_grammar(&mut self) -> bool {
-        self.guide.as_mut().is_none_or(Guide::is_ready)
+        self.guide.as_mut().is_none_or(GrammarState::is_ready)
     }
 
     /// Whether the sequence waits for its next allowed tokens, and so takes no part in steps meanwhile.
     pub(in crate::engine) fn sits_out(&self) -> bool {
-        self.guide.as_ref().is_some_and(Guide::is_late)
+        self.guide.as_ref().is_some_and(GrammarState::is_late)
     }
 
     /// A pass over its next `count` tokens draws one.
@@ -57,13 +57,13 @@ impl<A> Sequence<A> {
     }
 
     /// Which tokens may be drawn behind the last one, and behind each that was drafted; `None`: all of them.
-    pub(super) fn allowed(&mut self) -> Result<Option<Allowed>, WireError> {
-        let allowed = self.guide.as_mut().map(Guide::allowed).transpose();
+    pub(super) fn allowed(&mut self) -> Result<Option<AllowedTokens>, WireError> {
+        let allowed = self.guide.as_mut().map(GrammarState::allowed).transpose();
         allowed.map_err(|error| refused(&error))
     }
 
     /// How the pass is to draw the next token, if it can: nobody wants to see or change the logits.
-    pub(super) fn draw(&self) -> Option<Draw> {
+    pub(super) fn draw(&self) -> Option<TokenDraw> {
         let is_banning = self.generated() < self.task.min_tokens && !self.task.stop_tokens.is_empty();
         let probability = match self.task.logprobs {
             None => Probability::Unwanted,
@@ -85,7 +85,7 @@ impl<A> Sequence<A> {
     pub(super) fn choose(
         &mut self,
         row: &mut [f32],
-        (allowed, at): (&Option<Allowed>, Option<NodeId>),
+        (allowed, at): (&Option<AllowedTokens>, Option<NodeId>),
     ) -> Result<TokenOutput, WireError> {
         // The first finite logit ends the search: only a row without any costs a look at all of it.
         if !row.iter().any(|logit| logit.is_finite()) {
@@ -132,10 +132,10 @@ impl<A> Sequence<A> {
 }
 
 /// Why a sequence cannot go on as its grammar wants it.
-fn refused(error: &GuideError) -> WireError {
+fn refused(error: &GrammarStateError) -> WireError {
     let code = match error {
-        GuideError::Grammar(_) | GuideError::Match(_) => ErrorCode::InvalidRequest,
-        GuideError::Fault => ErrorCode::Internal,
+        GrammarStateError::Grammar(_) | GrammarStateError::Match(_) => ErrorCode::InvalidRequest,
+        GrammarStateError::Fault => ErrorCode::Internal,
     };
     WireError { code, message: error.to_string() }
 }

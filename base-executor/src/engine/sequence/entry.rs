@@ -6,11 +6,11 @@ use cache::{Cache, NodeId};
 use model::forward::BLOCK_TOKENS;
 use policy::batch::{BatchLimits, may_enter};
 
-use super::{Opening, Pool, Sequence, microseconds};
+use super::{FirstOutput, PoolingState, Sequence, microseconds};
 
 /// Blocks that come back from a lower tier.
 #[derive(Debug)]
-pub(in crate::engine) enum Fetched {
+pub(in crate::engine) enum OffloadFetch {
     /// It waits for none.
     Nothing,
     /// It waits, and holds all blocks that it needs.
@@ -21,7 +21,7 @@ pub(in crate::engine) enum Fetched {
 
 /// What became of a wish to run.
 #[derive(Debug)]
-pub(in crate::engine) enum Entry {
+pub(in crate::engine) enum KvAdmission {
     /// There are too few blocks; nothing was taken.
     NoRoom,
     /// It waits for blocks from a lower tier.
@@ -39,11 +39,11 @@ impl<A> Sequence<A> {
         limits: &BatchLimits,
         running: usize,
         now: Instant,
-    ) -> Entry {
+    ) -> KvAdmission {
         match self.fetched {
-            Fetched::Waits { .. } => return Entry::Waits,
-            Fetched::Here => return self.runs(),
-            Fetched::Nothing => {}
+            OffloadFetch::Waits { .. } => return KvAdmission::Waits,
+            OffloadFetch::Here => return self.runs(),
+            OffloadFetch::Nothing => {}
         }
         // The last token is computed in any case: its logits are needed.
         let reusable = if self.computes_all() { 0 } else { self.tokens.len() - 1 };
@@ -52,12 +52,12 @@ impl<A> Sequence<A> {
         let missing = kv.blocks_for(self.tokens.len()) - found.blocks.len();
         if !may_enter(limits, running, missing, kv.available()) {
             kv.release(&found.blocks);
-            return Entry::NoRoom;
+            return KvAdmission::NoRoom;
         }
         let nodes = self.trail.fetch(kv, &mut found, reusable);
         let Some(fresh) = kv.allocate(kv.blocks_for(self.tokens.len()) - found.blocks.len()) else {
             kv.release(&found.blocks);
-            return Entry::NoRoom;
+            return KvAdmission::NoRoom;
         };
         self.computed = found.blocks.len() * BLOCK_TOKENS;
         self.cursor = nodes.last().and_then(|last| kv.cursor_at(*last)).unwrap_or(found.cursor);
@@ -66,27 +66,28 @@ impl<A> Sequence<A> {
         if nodes.is_empty() {
             return self.runs();
         }
-        self.fetched = Fetched::Waits { nodes, since: now };
-        Entry::Waits
+        self.fetched = OffloadFetch::Waits { nodes, since: now };
+        KvAdmission::Waits
     }
 
-    fn runs(&self) -> Entry {
-        Entry::Runs { found: self.computed.saturating_sub(self.task.virtual_tokens) }
+    fn runs(&self) -> KvAdmission {
+        KvAdmission::Runs { found: self.computed.saturating_sub(self.task.virtual_tokens) }
     }
 
     /// It took all its blocks, and those that were to come have come.
     pub(in crate::engine) fn holds_its_blocks(&self) -> bool {
-        matches!(self.fetched, Fetched::Here)
+        matches!(self.fetched, OffloadFetch::Here)
     }
 
     /// What it has of lower tiers.
-    pub(in crate::engine) fn fetched(&self) -> &Fetched {
+    pub(in crate::engine) fn fetched(&self) -> &OffloadFetch {
         &self.fetched
     }
 
     /// What it waited for is there; returns the microseconds that took.
     pub(in crate::engine) fn end_fetch(&mut self, now: Instant) -> u64 {
-        let Fetched::Waits { since, .. } = std::mem::replace(&mut self.fetched, Fetched::Here) else {
+        let OffloadFetch::Waits { since, .. } = std::mem::replace(&mut self.fetched, OffloadFetch::Here)
+        else {
             return 0;
         };
         let waited_us = microseconds(now.saturating_duration_since(since));
@@ -99,10 +100,10 @@ impl<A> Sequence<A> {
     pub(in crate::engine) fn leave(&mut self, kv: &mut Cache) {
         kv.release(&std::mem::take(&mut self.blocks));
         self.computed = 0;
-        self.fetched = Fetched::Nothing;
-        if let Opening::Due { prompt, .. } = &mut self.opening {
+        self.fetched = OffloadFetch::Nothing;
+        if let FirstOutput::Due { prompt, .. } = &mut self.opening {
             prompt.clear();
         }
-        self.pool.iter_mut().for_each(Pool::clear);
+        self.pool.iter_mut().for_each(PoolingState::clear);
     }
 }

@@ -9,22 +9,22 @@ use std::ops::Range;
 use cache::Cache;
 use ids::BlockId;
 use model::forward::{BLOCK_TOKENS, LogitRows, SequenceSlice, Trunk};
-use shmproto::message::{Output, Provisional};
+use shmproto::message::{Output, ProvisionalMode};
 use speculation::{
     tree::{NodeId, Segment, Segments, TokenTree},
-    verdict::{Verdict, Walk},
+    verdict::{TreeVerifier, VerificationResult},
 };
 
 use super::{Sequence, failure};
 
 /// See the module.
 #[derive(Debug)]
-pub(in crate::engine) struct Grown {
+pub(in crate::engine) struct DraftTree {
     tree: TokenTree,
     segments: Segments,
     /// Of all rows: the pending one, then those of the tree.
     tokens: Vec<u32>,
-    branches: Vec<Branch>,
+    branches: Vec<DraftBranch>,
     /// Of the sequence's blocks so many are in every branch.
     shared: usize,
 }
@@ -34,12 +34,12 @@ pub(in crate::engine) struct Grown {
 pub(in crate::engine) struct Verified {
     pub(in crate::engine) output: Output,
     pub(in crate::engine) tree: TokenTree,
-    pub(in crate::engine) verdict: Verdict,
+    pub(in crate::engine) verdict: VerificationResult,
 }
 
 /// A segment with its blocks.
 #[derive(Debug)]
-struct Branch {
+struct DraftBranch {
     rows: Range<usize>,
     /// Position of its first row.
     start: usize,
@@ -50,12 +50,12 @@ struct Branch {
 
 /// A block of a branch, and which one it begins as a copy of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::engine) struct Fork {
+pub(in crate::engine) struct BranchBlocks {
     pub(in crate::engine) from: BlockId,
     pub(in crate::engine) to: BlockId,
 }
 
-impl Grown {
+impl DraftTree {
     /// What was drafted.
     pub(super) fn tree(&self) -> &TokenTree {
         &self.tree
@@ -93,7 +93,7 @@ impl Grown {
     }
 }
 
-impl Branch {
+impl DraftBranch {
     /// A segment behind the pending token at `position`.
     fn new(segment: &Segment, position: usize) -> Self {
         let Segment { own, trunk } = segment;
@@ -124,12 +124,13 @@ impl<A> Sequence<A> {
         tree: TokenTree,
         kv: &mut Cache,
         reserve: usize,
-        forks: &mut Vec<Fork>,
+        forks: &mut Vec<BranchBlocks>,
     ) {
         let (position, shared) = (self.computed, self.computed / BLOCK_TOKENS);
         let segments = Segments::of(&tree);
-        let mut branches: Vec<_> = segments.iter().map(|segment| Branch::new(segment, position)).collect();
-        let own = |branch: &Branch| branch.end().div_ceil(BLOCK_TOKENS) - shared;
+        let mut branches: Vec<_> =
+            segments.iter().map(|segment| DraftBranch::new(segment, position)).collect();
+        let own = |branch: &DraftBranch| branch.end().div_ceil(BLOCK_TOKENS) - shared;
         let extra = (shared + own(&branches[0])).saturating_sub(self.blocks.len());
         let wanted = extra + branches[1..].iter().map(own).sum::<usize>();
         if kv.available() < wanted + reserve {
@@ -141,11 +142,11 @@ impl<A> Sequence<A> {
             let own = fresh.drain(..own(branch));
             branch.blocks = self.blocks[..shared].iter().copied().chain(own).collect();
             if position % BLOCK_TOKENS > 0 {
-                forks.push(Fork { from: self.blocks[shared], to: branch.blocks[shared] });
+                forks.push(BranchBlocks { from: self.blocks[shared], to: branch.blocks[shared] });
             }
         }
         let tokens = segments.tokens(&tree, self.tokens[position]);
-        self.grown = Some(Grown { tree, segments, tokens, branches, shared });
+        self.grown = Some(DraftTree { tree, segments, tokens, branches, shared });
     }
 
     /// What a pass is to compute of its next `count` tokens, or of its tree.
@@ -173,7 +174,7 @@ impl<A> Sequence<A> {
     /// The drafted tokens that would be told next, if somebody wants to see them before they are verified: those of the likeliest
     /// branch, up to one that would end the answer, or that may not be said yet.
     pub(in crate::engine) fn provisional(&self) -> Option<Output> {
-        let grown = self.grown.as_ref().filter(|_| self.task.provisional == Provisional::Wanted)?;
+        let grown = self.grown.as_ref().filter(|_| self.task.provisional == ProvisionalMode::Wanted)?;
         let drafted = grown.tree.likeliest_branch().map(|node| grown.tree.token(node));
         let tokens: Vec<_> = drafted.take_while(|token| !self.task.stop_tokens.contains(token)).collect();
         (!tokens.is_empty()).then(|| Output {
@@ -199,7 +200,7 @@ impl<A> Sequence<A> {
         kv: &mut Cache,
     ) -> Verified {
         let Some(grown) = self.grown.take() else { unreachable!("only what has grown is verified") };
-        let (mut walk, mut tokens, mut finish) = (Walk::new(&grown.tree), Vec::new(), None);
+        let (mut walk, mut tokens, mut finish) = (TreeVerifier::new(&grown.tree), Vec::new(), None);
         let allowed = self.allowed();
         let failed = loop {
             let logits = &mut rows[grown.row(walk.at()) * vocab_size..][..vocab_size];
@@ -235,7 +236,7 @@ impl<A> Sequence<A> {
     }
 
     /// Goes on in the blocks that hold the path to `node`, and gives all others back; what grew in them is left.
-    fn give_back(&mut self, mut grown: Grown, node: Option<NodeId>, kv: &mut Cache) -> TokenTree {
+    fn give_back(&mut self, mut grown: DraftTree, node: Option<NodeId>, kv: &mut Cache) -> TokenTree {
         let index = grown.branch_of(grown.row(node));
         if index > 0 {
             // What was the sequence's is now the branch's to give back.

@@ -8,7 +8,7 @@ use super::{Sequence, microseconds};
 
 /// What the first output carries besides tokens.
 #[derive(Debug)]
-pub(super) enum Opening {
+pub(super) enum FirstOutput {
     /// Not sent yet: log-probabilities of the prompt so far, and what the first admission noted.
     Due {
         prompt: Vec<TokenOutput>,
@@ -45,15 +45,15 @@ impl<A> Sequence<A> {
                 load_wait_us: self.load_wait_us,
                 kv_wait_us: self.kv_wait_us,
             };
-            self.opening = Opening::Due { prompt: Vec::new(), admission };
+            self.opening = FirstOutput::Due { prompt: Vec::new(), admission };
         }
         first
     }
 
     pub(super) fn output(&mut self, tokens: Vec<TokenOutput>, finish: Option<Finish>) -> Output {
-        let (prompt, admission) = match std::mem::replace(&mut self.opening, Opening::Sent) {
-            Opening::Due { prompt, admission } => (prompt, admission),
-            Opening::Sent => (Vec::new(), Admission::default()),
+        let (prompt, admission) = match std::mem::replace(&mut self.opening, FirstOutput::Sent) {
+            FirstOutput::Due { prompt, admission } => (prompt, admission),
+            FirstOutput::Sent => (Vec::new(), Admission::default()),
         };
         let Admission { cached_tokens, queued_us, load_wait_us, kv_wait_us } = admission;
         let request = self.caller.request;

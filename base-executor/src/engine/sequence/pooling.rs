@@ -6,14 +6,14 @@ use model::forward::LogitRows;
 
 /// The states of a sequence that were pooled so far.
 #[derive(Debug)]
-pub(super) struct Pool {
+pub(super) struct PoolingState {
     pooling: Pooling,
     /// Of the rows so far, in 64 bits: however a prompt is cut into chunks, rows are added one after the other.
     sum: Vec<f64>,
     rows: usize,
 }
 
-impl Pool {
+impl PoolingState {
     /// Of nothing yet.
     pub(super) fn new(pooling: Pooling) -> Self {
         Self { pooling, sum: Vec::new(), rows: 0 }

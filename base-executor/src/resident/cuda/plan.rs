@@ -9,7 +9,7 @@ use model::shape::{
 };
 use settings::DeviceChoice;
 
-use crate::{config::Config, device_bytes::DeviceBytes};
+use crate::{config::ExecutorConfig, device_bytes::DeviceBytes};
 
 /// Written-out tiles of quantized weights, cuBLASLt's workspace, tables, and what the driver rounds up.
 const FIXED_SCRATCH_BYTES: u64 = 192 << 20;
@@ -33,7 +33,7 @@ pub(super) struct MemoryPlan {
 
 /// The GPU is too small, or too full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) struct TooSmall {
+pub(super) struct InsufficientGpuMemory {
     device: DeviceChoice,
     free: u64,
     total: u64,
@@ -42,7 +42,7 @@ pub(super) struct TooSmall {
 
 impl MemoryPlan {
     /// What `source` takes with these settings; its KV blocks are of `block_bytes`.
-    pub(super) fn of(config: &Config, source: &dyn WeightSource, block_bytes: u64) -> Self {
+    pub(super) fn of(config: &ExecutorConfig, source: &dyn WeightSource, block_bytes: u64) -> Self {
         let (shape, device) = (source.config(), DeviceBytes::of(config));
         Self {
             weights: weight_bytes(source, shape),
@@ -56,10 +56,15 @@ impl MemoryPlan {
     ///
     /// # Errors
     /// If it does not fit.
-    pub(super) fn check(self, device: DeviceChoice, free: u64, total: u64) -> Result<(), TooSmall> {
+    pub(super) fn check(
+        self,
+        device: DeviceChoice,
+        free: u64,
+        total: u64,
+    ) -> Result<(), InsufficientGpuMemory> {
         match self.all() <= free {
             true => Ok(()),
-            false => Err(TooSmall { device, free, total, plan: self }),
+            false => Err(InsufficientGpuMemory { device, free, total, plan: self }),
         }
     }
 
@@ -75,7 +80,7 @@ impl MemoryPlan {
     }
 }
 
-impl fmt::Display for TooSmall {
+impl fmt::Display for InsufficientGpuMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, free, total, plan } = self;
         let MemoryPlan { weights, scratch, pool, least_pool } = plan;
@@ -85,20 +90,20 @@ impl fmt::Display for TooSmall {
             "{device} has {} of {} free, but {} are needed: {} for weights, {} for passes (less with a lower \
              --chunk-tokens or --max-running), {least}{} for keys, values and adapters (--device-bytes); lower one of them, \
              take a smaller model, end what else uses the GPU, or use --device cpu",
-            Size(*free),
-            Size(*total),
-            Size(plan.all()),
-            Size(*weights),
-            Size(*scratch),
-            Size(pool),
+            HumanBytes(*free),
+            HumanBytes(*total),
+            HumanBytes(plan.all()),
+            HumanBytes(*weights),
+            HumanBytes(*scratch),
+            HumanBytes(pool),
         )
     }
 }
 
 /// Bytes for people.
-struct Size(u64);
+struct HumanBytes(u64);
 
-impl fmt::Display for Size {
+impl fmt::Display for HumanBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             bytes if bytes >= 1 << 30 => write!(f, "{:.2} GiB", bytes as f64 / (1u64 << 30) as f64),
@@ -119,7 +124,7 @@ fn weight_bytes(source: &dyn WeightSource, shape: &ModelConfig) -> u64 {
 }
 
 /// Bytes of what a pass keeps besides keys and values: rows between linear layers, and logits.
-fn scratch_bytes(config: &Config, shape: &ModelConfig) -> u64 {
+fn scratch_bytes(config: &ExecutorConfig, shape: &ModelConfig) -> u64 {
     let queries = shape.heads * shape.head_dim;
     let qkv = queries + 2 * shape.kv_heads * shape.head_dim;
     let widths = 3 * shape.hidden_size + queries + qkv + 3 * shape.intermediate_size + shape.vocab_size;
@@ -141,7 +146,7 @@ mod tests {
     fn plan(arguments: &[&str]) -> MemoryPlan {
         let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/../benches/shapes/llama-2-7b");
         let required = ["base-executor", "--model", "m", "--socket", "s"];
-        let config = Config::parse_from(required.iter().chain(arguments));
+        let config = ExecutorConfig::parse_from(required.iter().chain(arguments));
         MemoryPlan::of(&config, &RandomSource::open(shape.as_ref(), 1).unwrap(), 8 << 20)
     }
 

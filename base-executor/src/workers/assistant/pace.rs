@@ -10,12 +10,12 @@ const PATIENCE: u32 = 4;
 
 /// How long this process takes for a multiply-add: what is to be expected of workers on cores like its own.
 #[derive(Debug, Default)]
-pub(super) struct Pace {
+pub(super) struct WorkerSpeed {
     work: u64,
     taken: Duration,
 }
 
-impl Pace {
+impl WorkerSpeed {
     pub(super) fn note(&mut self, work: u64, taken: Duration) {
         // Old figures fade: a machine has good and bad minutes.
         if self.work > 1 << 32 {

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use kernels::lora::HeadSegment;
-use model::deltas::assist::Ask;
+use kernels::lora::LeadingSegment;
+use model::deltas::assist::PartialSum;
 use shmproto::board::Slice;
 
 use crate::images::module;
@@ -16,57 +16,57 @@ const SLICES_A_WORKER: usize = 4;
 
 /// Some rows of an ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Share {
+pub(super) struct WorkSplit {
     pub(super) ask: usize,
     /// First row within the ask.
     pub(super) first: usize,
     pub(super) rows: usize,
 }
 
-impl Share {
+impl WorkSplit {
     /// Element of the sums at which its own begin.
-    fn offset(self, asks: &[Ask<'_>]) -> usize {
+    fn offset(self, asks: &[PartialSum<'_>]) -> usize {
         let ask = &asks[self.ask];
         ask.offset + self.first * ask.matrix.rows()
     }
 
-    pub(super) fn elements(self, asks: &[Ask<'_>]) -> Range<usize> {
+    pub(super) fn elements(self, asks: &[PartialSum<'_>]) -> Range<usize> {
         let first = self.offset(asks);
         first..first + self.rows * asks[self.ask].matrix.rows()
     }
 
     /// The same rows as the asks count them.
-    pub(super) fn rows(self, asks: &[Ask<'_>]) -> Range<usize> {
+    pub(super) fn rows(self, asks: &[PartialSum<'_>]) -> Range<usize> {
         let first = asks[self.ask].first_row + self.first;
         first..first + self.rows
     }
 
-    pub(super) fn rank_rows(self, asks: &[Ask<'_>]) -> u64 {
+    pub(super) fn rank_rows(self, asks: &[PartialSum<'_>]) -> u64 {
         (self.rows * asks[self.ask].ranks) as u64
     }
 
     /// Multiply-adds.
-    pub(super) fn work(self, asks: &[Ask<'_>]) -> u64 {
+    pub(super) fn work(self, asks: &[PartialSum<'_>]) -> u64 {
         let matrix = asks[self.ask].matrix;
         self.rank_rows(asks) * (matrix.columns() + matrix.rows()) as u64
     }
 
-    pub(super) fn segment<'a>(self, asks: &[Ask<'a>]) -> HeadSegment<'a> {
-        let Ask { first_row, matrix, ranks, .. } = asks[self.ask];
+    pub(super) fn segment<'a>(self, asks: &[PartialSum<'a>]) -> LeadingSegment<'a> {
+        let PartialSum { first_row, matrix, ranks, .. } = asks[self.ask];
         let offset = self.offset(asks);
-        HeadSegment { first_row: first_row + self.first, rows: self.rows, matrix, ranks, offset }
+        LeadingSegment { first_row: first_row + self.first, rows: self.rows, matrix, ranks, offset }
     }
 }
 
 /// Rows of a slice: enough slices for all workers, none too small to be worth a claim.
-pub(super) fn slice_rows(asks: &[Ask<'_>], workers: usize) -> usize {
+pub(super) fn slice_rows(asks: &[PartialSum<'_>], workers: usize) -> usize {
     let rows: usize = asks.iter().map(|ask| ask.rows).sum();
     (rows / (SLICES_A_WORKER * workers.max(1))).clamp(SLICE_ROWS.start, SLICE_ROWS.end)
 }
 
 pub(super) fn slice(
-    ask: &Ask<'_>,
-    share: Share,
+    ask: &PartialSum<'_>,
+    share: WorkSplit,
     width: usize,
     x_offset: usize,
     sums_offset: usize,

@@ -5,15 +5,15 @@ use std::{
 
 use ids::Generation as Content;
 use kernels::{
-    Isa, Pool,
+    Isa, ThreadPool,
     lora::{LoraPrecision, sum_ranks},
 };
 use model::{
-    adapter::{Adapter, LoraModule, Method},
+    adapter::{Adapter, LoraModule, MethodWeights},
     deltas::prepared::PreparedAdapter,
     shape::{config::ModelConfig, source::Target},
 };
-use shmproto::board::{Geometry, Wake};
+use shmproto::board::{Geometry, WakeReason};
 
 use super::{pace::FIRST_PATIENCE, *};
 use crate::{fixtures::square_model, images::module};
@@ -37,7 +37,7 @@ fn adapter(rank: usize, salt: usize) -> Arc<PreparedAdapter> {
     let modules = TARGETS.iter().enumerate().map(module).collect();
     let adapter = Adapter {
         generation: Content([0; 32]),
-        method: Method::Lora(modules),
+        method: MethodWeights::Lora(modules),
         base_model: None,
         stored_in_16_bits: false,
     };
@@ -45,14 +45,14 @@ fn adapter(rank: usize, salt: usize) -> Arc<PreparedAdapter> {
 }
 
 /// A pass's question: some rows of each of some adapters, at the three linear layers of a group.
-struct Question {
+struct PassRequest {
     adapters: Vec<Arc<PreparedAdapter>>,
     x: Activations,
     /// First row, rows and ranks asked, by adapter.
     runs: Vec<[usize; 3]>,
 }
 
-impl Question {
+impl PassRequest {
     fn new(runs: &[[usize; 3]]) -> Self {
         let rows = runs.iter().map(|[first, rows, _]| first + rows).max().unwrap();
         let mut x = Activations::default();
@@ -63,13 +63,13 @@ impl Question {
         Self { adapters, x, runs: runs.to_vec() }
     }
 
-    fn asks(&self) -> Vec<Ask<'_>> {
+    fn asks(&self) -> Vec<PartialSum<'_>> {
         let mut offset = 0;
         let mut asks = Vec::new();
         for (adapter, &[first_row, rows, ranks]) in self.adapters.iter().zip(&self.runs) {
             for target in TARGETS {
                 let matrix = adapter.matrix(0, target).unwrap();
-                asks.push(Ask { adapter, layer: 0, target, matrix, first_row, rows, ranks, offset });
+                asks.push(PartialSum { adapter, layer: 0, target, matrix, first_row, rows, ranks, offset });
                 offset += rows * WIDTH;
             }
         }
@@ -89,7 +89,7 @@ impl Question {
     }
 
     fn rank_rows(&self) -> u64 {
-        self.asks().iter().map(Ask::rank_rows).sum()
+        self.asks().iter().map(PartialSum::rank_rows).sum()
     }
 
     fn tally(&self) -> [u64; 3] {
@@ -98,22 +98,22 @@ impl Question {
     }
 }
 
-struct Bench {
+struct DispatcherHarness {
     board: Board,
-    assistant: Assistant,
+    assistant: WorkDispatcher,
     compute: Compute,
 }
 
-impl Bench {
+impl DispatcherHarness {
     fn new(geometry: Geometry) -> Self {
         let (board, poster) = Board::in_process(geometry).unwrap();
-        let assistant = Assistant::new(board.clone(), poster, Arc::default(), Arc::default());
-        let compute = Compute { pool: Pool::new(&[]).unwrap(), isa: Isa::best() };
+        let assistant = WorkDispatcher::new(board.clone(), poster, Arc::default(), Arc::default());
+        let compute = Compute { pool: ThreadPool::new(&[]).unwrap(), isa: Isa::best() };
         Self { board, assistant, compute }
     }
 
     /// Asks and checks the answer; `meanwhile` is what time brings between the two.
-    fn ask(&mut self, question: &Question, meanwhile: impl FnOnce()) {
+    fn ask(&mut self, question: &PassRequest, meanwhile: impl FnOnce()) {
         let asks = question.asks();
         let mut sums = vec![f32::NAN; question.sums().len()];
         self.assistant.begin_pass();
@@ -126,12 +126,12 @@ impl Bench {
     }
 
     /// A worker of this process. It knows the adapters of `question` by the places where their sums begin.
-    fn worker(&self, question: &Arc<Question>, over: &Arc<AtomicBool>) -> JoinHandle<()> {
+    fn worker(&self, question: &Arc<PassRequest>, over: &Arc<AtomicBool>) -> JoinHandle<()> {
         let mut seat = self.board.seat().unwrap().join_here();
         let (question, over) = (Arc::clone(question), Arc::clone(over));
         thread::spawn(move || {
             while !over.load(Ordering::Relaxed) {
-                if seat.wait(Duration::from_micros(50)) != Wake::Job {
+                if seat.wait(Duration::from_micros(50)) != WakeReason::Job {
                     continue;
                 }
                 while let Some(claim) = seat.claim(|_, _| true) {
@@ -154,8 +154,8 @@ impl Bench {
 
 #[test]
 fn what_nobody_begins_is_computed_here() {
-    let mut bench = Bench::new(ROOMY);
-    let question = Question::new(&[[0, 70, 20], [75, 1, 5], [80, 33, 64]]);
+    let mut bench = DispatcherHarness::new(ROOMY);
+    let question = PassRequest::new(&[[0, 70, 20], [75, 1, 5], [80, 33, 64]]);
     bench.ask(&question, || {});
     let seat = bench.board.seat().unwrap().join_here();
     assert_eq!(bench.assistant.helpers(), 1);
@@ -166,9 +166,9 @@ fn what_nobody_begins_is_computed_here() {
 
 #[test]
 fn one_to_four_workers_in_process_give_the_same_bits() {
-    let question = Arc::new(Question::new(&[[0, 70, 20], [75, 1, 5], [80, 33, 64]]));
+    let question = Arc::new(PassRequest::new(&[[0, 70, 20], [75, 1, 5], [80, 33, 64]]));
     for count in 1..=4 {
-        let mut bench = Bench::new(ROOMY);
+        let mut bench = DispatcherHarness::new(ROOMY);
         let over = Arc::new(AtomicBool::new(false));
         let workers: Vec<_> = (0..count).map(|_| bench.worker(&question, &over)).collect();
         for round in 0..60 {
@@ -184,7 +184,7 @@ fn one_to_four_workers_in_process_give_the_same_bits() {
 
 #[test]
 fn what_does_not_fit_on_the_board_is_computed_here() {
-    let question = Arc::new(Question::new(&[[0, 70, 20], [75, 1, 5], [80, 33, 64]]));
+    let question = Arc::new(PassRequest::new(&[[0, 70, 20], [75, 1, 5], [80, 33, 64]]));
     let geometries = [
         Geometry { x_elements: 1, ..ROOMY },
         Geometry { x_elements: 70 * WIDTH, ..ROOMY },
@@ -195,7 +195,7 @@ fn what_does_not_fit_on_the_board_is_computed_here() {
         Geometry { slices: 7, ..ROOMY },
     ];
     for geometry in geometries {
-        let mut bench = Bench::new(geometry);
+        let mut bench = DispatcherHarness::new(geometry);
         let over = Arc::new(AtomicBool::new(false));
         let worker = bench.worker(&question, &over);
         for _ in 0..10 {
@@ -208,8 +208,8 @@ fn what_does_not_fit_on_the_board_is_computed_here() {
 
 #[test]
 fn one_that_only_ever_claims_is_fenced_after_a_while_and_is_waited_for_less_and_less() {
-    let mut bench = Bench::new(ROOMY);
-    let question = Question::new(&[[0, 70, 20]]);
+    let mut bench = DispatcherHarness::new(ROOMY);
+    let question = PassRequest::new(&[[0, 70, 20]]);
     let mut seat = bench.board.seat().unwrap().join_here();
     let worker = seat.worker();
     let end = Instant::now() + Duration::from_secs(60);
@@ -225,7 +225,7 @@ fn one_that_only_ever_claims_is_fenced_after_a_while_and_is_waited_for_less_and_
         assert!(Instant::now() < end, "it is never given up");
     }
     assert!(waits.len() > 1);
-    assert_eq!(seat.wait(Duration::ZERO), Wake::Fenced);
+    assert_eq!(seat.wait(Duration::ZERO), WakeReason::Fenced);
     assert!(bench.assistant.strikes.is_empty());
     assert_eq!(bench.assistant.helpers(), 0);
     // The least of the late waits is below the first: they become shorter.
@@ -234,8 +234,8 @@ fn one_that_only_ever_claims_is_fenced_after_a_while_and_is_waited_for_less_and_
 
 #[test]
 fn those_who_struck_and_left_are_forgotten() {
-    let mut bench = Bench::new(ROOMY);
-    let question = Question::new(&[[0, 17, 20]]);
+    let mut bench = DispatcherHarness::new(ROOMY);
+    let question = PassRequest::new(&[[0, 17, 20]]);
     for _ in 0..100 {
         let mut seat = bench.board.seat().unwrap().join_here();
         bench.ask(&question, || {
@@ -248,7 +248,7 @@ fn those_who_struck_and_left_are_forgotten() {
 
 #[test]
 fn patience_follows_what_was_measured_and_old_figures_fade() {
-    let mut pace = Pace::default();
+    let mut pace = WorkerSpeed::default();
     assert_eq!(pace.patience(u64::MAX), FIRST_PATIENCE);
     pace.note(1_000_000, Duration::from_millis(1));
     assert_eq!(pace.patience(1_000_000), Duration::from_millis(4));

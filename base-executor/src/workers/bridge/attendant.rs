@@ -13,16 +13,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use failpoint::Outcome;
-use kernels::{Activations, Pool, cuda::board::has_reached};
+use failpoint::FailpointOutcome;
+use kernels::{Activations, ThreadPool, cuda::board::has_reached};
 use model::{
     cpu::Compute,
-    deltas::assist::{Ask, Assist as _, Job},
+    deltas::assist::{Assist as _, AssistJob, PartialSum},
 };
-use shmproto::board::{SliceSums, XSlab};
+use shmproto::board::{ActivationSlab, SliceSums};
 
-use super::{Order, Traffic, Wire};
-use crate::workers::assistant::{Assistant, Ends};
+use super::{BridgeCommand, BridgeMemory, Traffic};
+use crate::workers::assistant::{JobIo, WorkDispatcher};
 
 /// How long the next order of a pass is looked for before the thread sleeps on it. Who posts is ahead of the device, so
 /// most orders are there already.
@@ -35,10 +35,10 @@ const PART: usize = 2048;
 const SELFISH_LOOKS: u32 = 64;
 
 /// What the thread has.
-pub(super) struct Attendant<W> {
-    assistant: Assistant,
+pub(super) struct BridgeThread<W> {
+    assistant: WorkDispatcher,
     compute: Compute,
-    orders: Receiver<Order>,
+    orders: Receiver<BridgeCommand>,
     wire: Arc<W>,
     traffic: Arc<Traffic>,
     /// Number of the pass, and whether a job of it was lost.
@@ -49,12 +49,12 @@ pub(super) struct Attendant<W> {
     sums: Vec<f32>,
 }
 
-impl<W: Wire> Attendant<W> {
+impl<W: BridgeMemory> BridgeThread<W> {
     pub(super) fn new(
-        assistant: Assistant,
+        assistant: WorkDispatcher,
         compute: Compute,
-        slab: XSlab,
-        orders: Receiver<Order>,
+        slab: ActivationSlab,
+        orders: Receiver<BridgeCommand>,
         wire: Arc<W>,
         traffic: Arc<Traffic>,
     ) -> Self {
@@ -76,12 +76,12 @@ impl<W: Wire> Attendant<W> {
     pub(super) fn run(mut self) {
         while let Some(order) = self.next() {
             match order {
-                Order::Begin(pass) => {
+                BridgeCommand::Begin(pass) => {
                     (self.pass, self.has_failed, self.is_under_way) = (pass, false, true);
                     self.guarded(|it| it.assistant.begin_pass());
                 }
-                Order::Sum(number, job) => self.serve(number, &job),
-                Order::End => {
+                BridgeCommand::Sum(number, job) => self.serve(number, &job),
+                BridgeCommand::End => {
                     self.is_under_way = false;
                     self.guarded(|it| it.assistant.end_pass());
                 }
@@ -90,7 +90,7 @@ impl<W: Wire> Attendant<W> {
     }
 
     /// The next order. During a pass the thread stays awake a while for it.
-    fn next(&self) -> Option<Order> {
+    fn next(&self) -> Option<BridgeCommand> {
         let end = self.is_under_way.then(|| Instant::now() + SPIN);
         let mut looks = 0u32;
         while end.is_some_and(|end| !looks.is_multiple_of(SELFISH_LOOKS) || Instant::now() < end) {
@@ -104,7 +104,7 @@ impl<W: Wire> Attendant<W> {
     }
 
     /// Answers a job, whatever becomes of it.
-    fn serve(&mut self, number: u32, job: &Job) {
+    fn serve(&mut self, number: u32, job: &AssistJob) {
         if !self.has_failed {
             self.guarded(|it| {
                 if it.is_asked(number) {
@@ -141,18 +141,18 @@ impl<W: Wire> Attendant<W> {
     }
 
     /// Has the heads of a job summed.
-    fn sum(&mut self, job: &Job) {
+    fn sum(&mut self, job: &AssistJob) {
         let Self { assistant, compute, wire, rows, sums, .. } = self;
-        let asks: Vec<Ask<'_>> = job.asks.iter().filter_map(|owned| owned.ask()).collect();
+        let asks: Vec<PartialSum<'_>> = job.asks.iter().filter_map(|owned| owned.ask()).collect();
         if sums.len() < job.sums {
             sums.resize(job.sums, 0.0);
         }
         rows.expect(job.x_rows, job.width);
         assistant.begin_in_place(job.width, job.x_rows, &asks);
-        if failpoint::hit("executor.bridge_asked") == Outcome::Fail {
+        if failpoint::hit("executor.bridge_asked") == FailpointOutcome::Fail {
             panic!("a failpoint");
         }
-        assistant.settle(compute, &mut DeviceEnds { rows, wire: &**wire }, &asks, &mut sums[..job.sums]);
+        assistant.settle(compute, &mut DeviceJobIo { rows, wire: &**wire }, &asks, &mut sums[..job.sums]);
     }
 
     /// Does something of which a panic costs the pass, not the thread.
@@ -178,7 +178,7 @@ fn look_again(looks: &mut u32) {
 
 /// The rows of a job as far as this process reads them itself.
 struct LazyRows {
-    slab: XSlab,
+    slab: ActivationSlab,
     /// One for each width that a model's layers have: what has room is not cleared again for each job.
     by_width: Vec<Activations>,
     /// Which of them the job's rows belong to.
@@ -188,7 +188,7 @@ struct LazyRows {
 }
 
 impl LazyRows {
-    fn new(slab: XSlab) -> Self {
+    fn new(slab: ActivationSlab) -> Self {
         Self { slab, by_width: Vec::new(), now: 0, is_here: Vec::new() }
     }
 
@@ -219,12 +219,12 @@ impl LazyRows {
 }
 
 /// The ends of a device's job.
-struct DeviceEnds<'a, W> {
+struct DeviceJobIo<'a, W> {
     rows: &'a mut LazyRows,
     wire: &'a W,
 }
 
-impl<W: Wire> Ends for DeviceEnds<'_, W> {
+impl<W: BridgeMemory> JobIo for DeviceJobIo<'_, W> {
     fn fetch(&mut self, rows: Range<usize>) {
         self.rows.fetch(rows);
     }
@@ -238,11 +238,11 @@ impl<W: Wire> Ends for DeviceEnds<'_, W> {
     }
 
     /// All threads copy, so that the device need not wait for one.
-    fn together(&self, pool: &Pool) -> usize {
+    fn together(&self, pool: &ThreadPool) -> usize {
         pool.threads()
     }
 
-    fn collect(&mut self, pool: &mut Pool, done: &[(usize, SliceSums)], _sums: &mut [f32]) {
+    fn collect(&mut self, pool: &mut ThreadPool, done: &[(usize, SliceSums)], _sums: &mut [f32]) {
         let wire = self.wire;
         pool.run(done.len(), |index| {
             let (to, slice) = &done[index];

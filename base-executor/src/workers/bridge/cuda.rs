@@ -6,22 +6,22 @@ use anyhow::Context as _;
 use kernels::cuda::{Cuda, CudaError, HostMapping, HostWords, Pinned, board::Signal};
 use model::{
     cuda::assist::{DeviceAssist, Invocation},
-    deltas::assist::Job,
+    deltas::assist::AssistJob,
 };
-use shmproto::board::XSlab;
+use shmproto::board::ActivationSlab;
 
-use super::{Bridge, Wire};
+use super::{Bridge, BridgeMemory};
 
 /// What a GPU and the bridge share: the slab, registered if the driver does that, and page-locked memory of the host.
 #[derive(Debug)]
-pub struct CudaWire {
+pub struct CudaBridgeMemory {
     slab: HostMapping,
     asked: Signal,
     answered: Signal,
     sums: Pinned<f32>,
 }
 
-impl CudaWire {
+impl CudaBridgeMemory {
     /// Registers `slab`, and takes memory for so many elements of sums. Where the driver refuses the first, as in some
     /// containers, rows go there through copies of the host's.
     ///
@@ -30,7 +30,7 @@ impl CudaWire {
     /// The driver locks no memory of the host, or the GPU is lost.
     pub(in crate::workers) fn new(
         cuda: &Arc<Cuda>,
-        slab: XSlab,
+        slab: ActivationSlab,
         sums_elements: usize,
     ) -> anyhow::Result<Self> {
         let registered = "the workers' board cannot be registered with the GPU";
@@ -53,7 +53,7 @@ impl CudaWire {
     }
 }
 
-impl Wire for CudaWire {
+impl BridgeMemory for CudaBridgeMemory {
     fn asked(&self) -> u32 {
         self.asked.load()
     }
@@ -78,13 +78,13 @@ impl Wire for CudaWire {
 /// A bridge for a GPU.
 #[derive(Debug)]
 pub(in crate::workers) struct CudaBridge {
-    bridge: Bridge<CudaWire>,
+    bridge: Bridge<CudaBridgeMemory>,
     invocation: Invocation,
 }
 
 impl CudaBridge {
     /// With this invocation, if the slab allows it.
-    pub(in crate::workers) fn new(bridge: Bridge<CudaWire>, invocation: Invocation) -> Self {
+    pub(in crate::workers) fn new(bridge: Bridge<CudaBridgeMemory>, invocation: Invocation) -> Self {
         let is_registered = bridge.wire().slab.is_registered();
         Self { bridge, invocation: if is_registered { invocation } else { Invocation::Native } }
     }
@@ -101,7 +101,7 @@ impl DeviceAssist for CudaBridge {
         self.bridge.wire().answered.take_fault().and(ended)
     }
 
-    fn post(&mut self, job: Job) -> u32 {
+    fn post(&mut self, job: AssistJob) -> u32 {
         self.bridge.post(job)
     }
 

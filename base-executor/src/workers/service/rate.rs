@@ -11,12 +11,12 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The rate at which workers are seated.
 #[derive(Debug)]
-pub(super) struct SeatRate {
+pub(super) struct AttachRateLimit {
     /// When all that were seated so far would be, one in an [`INTERVAL`].
     due: Instant,
 }
 
-impl SeatRate {
+impl AttachRateLimit {
     /// Nobody was seated before `now`.
     pub(super) fn new(now: Instant) -> Self {
         Self { due: now }
@@ -42,7 +42,7 @@ mod tests {
     #[test]
     fn whoever_says_hello_without_end_does_not_use_up_the_numbers_of_a_board() {
         let begin = Instant::now();
-        let (mut rate, mut seated) = (SeatRate::new(begin), 0);
+        let (mut rate, mut seated) = (AttachRateLimit::new(begin), 0);
         let day = 24 * 3600;
         // Ten a second, for a day.
         for tenth in 0..10 * day {

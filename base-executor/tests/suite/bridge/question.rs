@@ -6,7 +6,7 @@ use base_executor::workers::JobRows;
 use kernels::{Isa, lora::sum_ranks};
 use model::{
     deltas::{
-        assist::{Job, OwnedAsk},
+        assist::{AssistJob, OwnedPartialSum},
         prepared::PreparedAdapter,
     },
     shape::{config::ModelConfig, source::Target},
@@ -27,14 +27,14 @@ pub(super) const GROUPS: [&[Target]; 5] = [
 ];
 
 /// What a device asks at one group of layers: rows of some of the adapters, packed.
-pub(super) struct Question {
+pub(super) struct GroupRequest {
     pub(super) salt: usize,
-    asks: Vec<OwnedAsk>,
+    asks: Vec<OwnedPartialSum>,
     width: usize,
     pub(super) x: Vec<f32>,
 }
 
-impl Question {
+impl GroupRequest {
     pub(super) fn new(
         config: &ModelConfig,
         adapters: &[Arc<PreparedAdapter>],
@@ -53,7 +53,7 @@ impl Question {
                 let matrix = adapter.matrix(layer, target).unwrap();
                 let ranks = 1 + salt % matrix.rank();
                 let adapter = Arc::clone(adapter);
-                asks.push(OwnedAsk { adapter, layer, target, first_row, rows, ranks, offset });
+                asks.push(OwnedPartialSum { adapter, layer, target, first_row, rows, ranks, offset });
                 offset += rows * matrix.rows();
                 width = matrix.columns();
             }
@@ -62,9 +62,9 @@ impl Question {
         Self { salt, asks, width, x: numbers(salt, first_row * width) }
     }
 
-    pub(super) fn job(&self) -> Job {
+    pub(super) fn job(&self) -> AssistJob {
         let (asks, width) = (self.asks.clone(), self.width);
-        Job { asks, width, x_rows: self.x.len() / width, sums: self.elements() }
+        AssistJob { asks, width, x_rows: self.x.len() / width, sums: self.elements() }
     }
 
     pub(super) fn elements(&self) -> usize {

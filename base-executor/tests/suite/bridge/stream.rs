@@ -10,19 +10,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base_executor::workers::bridge::Wire;
+use base_executor::workers::bridge::BridgeMemory;
 use kernels::cuda::board::has_reached;
-use shmproto::board::XSlab;
+use shmproto::board::ActivationSlab;
 
 use crate::worker::WATCHDOG;
 
 /// What a device and the bridge share, in ordinary memory. Clones are the same.
 #[derive(Debug, Clone)]
-pub(super) struct Words(Arc<Shared>);
+pub(super) struct HostBridgeMemory(Arc<SharedBridgeMemory>);
 
 #[derive(Debug)]
-struct Shared {
-    slab: XSlab,
+struct SharedBridgeMemory {
+    slab: ActivationSlab,
     asked: AtomicU32,
     answered: AtomicU32,
     sums: Vec<AtomicU32>,
@@ -30,9 +30,9 @@ struct Shared {
     writes_left: AtomicU32,
 }
 
-impl Words {
-    pub(super) fn new(slab: XSlab, sums_elements: usize, number: u32) -> Self {
-        Self(Arc::new(Shared {
+impl HostBridgeMemory {
+    pub(super) fn new(slab: ActivationSlab, sums_elements: usize, number: u32) -> Self {
+        Self(Arc::new(SharedBridgeMemory {
             slab,
             asked: AtomicU32::new(number),
             answered: AtomicU32::new(number),
@@ -55,7 +55,7 @@ impl Words {
     }
 }
 
-impl Wire for Words {
+impl BridgeMemory for HostBridgeMemory {
     fn asked(&self) -> u32 {
         self.0.asked.load(Ordering::Acquire)
     }
@@ -86,7 +86,7 @@ impl Wire for Words {
 }
 
 /// A piece of a stream's work.
-pub(super) enum Piece {
+pub(super) enum StreamOp {
     /// Writes rows into the slab, and says so.
     Ask { number: u32, x: Vec<f32> },
     /// Waits for an answer and reads the sums, which are gone from their place then.
@@ -98,32 +98,32 @@ pub(super) enum Piece {
 }
 
 /// A queue of work.
-pub(super) struct Stream {
-    pieces: Option<Sender<Piece>>,
+pub(super) struct FakeStream {
+    pieces: Option<Sender<StreamOp>>,
     sums: Receiver<Vec<Vec<f32>>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Stream {
-    pub(super) fn new(words: Words) -> Self {
+impl FakeStream {
+    pub(super) fn new(words: HostBridgeMemory) -> Self {
         let (pieces, work) = channel();
         let (report, sums) = channel();
         let thread = thread::spawn(move || run(&words.0, &work, &report));
         Self { pieces: Some(pieces), sums, thread: Some(thread) }
     }
 
-    pub(super) fn enqueue(&self, piece: Piece) {
+    pub(super) fn enqueue(&self, piece: StreamOp) {
         self.pieces.as_ref().unwrap().send(piece).unwrap();
     }
 
     /// The sums of everything enqueued since the last time, once it is done.
     pub(super) fn synchronize(&self) -> Vec<Vec<f32>> {
-        self.enqueue(Piece::Report);
+        self.enqueue(StreamOp::Report);
         self.sums.recv_timeout(2 * WATCHDOG).unwrap()
     }
 }
 
-impl Drop for Stream {
+impl Drop for FakeStream {
     fn drop(&mut self) {
         self.pieces = None;
         let ended = self.thread.take().map(JoinHandle::join);
@@ -131,29 +131,29 @@ impl Drop for Stream {
     }
 }
 
-fn run(words: &Shared, work: &Receiver<Piece>, report: &Sender<Vec<Vec<f32>>>) {
+fn run(words: &SharedBridgeMemory, work: &Receiver<StreamOp>, report: &Sender<Vec<Vec<f32>>>) {
     let mut found = Vec::new();
     for piece in work {
         match piece {
-            Piece::Ask { number, x } => {
+            StreamOp::Ask { number, x } => {
                 words.slab.write(0, &x);
                 words.asked.store(number, Ordering::Release);
             }
-            Piece::Add { number, elements } => {
+            StreamOp::Add { number, elements } => {
                 wait(words, number);
                 let take = |word: &AtomicU32| f32::from_bits(word.swap(u32::MAX, Ordering::Relaxed));
                 found.push(words.sums[..elements].iter().map(take).collect());
                 // What is read later is another job's, or nothing.
             }
-            Piece::Sleep(time) => thread::sleep(time),
-            Piece::Report => {
+            StreamOp::Sleep(time) => thread::sleep(time),
+            StreamOp::Report => {
                 let _ = report.send(std::mem::take(&mut found));
             }
         }
     }
 }
 
-fn wait(words: &Shared, number: u32) {
+fn wait(words: &SharedBridgeMemory, number: u32) {
     let end = Instant::now() + WATCHDOG;
     while !has_reached(words.answered.load(Ordering::Acquire), number) {
         assert!(Instant::now() < end, "nobody answers {number}");

@@ -1,8 +1,8 @@
 //! Requests whose adapter applies from where it is invoked (aLoRA).
 
 use super::{
-    ACTIVATED, Answer, Bench, Generate, Limits, ROOMY, assert_as_if_alone, assert_nothing_held, prompt,
-    request,
+    ACTIVATED, EngineHarness, EngineLimits, Generate, ROOMY, RequestTranscript, assert_as_if_alone,
+    assert_nothing_held, prompt, request,
 };
 
 /// A prompt of `len` tokens that invokes at `at` and nowhere else.
@@ -17,14 +17,14 @@ fn activated(request: Generate) -> Generate {
     Generate { adapter: Some([ACTIVATED; 32]), ..request }
 }
 
-fn ask(bench: &mut Bench, request: &Generate) -> Answer {
+fn ask(bench: &mut EngineHarness, request: &Generate) -> RequestTranscript {
     bench.send(request.clone());
     bench.finish();
     bench.answer(request.request).clone()
 }
 
-fn bench() -> Bench {
-    let mut bench = Bench::new(ROOMY);
+fn bench() -> EngineHarness {
+    let mut bench = EngineHarness::new(ROOMY);
     bench.load(ACTIVATED);
     bench
 }
@@ -83,7 +83,7 @@ fn who_never_invokes_it_hears_the_base() {
 
 #[test]
 fn an_invocation_anywhere_in_a_block_or_a_chunk_is_as_if_alone() {
-    let mut bench = Bench::new(Limits { chunk_tokens: 24, kv_blocks: 60, ..ROOMY });
+    let mut bench = EngineHarness::new(EngineLimits { chunk_tokens: 24, kv_blocks: 60, ..ROOMY });
     bench.load(ACTIVATED);
     let places = [0, 1, 15, 16, 17, 23, 24, 31, 32, 49];
     let requests: Vec<_> =

@@ -2,21 +2,21 @@
 
 use std::convert::Infallible;
 
-use base_executor::author::{Agency, Author};
-use shmproto::message::{DraftKind, Provisional};
+use base_executor::author::{DrafterFactory, SequenceDrafter};
+use shmproto::message::{DraftKind, ProvisionalMode};
 use speculation::{
-    baseline::Rule,
-    draft::{Draft, Guess},
+    baseline::BaselineRule,
+    draft::{Draft, DraftToken},
     threshold::Threshold,
     tree::{NodeId, TokenTree},
 };
 
 use super::*;
-use crate::planted::Planted;
+use crate::planted::OracleDrafter;
 
 /// An engine whose steps take equally long, however many rows they have.
-fn drafting(limits: Limits, requests: &[Generate], right: f64) -> Bench {
-    Bench::drafting(limits, planted(requests, right))
+fn drafting(limits: EngineLimits, requests: &[Generate], right: f64) -> EngineHarness {
+    EngineHarness::drafting(limits, planted(requests, right))
 }
 
 fn planted(requests: &[Generate], right: f64) -> Drafts {
@@ -24,12 +24,12 @@ fn planted(requests: &[Generate], right: f64) -> Drafts {
         (request.prompt.clone(), alone(request).tokens.iter().map(|token| token.token).collect())
     });
     let answers = Arc::new(Mutex::new(answers.collect()));
-    Planted::drafts(&answers, right, Duration::ZERO)
+    OracleDrafter::drafts(&answers, right, Duration::ZERO)
 }
 
 /// The same request of somebody who wants to see what is drafted.
 fn curious(request: Generate) -> Generate {
-    Generate { provisional: Provisional::Wanted, ..request }
+    Generate { provisional: ProvisionalMode::Wanted, ..request }
 }
 
 fn numbered(requests: impl IntoIterator<Item = Generate>) -> Vec<Generate> {
@@ -45,7 +45,7 @@ proptest! {
         limits in any_limits(),
         right in 0.0..1.0f64,
     ) {
-        let wishes = [Provisional::Wanted, Provisional::Unwanted].into_iter().cycle();
+        let wishes = [ProvisionalMode::Wanted, ProvisionalMode::Unwanted].into_iter().cycle();
         let wish = |((request, _), provisional): (&(Generate, _), _)| Generate { provisional, ..request.clone() };
         let requests = numbered(moments.iter().zip(wishes).map(wish));
         let mut bench = drafting(limits, &requests, right);
@@ -57,9 +57,9 @@ proptest! {
         bench.finish();
         assert_as_if_alone(&bench, &requests);
         assert_nothing_held(&bench);
-        let unasked = requests.iter().filter(|request| request.provisional == Provisional::Unwanted);
+        let unasked = requests.iter().filter(|request| request.provisional == ProvisionalMode::Unwanted);
         for request in unasked {
-            prop_assert_eq!(&bench.answer(request.request).provisional, &Told::default());
+            prop_assert_eq!(&bench.answer(request.request).provisional, &ProvisionalTokens::default());
         }
     }
 
@@ -126,8 +126,8 @@ fn what_a_guess_had_to_promise_is_told_of_each_adapter_that_was_drafted_for() {
     let adapted = Generate { adapter: Some([1; 32]), ..request(1, prompt(5, 40), 20) };
     let requests = numbered([adapted]);
     // The threshold of a step in which nothing is timed is 0; this rule's is not.
-    let drafts = planted(&requests, 0.8).ruled(Rule::Learned(Threshold::default()));
-    let mut bench = Bench::drafting(ROOMY, drafts);
+    let drafts = planted(&requests, 0.8).ruled(BaselineRule::Learned(Threshold::default()));
+    let mut bench = EngineHarness::drafting(ROOMY, drafts);
     [1, 2].into_iter().for_each(|tag| bench.load(tag));
     bench.send(requests[0].clone());
     bench.finish();
@@ -155,13 +155,13 @@ fn who_finds_no_memory_for_drafts_goes_on_without_them() {
 
 /// A gateway that listens while passes are computed.
 #[derive(Default)]
-struct Listener {
-    answers: HashMap<u64, Answer>,
+struct DraftListener {
+    answers: HashMap<u64, RequestTranscript>,
     /// Passes in which something was provisional.
     passes: usize,
 }
 
-impl Listener {
+impl DraftListener {
     fn hear(&mut self, queue: &mut mpsc::Receiver<ToGateway>) {
         while let Ok(ToGateway::Outputs(outputs)) = queue.try_recv() {
             outputs.into_iter().for_each(|one| self.answers.entry(one.request).or_default().add(one));
@@ -172,9 +172,9 @@ impl Listener {
 /// Its connection, beside the bench's own.
 const LISTENER: ConnectionId = ConnectionId(2);
 
-fn ask(bench: &mut Bench, request: &Generate) {
+fn ask(bench: &mut EngineHarness, request: &Generate) {
     let (request, received_at) = (request.clone(), bench.clock.now());
-    bench.engine.handle(Event::Generate { connection: LISTENER, request, received_at });
+    bench.engine.handle(EngineEvent::Generate { connection: LISTENER, request, received_at });
 }
 
 #[test]
@@ -182,8 +182,8 @@ fn drafts_are_told_to_who_asked_while_they_are_verified_and_some_come_true() {
     let requests = numbered([curious(request(1, prompt(5, 40), 60)), request(2, prompt(6, 40), 60)]);
     let mut bench = drafting(ROOMY, &requests, 0.7);
     let (outbox, queue) = mpsc::channel(1024);
-    bench.engine.handle(Event::Connected { connection: LISTENER, outbox });
-    let listener = Arc::new(Mutex::new((Listener::default(), queue)));
+    bench.engine.handle(EngineEvent::Connected { connection: LISTENER, outbox });
+    let listener = Arc::new(Mutex::new((DraftListener::default(), queue)));
     let (clock, listening) = (bench.clock.clone(), Arc::clone(&listener));
     let during_the_pass = move || {
         *clock.0.lock().unwrap() += Duration::from_millis(1);
@@ -202,7 +202,7 @@ fn drafts_are_told_to_who_asked_while_they_are_verified_and_some_come_true() {
     }
     let [curious, other] = [1, 2].map(|request| &listener.answers[&request].provisional);
     assert!(listener.passes > 0 && curious.came_true > 0 && curious.in_vain > 0, "{curious:?}");
-    assert_eq!((&curious.standing, other), (&Vec::new(), &Told::default()));
+    assert_eq!((&curious.standing, other), (&Vec::new(), &ProvisionalTokens::default()));
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn drafts_take_no_room_that_outputs_may_need() {
     let requests = numbered([curious(request(1, prompt(5, 40), 60))]);
     let mut bench = drafting(ROOMY, &requests, 1.0);
     let (outbox, mut queue) = mpsc::channel(4);
-    bench.engine.handle(Event::Connected { connection: LISTENER, outbox });
+    bench.engine.handle(EngineEvent::Connected { connection: LISTENER, outbox });
     // Its welcome is read, and nothing else. What steps take is known from somebody before it.
     bench.send(request(2, prompt(6, 20), 20));
     bench.finish();
@@ -241,34 +241,34 @@ fn drafts_take_no_room_that_outputs_may_need() {
 }
 
 /// An author who notes what he is told and asked, with the number of his text.
-struct Heard {
+struct RecordingDrafter {
     number: u32,
-    notes: Arc<Mutex<Vec<(Note, u32)>>>,
+    notes: Arc<Mutex<Vec<(DrafterCall, u32)>>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Note {
+enum DrafterCall {
     Foreseen,
     Asked,
 }
 
-impl Draft for Heard {
+impl Draft for RecordingDrafter {
     type Error = Infallible;
 
     fn accept(&mut self, _: &[u32]) -> Result<(), Infallible> {
         Ok(())
     }
 
-    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
-        self.notes.lock().unwrap().push((Note::Asked, self.number));
-        let guess = Guess { token: 1, probability: 0.5 };
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<DraftToken>, Infallible> {
+        self.notes.lock().unwrap().push((DrafterCall::Asked, self.number));
+        let guess = DraftToken { token: 1, probability: 0.5 };
         Ok(if tree.depth(at) < 3 { vec![guess] } else { Vec::new() })
     }
 }
 
-impl Author for Heard {
+impl SequenceDrafter for RecordingDrafter {
     fn foresee(&mut self, _: &TokenTree, _: Option<NodeId>) {
-        self.notes.lock().unwrap().push((Note::Foreseen, self.number));
+        self.notes.lock().unwrap().push((DrafterCall::Foreseen, self.number));
     }
 }
 
@@ -276,12 +276,12 @@ impl Author for Heard {
 fn of_several_sequences_all_are_foreseen_a_level_before_any_is_asked() {
     let notes = Arc::new(Mutex::new(Vec::new()));
     let (heard, mut number) = (Arc::clone(&notes), 0);
-    let agency = Agency::new(DraftKind::Model, move |_, _| {
+    let agency = DrafterFactory::new(DraftKind::Model, move |_, _| {
         number += 1;
-        Box::new(Heard { number, notes: Arc::clone(&heard) })
+        Box::new(RecordingDrafter { number, notes: Arc::clone(&heard) })
     });
     let requests = numbered((5..8).map(|salt| request(1, prompt(salt, 40), 12)));
-    let mut bench = Bench::drafting(ROOMY, Drafts::by(16, Some(agency)));
+    let mut bench = EngineHarness::drafting(ROOMY, Drafts::by(16, Some(agency)));
     requests.iter().for_each(|request| bench.send(request.clone()));
     bench.finish();
     assert_as_if_alone(&bench, &requests);
@@ -289,7 +289,7 @@ fn of_several_sequences_all_are_foreseen_a_level_before_any_is_asked() {
     let rounds: Vec<_> = notes.chunk_by(|a, b| a.0 == b.0).collect();
     for pair in rounds.chunks(2) {
         let [foreseen, asked] = pair else { panic!("nobody is asked without warning: {rounds:?}") };
-        assert_eq!((foreseen[0].0, asked[0].0), (Note::Foreseen, Note::Asked));
+        assert_eq!((foreseen[0].0, asked[0].0), (DrafterCall::Foreseen, DrafterCall::Asked));
         assert!(foreseen.iter().map(|note| note.1).eq(asked.iter().map(|note| note.1)), "{pair:?}");
     }
     assert!(rounds.iter().any(|round| round.len() == 3), "three of them at once: {rounds:?}");

@@ -4,8 +4,8 @@ use model::forward::LogitRows;
 use shmproto::message::Pooling;
 
 use super::{
-    Answer, Bench, ErrorCode, Finish, Generate, Limits, ROOMY, assert_as_if_alone, assert_nothing_held,
-    prompt, request, with_prefix,
+    EngineHarness, EngineLimits, ErrorCode, Finish, Generate, ROOMY, RequestTranscript, assert_as_if_alone,
+    assert_nothing_held, prompt, request, with_prefix,
 };
 use crate::common::{HIDDEN, HOPELESS};
 
@@ -13,7 +13,7 @@ fn embedding(id: u64, prompt: Vec<u32>, pooling: Pooling) -> Generate {
     Generate { pooling: Some(pooling), ..request(id, prompt, 0) }
 }
 
-fn ask(bench: &mut Bench, request: &Generate) -> Answer {
+fn ask(bench: &mut EngineHarness, request: &Generate) -> RequestTranscript {
     bench.send(request.clone());
     bench.finish();
     bench.answer(request.request).clone()
@@ -21,7 +21,7 @@ fn ask(bench: &mut Bench, request: &Generate) -> Answer {
 
 #[test]
 fn an_embedding_is_the_mean_of_all_states_or_the_last_one() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     let prompt = prompt(1, 30);
     // A prompt's last state is that of its tokens alone.
     let ends = (1..=30).map(|end| embedding(end, prompt[..end as usize].to_vec(), Pooling::Last));
@@ -37,7 +37,7 @@ fn an_embedding_is_the_mean_of_all_states_or_the_last_one() {
 
 #[test]
 fn a_prompt_in_chunks_and_among_others_has_the_same_embedding() {
-    let mut bench = Bench::new(Limits { chunk_tokens: 24, kv_blocks: 40, ..ROOMY });
+    let mut bench = EngineHarness::new(EngineLimits { chunk_tokens: 24, kv_blocks: 40, ..ROOMY });
     bench.load(1);
     bench.load(super::PREFIX);
     let mut requests: Vec<_> = (1..=8)
@@ -59,7 +59,7 @@ fn a_prompt_in_chunks_and_among_others_has_the_same_embedding() {
 
 #[test]
 fn what_is_cached_spares_the_last_state_its_prompt_and_is_of_no_use_to_a_mean() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     let prompt = prompt(1, 50);
     let first = ask(&mut bench, &embedding(1, prompt.clone(), Pooling::Last));
     let second = ask(&mut bench, &embedding(2, prompt.clone(), Pooling::Last));
@@ -73,7 +73,7 @@ fn what_is_cached_spares_the_last_state_its_prompt_and_is_of_no_use_to_a_mean() 
 
 #[test]
 fn virtual_tokens_are_no_part_of_a_mean() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     bench.load(super::PREFIX);
     ask(&mut bench, &with_prefix(embedding(1, prompt(1, 30), Pooling::Mean)));
     let log = bench.log.lock().unwrap();
@@ -82,7 +82,7 @@ fn virtual_tokens_are_no_part_of_a_mean() {
 
 #[test]
 fn an_embedding_is_asked_for_alone() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     let plain = embedding(1, prompt(1, 10), Pooling::Mean);
     let more = [
         Generate { max_tokens: 1, ..plain.clone() },
@@ -100,7 +100,7 @@ fn an_embedding_is_asked_for_alone() {
 
 #[test]
 fn one_that_finds_no_memory_fails_alone() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     let mut hopeless = prompt(1, 10);
     hopeless.push(HOPELESS);
     let good = embedding(2, prompt(2, 20), Pooling::Mean);

@@ -2,12 +2,12 @@
 
 use std::thread;
 
-use base_executor::grammars::Helpers;
+use base_executor::grammars::GrammarWorkers;
 use serde_json::{Value, json};
 use text::grammar::{Enforcement, Grammar, Tag, Thought, TokenBytes, Tokens};
 
 use super::*;
-use crate::planted::Planted;
+use crate::planted::OracleDrafter;
 
 /// Ends an answer.
 const END: u32 = 59;
@@ -33,7 +33,7 @@ fn words() -> Vec<String> {
     single.chain(more.map(str::to_owned)).collect()
 }
 
-fn helpers(budget: Duration) -> Helpers {
+fn helpers(budget: Duration) -> GrammarWorkers {
     let read = || {
         let words = words();
         assert_eq!(words.len(), END as usize);
@@ -42,21 +42,21 @@ fn helpers(budget: Duration) -> Helpers {
         let special = (END as usize..VOCAB).map(|_| TokenBytes::Special(b"<end>"));
         Ok(Tokens::new(texts.chain(special), &[END]))
     };
-    Helpers::over(Box::new(read), env!("CARGO_BIN_EXE_base-executor").into(), budget, || {}).unwrap()
+    GrammarWorkers::over(Box::new(read), env!("CARGO_BIN_EXE_base-executor").into(), budget, || {}).unwrap()
 }
 
 /// An engine that waits for each look, however busy the machine.
-fn guided(bench: Bench) -> Bench {
+fn guided(bench: EngineHarness) -> EngineHarness {
     guided_for(bench, patience::WATCHDOG)
 }
 
-fn guided_for(mut bench: Bench, budget: Duration) -> Bench {
+fn guided_for(mut bench: EngineHarness, budget: Duration) -> EngineHarness {
     bench.engine = bench.engine.with_grammars(helpers(budget));
     bench
 }
 
 /// Steps until everybody is answered; compiling takes its time.
-fn finish(bench: &mut Bench) {
+fn finish(bench: &mut EngineHarness) {
     let begun = Instant::now();
     while !bench.engine.is_idle() {
         bench.step();
@@ -66,8 +66,8 @@ fn finish(bench: &mut Bench) {
     bench.step();
 }
 
-fn answered_alone(request: &Generate) -> Answer {
-    let mut bench = guided(Bench::new(ROOMY));
+fn answered_alone(request: &Generate) -> RequestTranscript {
+    let mut bench = guided(EngineHarness::new(ROOMY));
     bench.send(request.clone());
     finish(&mut bench);
     bench.answer(request.request).clone()
@@ -106,11 +106,11 @@ fn thinks(id: u64) -> bool {
     id.is_multiple_of(4)
 }
 
-fn tokens(answer: &Answer) -> Vec<u32> {
+fn tokens(answer: &RequestTranscript) -> Vec<u32> {
     answer.tokens.iter().map(|token| token.token).collect()
 }
 
-fn text(answer: &Answer) -> String {
+fn text(answer: &RequestTranscript) -> String {
     let words = words();
     let said = tokens(answer).into_iter().filter(|&token| token != END);
     said.map(|token| words[token as usize].clone()).collect()
@@ -129,14 +129,14 @@ fn an_answer_of_a_form_has_the_same_tokens_alone_beside_others_drafted_and_taken
     }
     let known = requests.iter().zip(&alone).map(|(request, answer)| (request.prompt.clone(), tokens(answer)));
     let known = Arc::new(Mutex::new(known.collect()));
-    let tight = Limits { max_running: 5, chunk_tokens: 16, kv_blocks: 14, ..ROOMY };
+    let tight = EngineLimits { max_running: 5, chunk_tokens: 16, kv_blocks: 14, ..ROOMY };
     for (limits, drafts) in [
         (ROOMY, Drafts::default()),
         (tight, Drafts::default()),
-        (ROOMY, Planted::drafts(&known, 0.7, Duration::ZERO)),
-        (tight, Planted::drafts(&known, 0.9, Duration::ZERO)),
+        (ROOMY, OracleDrafter::drafts(&known, 0.7, Duration::ZERO)),
+        (tight, OracleDrafter::drafts(&known, 0.9, Duration::ZERO)),
     ] {
-        let mut bench = guided(Bench::drafting(limits, drafts));
+        let mut bench = guided(EngineHarness::drafting(limits, drafts));
         requests.iter().for_each(|request| bench.send(request.clone()));
         finish(&mut bench);
         for (request, answer) in requests.iter().zip(&alone) {
@@ -161,14 +161,14 @@ fn answers_are_the_same_where_the_engine_waits_for_no_look() {
     let alone: Vec<_> = requests.iter().map(answered_alone).collect();
     let known = requests.iter().zip(&alone).map(|(request, answer)| (request.prompt.clone(), tokens(answer)));
     let known = Arc::new(Mutex::new(known.collect()));
-    let tight = Limits { max_running: 5, chunk_tokens: 16, kv_blocks: 14, ..ROOMY };
+    let tight = EngineLimits { max_running: 5, chunk_tokens: 16, kv_blocks: 14, ..ROOMY };
     for (limits, drafts) in [
         (ROOMY, Drafts::default()),
         (tight, Drafts::default()),
-        (ROOMY, Planted::drafts(&known, 0.7, Duration::ZERO)),
-        (tight, Planted::drafts(&known, 0.9, Duration::ZERO)),
+        (ROOMY, OracleDrafter::drafts(&known, 0.7, Duration::ZERO)),
+        (tight, OracleDrafter::drafts(&known, 0.9, Duration::ZERO)),
     ] {
-        let mut bench = guided_for(Bench::drafting(limits, drafts), Duration::ZERO);
+        let mut bench = guided_for(EngineHarness::drafting(limits, drafts), Duration::ZERO);
         requests.iter().for_each(|request| bench.send(request.clone()));
         finish(&mut bench);
         for (request, answer) in requests.iter().zip(&alone) {
@@ -185,7 +185,7 @@ fn grammars_that_take_too_much_end_their_requests_alone_and_another_tenant_comes
         let grammar = json!({ "grammars": [{ "json_schema": schema }] }).to_string();
         Generate { grammar: Some(grammar), owner: [1; 32], ..drawn(id) }
     };
-    let mut bench = guided(Bench::new(ROOMY));
+    let mut bench = guided(EngineHarness::new(ROOMY));
     let many = 11..17;
     many.clone().for_each(|id| bench.send(endless(id)));
     bench.send(Generate { owner: [2; 32], ..drawn(2) });
@@ -218,7 +218,7 @@ fn min_tokens_keeps_the_end_back_as_long_as_the_form_lets_anything_else_be_said(
 
 #[test]
 fn a_grammar_that_cannot_be_used_ends_its_request_alone() {
-    let mut bench = guided(Bench::new(ROOMY));
+    let mut bench = guided(EngineHarness::new(ROOMY));
     bench.send(Generate { grammar: Some("no grammar".into()), ..drawn(2) });
     let strange = Generate { generated: 3, prompt: prompt(4, 20), ..drawn(10) };
     bench.send(strange);
@@ -234,7 +234,7 @@ fn a_grammar_that_cannot_be_used_ends_its_request_alone() {
 
 #[test]
 fn an_engine_without_a_vocabulary_refuses_grammars() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     bench.send(drawn(2));
     bench.finish();
     assert_eq!(bench.error(2), Some(ErrorCode::InvalidRequest));
@@ -242,7 +242,7 @@ fn an_engine_without_a_vocabulary_refuses_grammars() {
 
 #[test]
 fn a_request_that_is_cancelled_while_its_grammar_is_compiled_leaves_nothing_behind() {
-    let mut bench = guided(Bench::new(ROOMY));
+    let mut bench = guided(EngineHarness::new(ROOMY));
     bench.send(drawn(2));
     bench.cancel(2);
     assert!(bench.engine.is_idle());

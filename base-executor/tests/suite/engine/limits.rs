@@ -3,14 +3,14 @@
 use policy::clock::Clock as _;
 
 use super::{
-    AdapterUnloaded, Bench, ConnectionId, Duration, ErrorCode, Event, FALLS_SHORT, Finish, Generate,
-    HOPELESS, Limits, PANICS, ROOMY, THIRSTY, ToGateway, assert_as_if_alone, assert_nothing_held, mpsc,
-    prompt, request,
+    AdapterUnloaded, ConnectionId, Duration, EngineEvent, EngineHarness, EngineLimits, ErrorCode,
+    FALLS_SHORT, Finish, Generate, HOPELESS, PANICS, ROOMY, THIRSTY, ToGateway, assert_as_if_alone,
+    assert_nothing_held, mpsc, prompt, request,
 };
 
 #[test]
 fn a_full_queue_is_an_answer() {
-    let mut bench = Bench::new(Limits { max_running: 2, max_waiting: 3, ..ROOMY });
+    let mut bench = EngineHarness::new(EngineLimits { max_running: 2, max_waiting: 3, ..ROOMY });
     (1..=7).for_each(|id| bench.send(request(id, prompt(id, 10), 5)));
     bench.finish();
     let full: Vec<u64> = (1..=7).filter(|id| bench.error(*id) == Some(ErrorCode::QueueFull)).collect();
@@ -23,7 +23,7 @@ fn a_full_queue_is_an_answer() {
 
 #[test]
 fn prompts_that_wait_are_bounded_in_tokens_but_one_alone_is_never_too_long() {
-    let mut bench = Bench::new(Limits { max_running: 1, max_waiting_tokens: 100, ..ROOMY });
+    let mut bench = EngineHarness::new(EngineLimits { max_running: 1, max_waiting_tokens: 100, ..ROOMY });
     bench.send(request(1, prompt(1, 10), 5));
     bench.step();
     (2..=4).for_each(|id| bench.send(request(id, prompt(id, 40), 5)));
@@ -36,7 +36,7 @@ fn prompts_that_wait_are_bounded_in_tokens_but_one_alone_is_never_too_long() {
 
 #[test]
 fn a_deadline_ends_what_waits_and_what_runs() {
-    let mut bench = Bench::new(Limits { max_running: 1, ..ROOMY });
+    let mut bench = EngineHarness::new(EngineLimits { max_running: 1, ..ROOMY });
     bench.send(Generate { deadline_ms: 100, ..request(1, prompt(1, 10), 50) });
     bench.send(Generate { deadline_ms: 100, ..request(2, prompt(2, 10), 50) });
     bench.send(request(3, prompt(3, 10), 5));
@@ -55,7 +55,7 @@ fn a_deadline_ends_what_waits_and_what_runs() {
 
 #[test]
 fn a_panic_about_one_request_is_that_requests_error() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     bench.send(request(1, prompt(1, 10), 20));
     bench.step();
     // Its row of logits is the one that is cut short: it is the last of the step.
@@ -68,7 +68,7 @@ fn a_panic_about_one_request_is_that_requests_error() {
 
 #[test]
 fn a_panic_of_the_forward_pass_fails_its_batch_and_the_engine_goes_on() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     bench.send(request(1, vec![1, 2, PANICS], 20));
     bench.step();
     assert_eq!(bench.error(1), Some(ErrorCode::Internal));
@@ -81,7 +81,7 @@ fn a_panic_of_the_forward_pass_fails_its_batch_and_the_engine_goes_on() {
 
 #[test]
 fn a_step_without_memory_is_done_in_parts_and_who_needs_more_alone_is_refused() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     let others: Vec<_> = (1..=6).map(|id| request(id, prompt(id, 30), 12)).collect();
     others.iter().for_each(|other| bench.send(other.clone()));
     bench.step();
@@ -101,7 +101,7 @@ fn a_step_without_memory_is_done_in_parts_and_who_needs_more_alone_is_refused() 
 
 #[test]
 fn unloading_drains_then_frees_blocks_and_bytes_then_answers() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     bench.load(1);
     bench.send(Generate { adapter: Some([1; 32]), ..request(1, prompt(1, 40), 10) });
     bench.step();
@@ -125,7 +125,7 @@ fn unloading_drains_then_frees_blocks_and_bytes_then_answers() {
 
 #[test]
 fn loading_an_adapter_again_answers_and_changes_nothing() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     bench.load(1);
     bench.load(1);
     bench.step();
@@ -138,12 +138,12 @@ fn loading_an_adapter_again_answers_and_changes_nothing() {
 
 #[test]
 fn a_gateway_that_is_gone_leaves_nothing_behind_and_the_others_undisturbed() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     let (outbox, queue) = mpsc::channel(8);
-    bench.engine.handle(Event::Connected { connection: ConnectionId(2), outbox });
+    bench.engine.handle(EngineEvent::Connected { connection: ConnectionId(2), outbox });
     let received_at = bench.clock.now();
     let theirs = request(1, prompt(1, 40), 50);
-    bench.engine.handle(Event::Generate { connection: ConnectionId(2), request: theirs, received_at });
+    bench.engine.handle(EngineEvent::Generate { connection: ConnectionId(2), request: theirs, received_at });
     let ours = request(1, prompt(2, 40), 50);
     bench.send(ours.clone());
     bench.step();
@@ -158,12 +158,12 @@ fn a_gateway_that_is_gone_leaves_nothing_behind_and_the_others_undisturbed() {
 
 #[test]
 fn a_gateway_that_does_not_read_is_given_up() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     let (outbox, queue) = mpsc::channel(4);
-    bench.engine.handle(Event::Connected { connection: ConnectionId(2), outbox });
+    bench.engine.handle(EngineEvent::Connected { connection: ConnectionId(2), outbox });
     let received_at = bench.clock.now();
     let request = request(1, prompt(1, 40), 50);
-    bench.engine.handle(Event::Generate { connection: ConnectionId(2), request, received_at });
+    bench.engine.handle(EngineEvent::Generate { connection: ConnectionId(2), request, received_at });
     (0..10).for_each(|_| bench.step());
     assert_eq!((bench.stats().running, bench.stats().cancelled), (0, 1));
     assert_eq!(queue.len(), 4, "what was queued is still theirs");
@@ -172,12 +172,12 @@ fn a_gateway_that_does_not_read_is_given_up() {
 
 #[test]
 fn draining_refuses_what_is_new_finishes_what_runs_and_gives_up_at_the_end_of_the_grace() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     bench.send(request(1, prompt(1, 10), 3));
     bench.send(request(2, prompt(2, 10), 1000));
     bench.step();
     let until = bench.clock.now() + Duration::from_secs(1);
-    bench.engine.handle(Event::Drain { until });
+    bench.engine.handle(EngineEvent::Drain { until });
     bench.send(request(3, prompt(3, 10), 3));
     (0..5).for_each(|_| bench.step());
     assert_eq!(bench.error(3), Some(ErrorCode::ShuttingDown));

@@ -7,12 +7,12 @@ use std::{
     sync::mpsc::{Receiver, channel},
 };
 
-use base_executor::below::{Below, FileCopies, FileCopy};
+use base_executor::below::{CopyNotifier, FileCopy, KvOffload};
 use cache::{
-    Cache, Settings,
-    ledger::Account,
+    Cache, CacheSettings,
+    ledger::MemoryAccount,
     replacement::Variant,
-    store::{Layout, Store},
+    store::{BlockStore, StoreLayout},
 };
 use model::forward::BLOCK_TOKENS;
 
@@ -33,7 +33,7 @@ struct Tiers {
 
 /// An engine over tiers, of which the last is a file.
 struct Tiered {
-    bench: Bench,
+    bench: EngineHarness,
     copies: Receiver<FileCopy>,
     path: PathBuf,
     tiers: Tiers,
@@ -41,28 +41,28 @@ struct Tiered {
 
 impl Tiered {
     fn open(path: &Path, tiers: Tiers, variant: Variant) -> Self {
-        Self::within(&Account::default(), path, tiers, variant)
+        Self::within(&MemoryAccount::default(), path, tiers, variant)
     }
 
     /// The same, with all that is below the device charged to `account`.
-    fn within(account: &Account, path: &Path, tiers: Tiers, variant: Variant) -> Self {
+    fn within(account: &MemoryAccount, path: &Path, tiers: Tiers, variant: Variant) -> Self {
         let Tiers { device, host, disk } = tiers;
-        let mut bench = Bench::new(Limits { kv_blocks: device, ..ROOMY });
-        let mut cache = Cache::new(Settings {
+        let mut bench = EngineHarness::new(EngineLimits { kv_blocks: device, ..ROOMY });
+        let mut cache = Cache::new(CacheSettings {
             host,
             disk,
             variant,
             max_adapter_blocks: 0,
-            ..Settings::device_alone(device, BLOCK_TOKENS)
+            ..CacheSettings::device_alone(device, BLOCK_TOKENS)
         });
         let (told, copies) = channel();
-        let mut below = Below::new(BLOCK_BYTES, host, account);
+        let mut below = KvOffload::new(BLOCK_BYTES, host, account);
         if disk > 0 {
             let (fingerprint, block_tokens) = ([1; 32], BLOCK_TOKENS);
-            let layout = Layout { fingerprint, block_bytes: BLOCK_BYTES, block_tokens, slots: disk };
-            let opened = Store::open(&path.join("private/blocks"), &layout).unwrap();
+            let layout = StoreLayout { fingerprint, block_bytes: BLOCK_BYTES, block_tokens, slots: disk };
+            let opened = BlockStore::open(&path.join("private/blocks"), &layout).unwrap();
             cache.restore(opened.blocks);
-            let told = FileCopies::new(move |copy| _ = told.send(copy));
+            let told = CopyNotifier::new(move |copy| _ = told.send(copy));
             below = below.with_store(opened.store, told, None).unwrap();
         }
         bench.engine = bench.engine.with_memory(cache, below);
@@ -73,7 +73,7 @@ impl Tiered {
     fn settle(&mut self) {
         self.finish();
         while let Ok(copy) = self.copies.recv_timeout(Duration::from_millis(20)) {
-            self.bench.engine.handle(Event::FileCopied(copy));
+            self.bench.engine.handle(EngineEvent::FileCopied(copy));
             self.bench.step();
         }
     }
@@ -84,16 +84,16 @@ impl Tiered {
             if self.is_stuck() {
                 let copy =
                     self.copies.recv_timeout(WATCHDOG).expect("what is waited for comes, or its failure");
-                self.bench.engine.handle(Event::FileCopied(copy));
+                self.bench.engine.handle(EngineEvent::FileCopied(copy));
             }
-            self.copies.try_iter().for_each(|copy| self.bench.engine.handle(Event::FileCopied(copy)));
+            self.copies.try_iter().for_each(|copy| self.bench.engine.handle(EngineEvent::FileCopied(copy)));
         }
         self.bench.step();
     }
 
     /// Whoever is there waits for a copy: who waits for a turn, and for blocks that are in memory, has both within a few steps.
     fn is_stuck(&mut self) -> bool {
-        let waiting = |bench: &Bench| (bench.stats().running == 0).then(|| bench.stats().waiting);
+        let waiting = |bench: &EngineHarness| (bench.stats().running == 0).then(|| bench.stats().waiting);
         let before = waiting(&self.bench).filter(|waiting| *waiting > 0);
         before.is_some()
             && (0..3).all(|_| {
@@ -109,7 +109,7 @@ impl Tiered {
         Self::open(&path, tiers, Variant::default())
     }
 
-    fn ask(&mut self, request: Generate) -> Answer {
+    fn ask(&mut self, request: Generate) -> RequestTranscript {
         let id = request.request;
         self.bench.send(request);
         self.finish();
@@ -234,7 +234,7 @@ fn a_tenant_who_scans_distinct_prompts_pushes_nobody_else_out() {
 
 /// Something that is done to an engine with tiers.
 #[derive(Debug, Clone)]
-enum Act {
+enum MemoryAction {
     Ask { turns: Vec<u8>, adapter: bool, tokens: u32 },
     Cancel { back: u64 },
     Steps(u8),
@@ -242,14 +242,14 @@ enum Act {
     Restart,
 }
 
-fn act() -> impl Strategy<Value = Act> {
+fn act() -> impl Strategy<Value = MemoryAction> {
     prop_oneof![
         8 => (prop::collection::vec(0..3_u8, 1..5), any::<bool>(), 1..20_u32)
-            .prop_map(|(turns, adapter, tokens)| Act::Ask { turns, adapter, tokens }),
-        1 => (1..4_u64).prop_map(|back| Act::Cancel { back }),
-        6 => (1..30_u8).prop_map(Act::Steps),
-        2 => (0..5000_u16).prop_map(|ms| Act::Wait { ms }),
-        1 => Just(Act::Restart),
+            .prop_map(|(turns, adapter, tokens)| MemoryAction::Ask { turns, adapter, tokens }),
+        1 => (1..4_u64).prop_map(|back| MemoryAction::Cancel { back }),
+        6 => (1..30_u8).prop_map(MemoryAction::Steps),
+        2 => (0..5000_u16).prop_map(|ms| MemoryAction::Wait { ms }),
+        1 => Just(MemoryAction::Restart),
     ]
 }
 
@@ -276,24 +276,24 @@ proptest! {
         let (mut id, mut asked) = (0, Vec::new());
         for act in acts {
             match act {
-                Act::Ask { turns, adapter, tokens } => {
+                MemoryAction::Ask { turns, adapter, tokens } => {
                     id += 1;
                     let request = conversation(id, &turns, adapter, tokens);
                     asked.push(request.clone());
                     tiered.bench.send(request);
                 }
-                Act::Cancel { back } => {
+                MemoryAction::Cancel { back } => {
                     if let Some(cancelled) = id.checked_sub(back) {
                         tiered.bench.cancel(cancelled);
                         asked.retain(|request| request.request != cancelled || tiered.bench.answers.contains_key(&cancelled));
                     }
                 }
-                Act::Steps(steps) => (0..steps).for_each(|_| {
-                    tiered.copies.try_iter().for_each(|copy| tiered.bench.engine.handle(Event::FileCopied(copy)));
+                MemoryAction::Steps(steps) => (0..steps).for_each(|_| {
+                    tiered.copies.try_iter().for_each(|copy| tiered.bench.engine.handle(EngineEvent::FileCopied(copy)));
                     tiered.bench.step();
                 }),
-                Act::Wait { ms } => *tiered.bench.clock.0.lock().unwrap() += Duration::from_millis(ms.into()),
-                Act::Restart => {
+                MemoryAction::Wait { ms } => *tiered.bench.clock.0.lock().unwrap() += Duration::from_millis(ms.into()),
+                MemoryAction::Restart => {
                     // What has not been answered is asked for again by gateways.
                     tiered.finish();
                     check(&tiered.bench, &mut asked);
@@ -308,7 +308,7 @@ proptest! {
     }
 }
 
-fn check(bench: &Bench, asked: &mut Vec<Generate>) {
+fn check(bench: &EngineHarness, asked: &mut Vec<Generate>) {
     for request in asked.drain(..) {
         // A cancelled request may have had some of its tokens.
         let Some(answer) = bench.answers.get(&request.request) else { continue };
@@ -324,7 +324,7 @@ fn check(bench: &Bench, asked: &mut Vec<Generate>) {
 
 #[test]
 fn the_ledger_holds_what_the_tiers_hold_and_nothing_when_they_are_gone() {
-    let (place, account) = (tempfile::tempdir().unwrap(), Account::new("history", 1 << 20));
+    let (place, account) = (tempfile::tempdir().unwrap(), MemoryAccount::new("history", 1 << 20));
     let tiers = Tiers { device: 12, host: 16, disk: 64 };
     let mut tiered = Tiered::within(&account, place.path(), tiers, Variant::default());
     for id in 1..6 {
@@ -340,7 +340,8 @@ fn the_ledger_holds_what_the_tiers_hold_and_nothing_when_they_are_gone() {
 
 #[test]
 fn where_there_is_no_memory_for_what_leaves_the_device_it_is_computed_again() {
-    let (place, account) = (tempfile::tempdir().unwrap(), Account::new("history", BLOCK_BYTES as u64 - 1));
+    let (place, account) =
+        (tempfile::tempdir().unwrap(), MemoryAccount::new("history", BLOCK_BYTES as u64 - 1));
     let tiers = Tiers { device: 12, host: 16, disk: 64 };
     let mut tiered = Tiered::within(&account, place.path(), tiers, Variant::default());
     let first = tiered.ask(long(1));

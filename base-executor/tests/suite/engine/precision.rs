@@ -3,8 +3,8 @@
 use shmproto::message::Precision;
 
 use super::{
-    Bench, Drafts, ErrorCode, FakePass, Generate, ROOMY, assert_as_if_alone, assert_nothing_held, prompt,
-    request,
+    Drafts, EngineHarness, ErrorCode, FakePass, Generate, ROOMY, assert_as_if_alone, assert_nothing_held,
+    prompt, request,
 };
 
 fn exact(request: Generate) -> Generate {
@@ -13,7 +13,7 @@ fn exact(request: Generate) -> Generate {
 
 #[test]
 fn requests_of_either_precision_take_turns_and_answer_as_if_they_were_alone() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     bench.load(1);
     let requests: Vec<_> = (1..=8)
         .map(|id| {
@@ -32,7 +32,7 @@ fn requests_of_either_precision_take_turns_and_answer_as_if_they_were_alone() {
 
 #[test]
 fn what_is_computed_exactly_is_shared_with_exact_requests_alone() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     let plain = request(1, prompt(5, 50), 4);
     let first = exact(Generate { request: 2, ..plain.clone() });
     let second = Generate { request: 3, ..first.clone() };
@@ -49,7 +49,7 @@ fn what_is_computed_exactly_is_shared_with_exact_requests_alone() {
 #[test]
 fn a_device_of_one_path_refuses_exact_requests_and_serves_the_others() {
     let (pass, log) = FakePass::new(ROOMY.kv_blocks);
-    let mut bench = Bench::over(pass.of_one_path(), log, ROOMY, Drafts::default());
+    let mut bench = EngineHarness::over(pass.of_one_path(), log, ROOMY, Drafts::default());
     let plain = request(1, prompt(1, 20), 4);
     bench.send(exact(Generate { request: 2, ..plain.clone() }));
     bench.send(plain.clone());

@@ -3,13 +3,13 @@
 use policy::clock::Clock as _;
 
 use super::{
-    Bench, ConnectionId, ErrorCode, Event, Finish, Generate, Limits, LogitRows, PREFIX, ROOMY, ToGateway,
-    alone, assert_as_if_alone, assert_nothing_held, mpsc, prompt, request, with_prefix,
+    ConnectionId, EngineEvent, EngineHarness, EngineLimits, ErrorCode, Finish, Generate, LogitRows, PREFIX,
+    ROOMY, ToGateway, alone, assert_as_if_alone, assert_nothing_held, mpsc, prompt, request, with_prefix,
 };
 
 #[test]
 fn virtual_tokens_are_computed_and_kept_but_are_nobodys_prompt() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     bench.load(PREFIX);
     let first = with_prefix(request(1, prompt(5, 50), 5));
     let second = Generate { request: 2, ..first.clone() };
@@ -32,7 +32,7 @@ fn virtual_tokens_are_computed_and_kept_but_are_nobodys_prompt() {
 
 #[test]
 fn a_prefix_is_no_other_adapters_and_not_the_bases() {
-    let mut bench = Bench::new(ROOMY);
+    let mut bench = EngineHarness::new(ROOMY);
     bench.load(PREFIX);
     let plain = request(1, [vec![0; 20], prompt(5, 50)].concat(), 5);
     let adapted = with_prefix(request(2, prompt(5, 50), 5));
@@ -46,16 +46,16 @@ fn a_prefix_is_no_other_adapters_and_not_the_bases() {
 
 #[test]
 fn the_context_holds_virtual_tokens_too_and_its_refusal_says_so() {
-    let mut bench = Bench::new(Limits { context_length: 64, ..ROOMY });
+    let mut bench = EngineHarness::new(EngineLimits { context_length: 64, ..ROOMY });
     bench.load(PREFIX);
     bench.send(with_prefix(request(1, prompt(1, 40), 1000)));
     bench.send(with_prefix(request(2, prompt(1, 44), 1)));
     let (outbox, mut queue) = mpsc::channel(8);
     let connection = ConnectionId(2);
-    bench.engine.handle(Event::Connected { connection, outbox });
+    bench.engine.handle(EngineEvent::Connected { connection, outbox });
     let received_at = bench.clock.now();
     let request = with_prefix(request(3, prompt(1, 45), 0));
-    bench.engine.handle(Event::Generate { connection, request, received_at });
+    bench.engine.handle(EngineEvent::Generate { connection, request, received_at });
     bench.finish();
     assert_eq!((bench.answer(1).tokens.len(), bench.answer(1).finish), (4, Some(Finish::Length)));
     assert_eq!(bench.error(2), Some(ErrorCode::ContextLengthExceeded), "44 + 20 + 1");
@@ -67,7 +67,7 @@ fn the_context_holds_virtual_tokens_too_and_its_refusal_says_so() {
 
 #[test]
 fn a_preempted_request_with_a_prefix_goes_on_bit_for_bit() {
-    let mut bench = Bench::new(Limits { kv_blocks: 14, ..ROOMY });
+    let mut bench = EngineHarness::new(EngineLimits { kv_blocks: 14, ..ROOMY });
     bench.load(PREFIX);
     let requests: Vec<_> = (1..=4)
         .map(|id| {
@@ -97,7 +97,7 @@ fn a_request_with_a_prefix_that_is_continued_elsewhere_goes_on_as_if_it_had_not_
 
 #[test]
 fn a_scored_prompt_with_a_prefix_is_owed_what_it_would_be_owed_without() {
-    let mut bench = Bench::new(Limits { chunk_tokens: 16, ..ROOMY });
+    let mut bench = EngineHarness::new(EngineLimits { chunk_tokens: 16, ..ROOMY });
     bench.load(PREFIX);
     let mut one = with_prefix(request(1, prompt(1, 50), 2));
     one.prompt_logprobs = Some(3);

@@ -30,7 +30,7 @@ const BLOCK: u64 = 64;
 
 /// A part of a pad that has a check of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum PadPart {
     Key,
     Effect,
 }
@@ -49,12 +49,12 @@ pub(super) struct PadFile {
 /// A file that was written to: pads are on the disk once it was synced.
 #[derive(Debug)]
 #[must_use]
-pub(super) struct Written {
+pub(super) struct UnsyncedFile {
     file: Arc<File>,
     path: PathBuf,
 }
 
-impl Written {
+impl UnsyncedFile {
     /// Returns once all that was written is on the disk.
     pub(super) fn sync(self) -> Result<(), PoolError> {
         self.file.sync_data().map_err(|source| PoolError::io(&self.path, source))
@@ -76,15 +76,15 @@ impl PadFile {
 
     /// Bytes of a pad.
     pub(super) fn pad_bytes(width: usize) -> u64 {
-        record_bytes(Part::Key, width) + record_bytes(Part::Effect, width)
+        record_bytes(PadPart::Key, width) + record_bytes(PadPart::Effect, width)
     }
 
     /// Where a part of a pad begins.
-    fn place(&self, part: Part, number: u64) -> u64 {
+    fn place(&self, part: PadPart, number: u64) -> u64 {
         let (block, at) = (number / BLOCK, number % BLOCK);
         let before = match part {
-            Part::Key => 0,
-            Part::Effect => BLOCK * record_bytes(Part::Key, self.width),
+            PadPart::Key => 0,
+            PadPart::Effect => BLOCK * record_bytes(PadPart::Key, self.width),
         };
         block * BLOCK * Self::pad_bytes(self.width) + before + at * record_bytes(part, self.width)
     }
@@ -94,7 +94,8 @@ impl PadFile {
         let found = self.file.metadata().map_err(|source| PoolError::io(&self.path, source))?.len();
         // So many would not be in any file.
         let is_sane = made <= u64::MAX / Self::pad_bytes(self.width) / 2;
-        let wanted = |last: u64| self.place(Part::Effect, last) + record_bytes(Part::Effect, self.width);
+        let wanted =
+            |last: u64| self.place(PadPart::Effect, last) + record_bytes(PadPart::Effect, self.width);
         if is_sane && made.checked_sub(1).is_none_or(|last| found >= wanted(last)) {
             Ok(())
         } else {
@@ -104,9 +105,9 @@ impl PadFile {
 
     /// A function of its own: what it leaves on the stack, of keys as well, is overwritten by its callers.
     #[inline(never)]
-    fn check(&self, part: Part, number: u64, bytes: &[u8]) -> [u8; CHECK_BYTES] {
+    fn check(&self, part: PadPart, number: u64, bytes: &[u8]) -> [u8; CHECK_BYTES] {
         let mut hasher = blake3::Hasher::new_keyed(&self.identity);
-        let name = 2 * number + u64::from(part == Part::Effect);
+        let name = 2 * number + u64::from(part == PadPart::Effect);
         hasher.update(&name.to_le_bytes()).update(bytes);
         let mut check = [0; CHECK_BYTES];
         check.copy_from_slice(&hasher.finalize().as_bytes()[..CHECK_BYTES]);
@@ -114,7 +115,12 @@ impl PadFile {
     }
 
     /// Writes pads, the first of them being `number`: a key, and what the site makes of its row.
-    pub(super) fn write(&self, number: u64, keys: &[Key], effects: &[f32]) -> Result<Written, PoolError> {
+    pub(super) fn write(
+        &self,
+        number: u64,
+        keys: &[Key],
+        effects: &[f32],
+    ) -> Result<UnsyncedFile, PoolError> {
         let (mut keys, mut effects) = (keys, effects);
         for run in runs(number..number + keys.len() as u64) {
             let count = usize::try_from(run.end - run.start).unwrap_or(usize::MAX);
@@ -122,18 +128,18 @@ impl PadFile {
             (some_keys, keys) = keys.split_at(count);
             (some_effects, effects) = effects.split_at(count * self.width);
             let some_keys = some_keys.iter().map(|key| &key.bytes()[..]);
-            self.write_run(Part::Key, run.start, some_keys)?;
+            self.write_run(PadPart::Key, run.start, some_keys)?;
             let some_effects = some_effects.chunks(self.width).map(bytemuck::cast_slice);
-            self.write_run(Part::Effect, run.start, some_effects)?;
+            self.write_run(PadPart::Effect, run.start, some_effects)?;
         }
         failpoint::pass("client.pads_written");
-        Ok(Written { file: Arc::clone(&self.file), path: self.path.clone() })
+        Ok(UnsyncedFile { file: Arc::clone(&self.file), path: self.path.clone() })
     }
 
     /// Writes parts of pads of one block.
     fn write_run<'a>(
         &self,
-        part: Part,
+        part: PadPart,
         first: u64,
         parts: impl ExactSizeIterator<Item = &'a [u8]>,
     ) -> Result<(), PoolError> {
@@ -159,7 +165,7 @@ impl PadFile {
         keys: &mut Vec<Key>,
     ) -> Result<(), PoolError> {
         for run in runs(numbers) {
-            self.take(Part::Key, run, room, ["client.pad_read", "client.pad_erased"], |key| {
+            self.take(PadPart::Key, run, room, ["client.pad_read", "client.pad_erased"], |key| {
                 keys.extend(key.first_chunk().map(Key::new));
             })?;
         }
@@ -174,9 +180,15 @@ impl PadFile {
         effects: &mut Vec<f32>,
     ) -> Result<(), PoolError> {
         for run in runs(numbers) {
-            self.take(Part::Effect, run, room, ["client.effects_read", "client.effects_erased"], |effect| {
-                effects.extend(effect.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
-            })?;
+            self.take(
+                PadPart::Effect,
+                run,
+                room,
+                ["client.effects_read", "client.effects_erased"],
+                |effect| {
+                    effects.extend(effect.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+                },
+            )?;
         }
         Ok(())
     }
@@ -184,7 +196,7 @@ impl PadFile {
     /// Reads parts of pads of one block, and erases them.
     fn take(
         &self,
-        part: Part,
+        part: PadPart,
         run: Range<u64>,
         room: &mut Zeroizing<Vec<u8>>,
         [read, erased]: [&'static str; 2],
@@ -217,7 +229,7 @@ impl PadFile {
     /// Gives the blocks of pads that are erased back to the file system, if it takes them.
     pub(super) fn release(&self, numbers: Range<u64>) {
         for run in runs(numbers) {
-            for part in [Part::Key, Part::Effect] {
+            for part in [PadPart::Key, PadPart::Effect] {
                 let bytes = (run.end - run.start) * record_bytes(part, self.width);
                 // Some file systems have no holes, and their zeros stay.
                 let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -228,10 +240,10 @@ impl PadFile {
 }
 
 /// Bytes of a part of a pad with an effect of so many words, and its check.
-fn record_bytes(part: Part, width: usize) -> u64 {
+fn record_bytes(part: PadPart, width: usize) -> u64 {
     let bytes = match part {
-        Part::Key => KEY_BYTES,
-        Part::Effect => 4 * width,
+        PadPart::Key => KEY_BYTES,
+        PadPart::Effect => 4 * width,
     };
     (bytes + CHECK_BYTES) as u64
 }

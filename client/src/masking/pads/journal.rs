@@ -34,7 +34,7 @@ const MACHINE: &str = "/etc/machine-id";
 
 /// Of the pads of one file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Mark {
+pub(super) struct PadProgress {
     /// Those below are gone, used or not.
     pub(super) burnt: u64,
     /// Those below were written.
@@ -47,7 +47,7 @@ pub(super) struct Journal {
     file: File,
     path: PathBuf,
     generation: u64,
-    pub(super) marks: Vec<Mark>,
+    pub(super) marks: Vec<PadProgress>,
 }
 
 impl Journal {
@@ -56,7 +56,7 @@ impl Journal {
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create_new(true).mode(0o600).open(path);
         let file = file.map_err(|source| PoolError::io(path, source))?;
-        let marks = vec![Mark::default(); files];
+        let marks = vec![PadProgress::default(); files];
         let mut journal = Self { file, path: path.to_owned(), generation: 0, marks };
         // Both slots are whole from the beginning.
         journal.commit()?;
@@ -122,7 +122,7 @@ fn slot_bytes(files: usize) -> usize {
     body_bytes(files).next_multiple_of(ALIGN)
 }
 
-fn read(file: &File, slot: u64, files: usize) -> Option<(u64, Vec<Mark>)> {
+fn read(file: &File, slot: u64, files: usize) -> Option<(u64, Vec<PadProgress>)> {
     let mut bytes = vec![0; body_bytes(files)];
     file.read_exact_at(&mut bytes, slot * slot_bytes(files) as u64).ok()?;
     let (body, hash) = bytes.split_at(bytes.len() - HASH_BYTES);
@@ -131,8 +131,10 @@ fn read(file: &File, slot: u64, files: usize) -> Option<(u64, Vec<Mark>)> {
     }
     let (&generation, marks) = body.as_chunks::<8>().0.split_first()?;
     let marks = marks.as_chunks::<2>().0.iter();
-    let marks =
-        marks.map(|&[burnt, made]| Mark { burnt: u64::from_le_bytes(burnt), made: u64::from_le_bytes(made) });
+    let marks = marks.map(|&[burnt, made]| PadProgress {
+        burnt: u64::from_le_bytes(burnt),
+        made: u64::from_le_bytes(made),
+    });
     Some((u64::from_le_bytes(generation), marks.collect()))
 }
 

@@ -7,20 +7,20 @@ use std::{
 };
 
 use kernels::Modulus;
-use model::sites::{EvaluateSites, RingSite, Site, SiteId, SiteOp};
+use model::sites::{EvaluateSites, ModularSite, Site, SiteId, SiteOp};
 use shmproto::layer::draw::{self, Key};
 use zeroize::Zeroizing;
 
 use super::{
-    file::Written,
-    pool::{Pool, PoolError, Shape},
+    file::UnsyncedFile,
+    pool::{PadPool, PadShape, PoolError},
 };
 use crate::{
     error::CallError,
     masking::{self, Direction, verify::evaluate},
     secrets,
 };
-use shmproto::layer::control::Ring;
+use shmproto::layer::control::ModularWeights;
 
 /// Rows that are made together: a pass through a site's weights each.
 const CHUNK_ROWS: u64 = 64;
@@ -29,19 +29,19 @@ const CHUNK_ROWS: u64 = 64;
 const MADE_AHEAD: usize = 32;
 
 /// Makes pads.
-pub struct Maker {
+pub struct PadMaker {
     base: Box<dyn EvaluateSites + Send>,
     /// Most bytes of pads that are left.
     most_bytes: u64,
 }
 
-impl fmt::Debug for Maker {
+impl fmt::Debug for PadMaker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Maker").field("most_bytes", &self.most_bytes).finish_non_exhaustive()
     }
 }
 
-impl Maker {
+impl PadMaker {
     /// With weights of this process's own; pools get no larger than `most_bytes`.
     #[must_use]
     pub fn new(base: Box<dyn EvaluateSites + Send>, most_bytes: u64) -> Self {
@@ -54,10 +54,10 @@ impl Maker {
     /// A site has no ring path.
     pub fn commitment(&self) -> Result<[u8; 32], CallError> {
         let ring = |(site, number): (&Site, u32)| {
-            let ring = site.ring.filter(RingSite::is_usable);
-            let RingSite { weight_exponent, l1, commitment } =
+            let ring = site.ring.filter(ModularSite::is_usable);
+            let ModularSite { weight_exponent, l1, commitment } =
                 ring.ok_or(CallError::NoRing { site: number })?;
-            Ok(Ring { weight_exponent, l1, commitment })
+            Ok(ModularWeights { weight_exponent, l1, commitment })
         };
         let rings: Result<Vec<_>, CallError> = self.base.sites().iter().zip(0..).map(ring).collect();
         Ok(masking::commitment(&rings?))
@@ -65,10 +65,10 @@ impl Maker {
 
     /// The shapes of all sites.
     #[must_use]
-    pub fn shapes(&self) -> Vec<Shape> {
+    pub fn shapes(&self) -> Vec<PadShape> {
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         let modulus = |site: &Site, op| site.ring_room(op).map_or(Modulus::Bits64, |room| room.modulus);
-        let shape = |site: &Site| Shape {
+        let shape = |site: &Site| PadShape {
             columns: number(site.columns),
             outputs: number(site.parts.iter().map(|part| part.rows).sum()),
             moduli: [modulus(site, SiteOp::ForwardNoBias), modulus(site, SiteOp::Backward)],
@@ -82,7 +82,7 @@ impl Maker {
     /// They would not fit, the disk fails, or the weights cannot be computed with.
     pub fn prepare(
         &mut self,
-        pool: &mut Pool,
+        pool: &mut PadPool,
         tokens: u64,
         directions: &[Direction],
         told: &mut dyn FnMut(u64, u64),
@@ -111,10 +111,10 @@ impl Maker {
     /// `made` until nobody takes them.
     fn make_all(
         &mut self,
-        shapes: &[Shape],
+        shapes: &[PadShape],
         tokens: u64,
         directions: &[Direction],
-        made: &SyncSender<Step>,
+        made: &SyncSender<PoolStep>,
         told: &mut dyn FnMut(u64, u64),
     ) -> Result<(), CallError> {
         let mut done = 0;
@@ -123,12 +123,12 @@ impl Maker {
             for (&shape, site) in shapes.iter().zip(0..) {
                 for &direction in directions {
                     let pads = self.pads(SiteId(site), shape, direction, rows)?;
-                    if made.send(Step::Add(pads)).is_err() {
+                    if made.send(PoolStep::Add(pads)).is_err() {
                         return Ok(());
                     }
                 }
             }
-            if made.send(Step::Publish).is_err() {
+            if made.send(PoolStep::Publish).is_err() {
                 return Ok(());
             }
             done += rows;
@@ -140,7 +140,7 @@ impl Maker {
     /// Makes pads of one site; whatever they take, since somebody waits for them.
     pub(super) fn make(
         &mut self,
-        pool: &mut Pool,
+        pool: &mut PadPool,
         site: SiteId,
         direction: Direction,
         rows: u64,
@@ -148,7 +148,7 @@ impl Maker {
         let shape = pool.shapes().get(site.0 as usize).copied();
         let shape = shape.ok_or(CallError::UnknownSite { site: site.0 })?;
         let written = self.pads(site, shape, direction, rows)?.add_to(pool)?;
-        written.map_or(Ok(()), Written::sync)?;
+        written.map_or(Ok(()), UnsyncedFile::sync)?;
         Ok(pool.publish()?)
     }
 
@@ -156,10 +156,10 @@ impl Maker {
     fn pads(
         &mut self,
         site: SiteId,
-        shape: Shape,
+        shape: PadShape,
         direction: Direction,
         rows: u64,
-    ) -> Result<Made, CallError> {
+    ) -> Result<NewPads, CallError> {
         let (input, output) = shape.words(direction);
         let rows = usize::try_from(rows).unwrap_or(usize::MAX);
         let keys = secrets::keys(rows)?;
@@ -167,46 +167,46 @@ impl Maker {
         draw::fill_first(&keys, &mut numbers);
         let mut effects = Zeroizing::new(vec![0.0; rows * output]);
         evaluate(&mut *self.base, (site, None), direction, &numbers, &mut effects)?;
-        Ok(Made { site, direction, keys, effects })
+        Ok(NewPads { site, direction, keys, effects })
     }
 }
 
 /// Pads of one site, made and not yet written.
-struct Made {
+struct NewPads {
     site: SiteId,
     direction: Direction,
     keys: Vec<Key>,
     effects: Zeroizing<Vec<f32>>,
 }
 
-impl Made {
-    fn add_to(&self, pool: &mut Pool) -> Result<Option<Written>, PoolError> {
+impl NewPads {
+    fn add_to(&self, pool: &mut PadPool) -> Result<Option<UnsyncedFile>, PoolError> {
         pool.add(self.site, self.direction, &self.keys, &self.effects)
     }
 }
 
 /// What is to be done with a pool.
-enum Step {
+enum PoolStep {
     /// Add these.
-    Add(Made),
+    Add(NewPads),
     /// Let all that was added count.
     Publish,
 }
 
 /// Does all steps, while the next ones are made, and while what was added before goes to the disk.
-fn write(pool: &mut Pool, steps: &Receiver<Step>) -> Result<(), PoolError> {
+fn write(pool: &mut PadPool, steps: &Receiver<PoolStep>) -> Result<(), PoolError> {
     thread::scope(|scope| {
-        let (written, to_sync) = mpsc::channel::<Written>();
+        let (written, to_sync) = mpsc::channel::<UnsyncedFile>();
         let (synced, outcomes) = mpsc::channel();
         scope.spawn(move || to_sync.into_iter().try_for_each(|file| synced.send(file.sync())));
         let mut on_the_way = 0;
         for step in steps {
             match step {
-                Step::Add(made) => {
+                PoolStep::Add(made) => {
                     let added = made.add_to(pool)?.map(|file| written.send(file));
                     on_the_way += usize::from(matches!(added, Some(Ok(()))));
                 }
-                Step::Publish => {
+                PoolStep::Publish => {
                     outcomes.iter().take(on_the_way).collect::<Result<(), _>>()?;
                     on_the_way = 0;
                     pool.publish()?;

@@ -12,7 +12,7 @@ use std::{
 
 use kernels::Modulus;
 
-use super::shape::Shape;
+use super::shape::PadShape;
 use crate::error::PoolError;
 
 /// Begins a manifest; the last letter is the version.
@@ -36,7 +36,7 @@ pub(super) struct Manifest {
     /// Tells the pool from all others.
     pub(super) random: [u8; 32],
     /// Of the sites.
-    pub(super) shapes: Vec<Shape>,
+    pub(super) shapes: Vec<PadShape>,
 }
 
 impl Manifest {
@@ -48,7 +48,7 @@ impl Manifest {
         bytes.extend(self.commitment);
         bytes.extend(self.identity.to_le_bytes());
         bytes.extend(self.random);
-        for Shape { columns, outputs, moduli } in &self.shapes {
+        for PadShape { columns, outputs, moduli } in &self.shapes {
             let number_bytes = moduli.map(|modulus| modulus.bits() / 8);
             let words = [*columns, *outputs].into_iter().chain(number_bytes);
             bytes.extend(words.flat_map(u32::to_le_bytes));
@@ -89,10 +89,10 @@ impl Manifest {
         let modulus = |bytes: u32| Modulus::ALL.into_iter().find(|modulus| modulus.bits() == 8 * bytes);
         let shape = |words: &[[u8; 4]; 4]| {
             let [columns, outputs, forward, backward] = words.map(u32::from_le_bytes);
-            Some(Shape { columns, outputs, moduli: [modulus(forward)?, modulus(backward)?] })
+            Some(PadShape { columns, outputs, moduli: [modulus(forward)?, modulus(backward)?] })
         };
         let shapes = shapes.as_chunks::<4>().0.as_chunks::<4>().0.iter().map(shape);
-        let shapes: Vec<Shape> = shapes.collect::<Option<_>>()?;
+        let shapes: Vec<PadShape> = shapes.collect::<Option<_>>()?;
         let is_whole = magic == MAGIC && u64::from_le_bytes(*sites) == shapes.len() as u64;
         is_whole.then_some(Self { commitment, identity: u64::from_le_bytes(*identity), random, shapes })
     }

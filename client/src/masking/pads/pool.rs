@@ -25,30 +25,30 @@ use rustix::fs::{FlockOperation, flock};
 use shmproto::layer::draw::Key;
 use zeroize::{Zeroize as _, Zeroizing};
 
-pub use super::shape::Shape;
+pub use super::shape::PadShape;
 use super::{
-    file::{PadFile, Written},
-    journal::{BURN_PADS, Journal, MAX_BURN_PADS, Mark},
+    file::{PadFile, UnsyncedFile},
+    journal::{BURN_PADS, Journal, MAX_BURN_PADS, PadProgress},
     manifest::Manifest,
 };
 pub use crate::error::PoolError;
 use crate::masking::Direction;
 
 /// Pads that were taken out of a pool: numbers that cover rows, once.
-pub struct Taken {
+pub struct TakenPads {
     /// Of the pool's.
     file: usize,
     numbers: Range<u64>,
     keys: Vec<Key>,
 }
 
-impl fmt::Debug for Taken {
+impl fmt::Debug for TakenPads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Taken").field("pads", &self.numbers).finish_non_exhaustive()
     }
 }
 
-impl Taken {
+impl TakenPads {
     /// What they are made from, each of them. It tells it from all others.
     #[must_use]
     pub fn keys(&self) -> &[Key] {
@@ -58,12 +58,12 @@ impl Taken {
 
 /// A pool that this process holds.
 #[derive(Debug)]
-pub struct Pool {
+pub struct PadPool {
     path: PathBuf,
     /// Held as long as it is open.
     _lock: File,
     commitment: [u8; 32],
-    shapes: Vec<Shape>,
+    shapes: Vec<PadShape>,
     journal: Journal,
     /// By site and direction, as the journal's marks.
     files: Vec<PadFile>,
@@ -75,12 +75,12 @@ pub struct Pool {
     room: Zeroizing<Vec<u8>>,
 }
 
-impl Pool {
+impl PadPool {
     /// The pool in a directory, made if there is none, of weights with this `commitment`.
     ///
     /// # Errors
     /// It is another's, broken, or held.
-    pub fn create(path: &Path, commitment: [u8; 32], shapes: &[Shape]) -> Result<Self, PoolError> {
+    pub fn create(path: &Path, commitment: [u8; 32], shapes: &[PadShape]) -> Result<Self, PoolError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
         made.map_err(|source| PoolError::io(path, source))?;
         let lock = lock(path)?;
@@ -136,7 +136,7 @@ impl Pool {
 
     /// # Errors
     /// Its pads are of other weights.
-    pub fn expect(&self, commitment: &[u8; 32], shapes: &[Shape]) -> Result<(), PoolError> {
+    pub fn expect(&self, commitment: &[u8; 32], shapes: &[PadShape]) -> Result<(), PoolError> {
         if self.commitment == *commitment && self.shapes == shapes {
             Ok(())
         } else {
@@ -146,7 +146,7 @@ impl Pool {
 
     /// The shapes of its sites.
     #[must_use]
-    pub fn shapes(&self) -> &[Shape] {
+    pub fn shapes(&self) -> &[PadShape] {
         &self.shapes
     }
 
@@ -159,7 +159,7 @@ impl Pool {
     /// Bytes of all pads that are left.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let file = |(at, mark): (usize, &Mark)| {
+        let file = |(at, mark): (usize, &PadProgress)| {
             let direction = if at % 2 == 0 { Direction::Forward } else { Direction::Backward };
             let width = self.shapes[at / 2].words(direction).1;
             mark.made.saturating_sub(self.next[at]) * PadFile::pad_bytes(width)
@@ -177,7 +177,7 @@ impl Pool {
     ///
     /// # Errors
     /// There are not so many, or the disk fails: then none is to be used.
-    pub fn take(&mut self, site: SiteId, direction: Direction, rows: u64) -> Result<Taken, PoolError> {
+    pub fn take(&mut self, site: SiteId, direction: Direction, rows: u64) -> Result<TakenPads, PoolError> {
         let left = self.left(site, direction);
         let Some(at) = self.index(site, direction).filter(|_| left >= rows) else {
             let shapes = self.shapes.iter().map(|shape| [shape.columns as usize, shape.outputs as usize]);
@@ -200,14 +200,14 @@ impl Pool {
             self.next[at] = until;
             self.files[at].take_keys(number..until, &mut self.room, &mut keys)?;
         }
-        Ok(Taken { file: at, numbers: first..end, keys })
+        Ok(TakenPads { file: at, numbers: first..end, keys })
     }
 
     /// Reads what the site makes of pads that were taken, as it travels, once: it is erased then.
     ///
     /// # Errors
     /// The disk fails, or one does not fit its hash.
-    pub fn effects(&mut self, taken: &Taken, effects: &mut Vec<f32>) -> Result<(), PoolError> {
+    pub fn effects(&mut self, taken: &TakenPads, effects: &mut Vec<f32>) -> Result<(), PoolError> {
         let file = &self.files[taken.file];
         let words = taken.keys.len() * file.width();
         if effects.capacity() < words {
@@ -241,7 +241,7 @@ impl Pool {
         direction: Direction,
         keys: &[Key],
         effects: &[f32],
-    ) -> Result<Option<Written>, PoolError> {
+    ) -> Result<Option<UnsyncedFile>, PoolError> {
         let Some(at) = self.index(site, direction) else { return Ok(None) };
         let mark = self.journal.marks[at];
         // Behind what was given up as well.
@@ -249,7 +249,7 @@ impl Pool {
         self.files[at].release(self.released[at]..self.next[at]);
         self.released[at] = self.next[at];
         let written = self.files[at].write(first, keys, effects)?;
-        self.journal.marks[at] = Mark { made: first + keys.len() as u64, ..mark };
+        self.journal.marks[at] = PadProgress { made: first + keys.len() as u64, ..mark };
         Ok(Some(written))
     }
 
@@ -264,7 +264,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for PadPool {
     /// What was burnt and not taken is whole, and nobody takes it from here any more: it burns again for who does.
     fn drop(&mut self) {
         let marks = self.journal.marks.iter_mut().zip(&self.next);

@@ -7,7 +7,7 @@ use crate::{masking::Direction, session::calls::ring_room};
 
 /// The shape of a site.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
+pub struct PadShape {
     /// Input features.
     pub columns: u32,
     /// Output features of all parts.
@@ -16,7 +16,7 @@ pub struct Shape {
     pub moduli: [Modulus; 2],
 }
 
-impl Shape {
+impl PadShape {
     /// That of an executor's site; `None` if it has no ring path.
     pub(super) fn of(site: &Site) -> Option<Self> {
         let modulus = |op| ring_room(site, op).map(|room| room.modulus);

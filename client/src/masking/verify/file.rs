@@ -20,10 +20,10 @@ use std::{
 
 use model::sites::{EvaluateSites, Site, SiteId};
 use safetensors::{Dtype, SafeTensorError, tensor::TensorView};
-use shmproto::layer::draw::Draw;
+use shmproto::layer::draw::SeededRows;
 use zeroize::Zeroizing;
 
-use super::{Check, bias, check};
+use super::{SiteCheck, bias, check};
 use crate::{error::CallError, masking::Direction, secrets};
 
 /// What says that a file is one of these.
@@ -59,7 +59,7 @@ pub fn write(
     told: &mut dyn FnMut(usize, usize),
 ) -> Result<(), WriteError> {
     let mut tensors = Tensors::default();
-    let mut secrets = Draw { key: secrets::key()?, first: 0 };
+    let mut secrets = SeededRows { key: secrets::key()?, first: 0 };
     let sites = base.sites().to_vec();
     let mut commitments = String::new();
     for (site, number) in sites.iter().zip(0..) {
@@ -71,7 +71,7 @@ pub fn write(
         }
         told(number as usize + 1, sites.len());
     }
-    let views: Vec<_> = tensors.0.iter().map(Tensor::view).collect::<Result<_, _>>()?;
+    let views: Vec<_> = tensors.0.iter().map(CheckTensor::view).collect::<Result<_, _>>()?;
     let said = [("format", FORMAT), ("commitments", &commitments)];
     let said: HashMap<_, _> = said.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
     let bytes = Zeroizing::new(safetensors::serialize(views, Some(said))?);
@@ -83,9 +83,9 @@ pub fn write(
 
 /// What goes into the file.
 #[derive(Default)]
-struct Tensors(Vec<Tensor>);
+struct Tensors(Vec<CheckTensor>);
 
-struct Tensor {
+struct CheckTensor {
     name: String,
     dtype: Dtype,
     shape: Vec<usize>,
@@ -93,7 +93,7 @@ struct Tensor {
     bytes: Zeroizing<Vec<u8>>,
 }
 
-impl Tensor {
+impl CheckTensor {
     fn view(&self) -> Result<(&str, TensorView<'_>), SafeTensorError> {
         Ok((&self.name, TensorView::new(self.dtype, self.shape.clone(), &self.bytes)?))
     }
@@ -105,7 +105,7 @@ impl Tensors {
         base: &mut dyn EvaluateSites,
         number: SiteId,
         site: &Site,
-        secrets: &mut Draw,
+        secrets: &mut SeededRows,
     ) -> Result<(), CallError> {
         for (_, part) in site.parts.iter().zip(0..) {
             let forward = check(base, (number, site), Some(part), Direction::Forward, secrets)?;
@@ -119,13 +119,13 @@ impl Tensors {
         Ok(())
     }
 
-    fn add_check(&mut self, of: &str, Check { secret, effect, checks }: &Check) {
+    fn add_check(&mut self, of: &str, SiteCheck { secret, effect, checks }: &SiteCheck) {
         let shape = |numbers: usize| vec![*checks, numbers / checks];
         self.add(format!("{of}.secret"), Dtype::U32, shape(secret.len()), bytemuck::cast_slice(secret));
         self.add(format!("{of}.effect"), Dtype::I64, shape(effect.len()), bytemuck::cast_slice(effect));
     }
 
     fn add(&mut self, name: String, dtype: Dtype, shape: Vec<usize>, bytes: &[u8]) {
-        self.0.push(Tensor { name, dtype, shape, bytes: Zeroizing::new(bytes.to_vec()) });
+        self.0.push(CheckTensor { name, dtype, shape, bytes: Zeroizing::new(bytes.to_vec()) });
     }
 }

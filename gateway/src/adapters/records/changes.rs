@@ -3,7 +3,7 @@
 use tokio::time::timeout;
 
 use super::{
-    link::{PATIENCE, Shared},
+    link::{PATIENCE, SharedRegistry},
     postgres,
 };
 use crate::adapters::{
@@ -11,8 +11,8 @@ use crate::adapters::{
     publication::Publication,
 };
 
-impl Shared {
-    /// See [`super::Records::put`].
+impl SharedRegistry {
+    /// See [`super::RegistryBackend::put`].
     pub(super) async fn put(
         &self,
         record: &Record,
@@ -23,13 +23,13 @@ impl Shared {
         self.settled(&record.name, timeout(PATIENCE, postgres::put(&pool, record, over, of)).await)
     }
 
-    /// See [`super::Records::remove`].
+    /// See [`super::RegistryBackend::remove`].
     pub(super) async fn remove(&self, name: &str, version: u64) -> Result<(), DatabaseError> {
         let pool = self.session()?;
         self.settled(name, timeout(PATIENCE, postgres::remove(&pool, name, version)).await).map(drop)
     }
 
-    /// See [`super::Records::set_pinned`].
+    /// See [`super::RegistryBackend::set_pinned`].
     pub(super) async fn set_pinned(
         &self,
         name: &str,
@@ -40,7 +40,7 @@ impl Shared {
         self.settled(name, timeout(PATIENCE, postgres::set_pinned(&pool, name, version, pinned)).await)
     }
 
-    /// See [`super::Records::set_expiry`].
+    /// See [`super::RegistryBackend::set_expiry`].
     pub(super) async fn set_expiry(
         &self,
         name: &str,
@@ -51,7 +51,7 @@ impl Shared {
         self.settled(name, timeout(PATIENCE, postgres::set_expiry(&pool, name, version, at)).await)
     }
 
-    /// See [`super::Records::confirm`].
+    /// See [`super::RegistryBackend::confirm`].
     pub(super) async fn confirm(&self, name: &str, version: u64) -> Result<(), DatabaseError> {
         let pool = self.session()?;
         match self.within(postgres::is_registered(&pool, name, version)).await? {
@@ -60,7 +60,7 @@ impl Shared {
         }
     }
 
-    /// See [`super::Records::set_used`].
+    /// See [`super::RegistryBackend::set_used`].
     pub(super) async fn set_used(&self, used: &[(String, u64)]) -> Result<(), DatabaseError> {
         let pool = self.session()?;
         self.within(postgres::set_used(&pool, used)).await

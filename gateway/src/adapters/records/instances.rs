@@ -3,10 +3,10 @@
 
 use std::collections::HashSet;
 
-use super::{link::Shared, postgres};
+use super::{link::SharedRegistry, postgres};
 use crate::adapters::database::DatabaseError;
 
-impl Shared {
+impl SharedRegistry {
     /// Says that the gateway `id` is alive, and returns all that are. Rows of those that are gone are removed.
     pub(in crate::adapters) async fn stay(&self, id: &str) -> Result<HashSet<String>, DatabaseError> {
         const LIVING: &str = "SELECT id FROM holobiont_gateways WHERE until > now()";

@@ -20,11 +20,11 @@ use sqlx::{
 };
 use tokio::time::{sleep, timeout};
 
-pub(crate) use super::postgres::Broken;
+pub(crate) use super::postgres::ChangeError;
 use super::{
-    Changes,
+    RegistryChanges,
     address::PostgresAddress,
-    mirror::{Known, Mirror},
+    mirror::{CachedRecords, RegistryCache},
     postgres::{self, CHANNEL},
 };
 use crate::{
@@ -47,9 +47,9 @@ const PAUSE: Duration = Duration::from_millis(200);
 const MAX_CONNECTIONS: u32 = 8;
 
 /// Who is told what was read.
-pub(in crate::adapters) trait Reader: Send + Sync + 'static {
+pub(in crate::adapters) trait ChangeSubscriber: Send + Sync + 'static {
     /// Takes over what was read. False if it is older than what this gateway has changed itself: then it is read again.
-    fn take_over(self: Arc<Self>, changes: Changes) -> bool;
+    fn take_over(self: Arc<Self>, changes: RegistryChanges) -> bool;
 }
 
 /// How old what is known of a registry is.
@@ -65,7 +65,7 @@ pub struct Freshness {
 
 /// A registry of many hosts.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SharedRegistry {
     address: PostgresAddress,
     /// The connections there are; none as long as it cannot be reached.
     session: Mutex<Option<PgPool>>,
@@ -73,10 +73,10 @@ pub(crate) struct Shared {
     /// Number of the last change that was made here.
     own: AtomicU64,
     /// What is kept here of it; nothing by who only looks at it.
-    mirror: Option<Mirror>,
+    mirror: Option<RegistryCache>,
 }
 
-impl Shared {
+impl SharedRegistry {
     /// Connects, makes the tables where there are none, and reads everything.
     ///
     /// # Errors
@@ -99,7 +99,7 @@ impl Shared {
         state: &Path,
         key_file: Option<PathBuf>,
     ) -> Result<(Self, Vec<Record>), DatabaseError> {
-        let (mirror, known) = Mirror::open(state, &address, key_file).await?;
+        let (mirror, known) = RegistryCache::open(state, &address, key_file).await?;
         let shared = Self::at(address, Some(mirror));
         let records = match known {
             None => shared.connect().await?,
@@ -109,7 +109,7 @@ impl Shared {
     }
 
     /// What the registry says, or what is known of it, if that takes too long. Then it is read later.
-    async fn connect_or_take(&self, known: Known) -> Result<Vec<Record>, DatabaseError> {
+    async fn connect_or_take(&self, known: CachedRecords) -> Result<Vec<Record>, DatabaseError> {
         let connected = timeout(START_PATIENCE, self.connect()).await;
         match connected.unwrap_or_else(|_| Err(self.unreachable(&"it does not answer"))) {
             Err(error @ DatabaseError::Unreachable { .. }) => {
@@ -123,7 +123,7 @@ impl Shared {
         }
     }
 
-    pub(super) fn at(address: PostgresAddress, mirror: Option<Mirror>) -> Self {
+    pub(super) fn at(address: PostgresAddress, mirror: Option<RegistryCache>) -> Self {
         let heard = Mutex::new((Instant::now(), None));
         Self { address, session: Mutex::default(), heard, own: AtomicU64::new(0), mirror }
     }
@@ -148,7 +148,11 @@ impl Shared {
     }
 
     /// Keeps here what was read, and the API keys that there are now.
-    async fn keep(&self, connection: &mut PgConnection, changes: &Changes) -> Result<(), DatabaseError> {
+    async fn keep(
+        &self,
+        connection: &mut PgConnection,
+        changes: &RegistryChanges,
+    ) -> Result<(), DatabaseError> {
         let Some(mirror) = &self.mirror else { return Ok(()) };
         mirror.keep(changes).await;
         if mirror.wants_keys() {
@@ -227,7 +231,7 @@ impl Shared {
     /// What comes of a change that knows itself what it has changed.
     pub(crate) async fn done<T>(
         &self,
-        change: impl Future<Output = Result<T, Broken>>,
+        change: impl Future<Output = Result<T, ChangeError>>,
     ) -> Result<T, DatabaseError> {
         match timeout(PATIENCE, change).await {
             Ok(done) => done.map_err(|broken| self.broken(broken)),
@@ -239,7 +243,7 @@ impl Shared {
     pub(super) fn settled(
         &self,
         name: &str,
-        done: Result<Result<Option<u64>, Broken>, tokio::time::error::Elapsed>,
+        done: Result<Result<Option<u64>, ChangeError>, tokio::time::error::Elapsed>,
     ) -> Result<u64, DatabaseError> {
         match done {
             Ok(Ok(Some(number))) => {
@@ -252,12 +256,12 @@ impl Shared {
         }
     }
 
-    fn broken(&self, broken: Broken) -> DatabaseError {
+    fn broken(&self, broken: ChangeError) -> DatabaseError {
         match broken {
-            Broken::Before(error) if postgres::is_full(&error) => DatabaseError::Full,
-            Broken::Before(error) => self.unreachable(&said(&error)),
-            Broken::Committing(error) => self.unclear(said(&error)),
-            Broken::NotHeld(job) => DatabaseError::NotHeld(job),
+            ChangeError::Before(error) if postgres::is_full(&error) => DatabaseError::Full,
+            ChangeError::Before(error) => self.unreachable(&said(&error)),
+            ChangeError::Committing(error) => self.unclear(said(&error)),
+            ChangeError::NotHeld(job) => DatabaseError::NotHeld(job),
         }
     }
 
@@ -288,7 +292,7 @@ impl Shared {
     }
 
     /// Reads changes for `reader` as they come, until it is gone.
-    pub(in crate::adapters) async fn follow(self: Arc<Self>, reader: Weak<impl Reader>) {
+    pub(in crate::adapters) async fn follow(self: Arc<Self>, reader: Weak<impl ChangeSubscriber>) {
         while reader.strong_count() > 0 {
             match self.listen(&reader).await {
                 Ok(()) => return,
@@ -299,7 +303,7 @@ impl Shared {
     }
 
     /// The same over one connection. Returns when the reader is gone.
-    async fn listen(&self, reader: &Weak<impl Reader>) -> Result<(), DatabaseError> {
+    async fn listen(&self, reader: &Weak<impl ChangeSubscriber>) -> Result<(), DatabaseError> {
         // Of its own: what hangs on a connection that is dead without saying so keeps nobody from the next.
         let pool = self.pool();
         let mut listener = self.within(PgListener::connect_with(&pool)).await?;

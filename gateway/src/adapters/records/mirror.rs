@@ -9,10 +9,10 @@ use std::{
     time::Duration,
 };
 
-use keys::Draft;
+use keys::KeyFileEdit;
 use sqlx::{Connection as _, SqliteConnection};
 
-use super::{Changes, Scope, address::PostgresAddress};
+use super::{ReadScope, RegistryChanges, address::PostgresAddress};
 use crate::{
     adapters::database::{self, Database, DatabaseError, Record},
     thread,
@@ -25,7 +25,7 @@ const READ: i64 = 0x686f_6c6f;
 
 /// See the module's description.
 #[derive(Debug)]
-pub(in crate::adapters) struct Mirror {
+pub(in crate::adapters) struct RegistryCache {
     path: PathBuf,
     database: Database,
     /// Where the registry's API keys are brought, if they are wanted.
@@ -34,19 +34,19 @@ pub(in crate::adapters) struct Mirror {
 
 /// What was known once.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct CachedRecords {
     pub(super) records: Vec<Record>,
     /// How long ago at most.
     pub(super) age: Duration,
 }
 
-impl Mirror {
+impl RegistryCache {
     /// Opens what is kept in `state` of the registry at `address`, and reads it; `None` if that was never read.
     pub(in crate::adapters) async fn open(
         state: &Path,
         address: &PostgresAddress,
         key_file: Option<PathBuf>,
-    ) -> Result<(Self, Option<Known>), DatabaseError> {
+    ) -> Result<(Self, Option<CachedRecords>), DatabaseError> {
         let hash = blake3::hash(address.to_string().as_bytes()).to_hex();
         let path = state.join(format!("{FILE}{}.sqlite3", &hash[..16]));
         let (database, known) = match open(&path).await {
@@ -62,19 +62,19 @@ impl Mirror {
     }
 
     /// Keeps what was read. A failure costs a later start, and nothing now.
-    pub(super) async fn keep(&self, changes: &Changes) {
+    pub(super) async fn keep(&self, changes: &RegistryChanges) {
         if let Err(error) = self.write(changes).await {
             tracing::warn!(%error, path = %self.path.display(), "what is known of the registry could not be kept");
         }
     }
 
-    async fn write(&self, changes: &Changes) -> Result<(), DatabaseError> {
-        if changes.records.is_empty() && changes.scope == Scope::Since {
+    async fn write(&self, changes: &RegistryChanges) -> Result<(), DatabaseError> {
+        if changes.records.is_empty() && changes.scope == ReadScope::Since {
             return Ok(());
         }
         let mut connection = self.database.writer().await?;
         let mut transaction = connection.begin().await.map_err(DatabaseError::of)?;
-        if changes.scope == Scope::Whole {
+        if changes.scope == ReadScope::Whole {
             database::clear(&mut transaction).await.map_err(DatabaseError::of)?;
             mark(&mut transaction).await.map_err(DatabaseError::of)?;
         }
@@ -97,7 +97,7 @@ impl Mirror {
     pub(super) async fn keep_keys(&self, lines: Vec<String>) {
         let Some(path) = self.key_file.clone() else { return };
         let shown = path.display().to_string();
-        match thread::run("key-file", move || Draft::hold(&path, &lines)).await {
+        match thread::run("key-file", move || KeyFileEdit::hold(&path, &lines)).await {
             Ok(Ok(false)) => {}
             Ok(Ok(true)) => tracing::info!(path = shown, "the registry's API keys are kept here"),
             Ok(Err(error)) => tracing::error!(%error, "the API keys stay as they were"),
@@ -106,7 +106,7 @@ impl Mirror {
     }
 }
 
-async fn open(path: &Path) -> Result<(Database, Option<Known>), DatabaseError> {
+async fn open(path: &Path) -> Result<(Database, Option<CachedRecords>), DatabaseError> {
     let age = written(path).map(|written| written.elapsed().unwrap_or_default());
     if age.is_none() {
         database::create_at(path, &[]).await?;
@@ -114,7 +114,7 @@ async fn open(path: &Path) -> Result<(Database, Option<Known>), DatabaseError> {
     let (database, records) = Database::open_at(path).await?;
     // One that was made and never written knows nothing, of a registry that may have adapters.
     let is_read = is_marked(&mut *database.writer().await?).await.map_err(DatabaseError::of)?;
-    let known = age.filter(|_| is_read).map(|age| Known { records, age });
+    let known = age.filter(|_| is_read).map(|age| CachedRecords { records, age });
     Ok((database, known))
 }
 

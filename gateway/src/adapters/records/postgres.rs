@@ -12,7 +12,7 @@ use sqlx::{
     postgres::{PgQueryResult, PgRow},
 };
 
-use super::{Changes, Scope, layout::MIGRATIONS};
+use super::{ReadScope, RegistryChanges, layout::MIGRATIONS};
 use crate::adapters::{
     database::{OwnTemplate, Record, signed},
     publication::Publication,
@@ -38,7 +38,7 @@ pub(super) fn is_full(error: &sqlx::Error) -> bool {
 
 /// Why there is no change.
 #[derive(Debug)]
-pub(crate) enum Broken {
+pub(crate) enum ChangeError {
     /// Nothing has happened.
     Before(sqlx::Error),
     /// The answer to the commit did not come.
@@ -47,7 +47,7 @@ pub(crate) enum Broken {
     NotHeld(String),
 }
 
-impl From<sqlx::Error> for Broken {
+impl From<sqlx::Error> for ChangeError {
     fn from(error: sqlx::Error) -> Self {
         Self::Before(error)
     }
@@ -55,13 +55,13 @@ impl From<sqlx::Error> for Broken {
 
 /// The layout that is there, and the latest that is known here.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Newer {
+pub(super) struct NewerSchema {
     pub(super) found: i64,
     pub(super) known: i64,
 }
 
 /// Brings the layout up to date; `Ok(Err(..))` if it is of a later version.
-pub(super) async fn migrate(connection: &mut PgConnection) -> Result<Result<(), Newer>, sqlx::Error> {
+pub(super) async fn migrate(connection: &mut PgConnection) -> Result<Result<(), NewerSchema>, sqlx::Error> {
     let known = i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX);
     // Whoever may not make tables may still use them.
     if layout(connection).await? == Some(known) {
@@ -77,7 +77,7 @@ pub(super) async fn migrate(connection: &mut PgConnection) -> Result<Result<(), 
     }
     let found = found.unwrap_or(0);
     if found > known {
-        return Ok(Err(Newer { found, known }));
+        return Ok(Err(NewerSchema { found, known }));
     }
     for step in MIGRATIONS.iter().skip(usize::try_from(found).unwrap_or(0)) {
         sqlx::raw_sql(*step).execute(&mut *transaction).await?;
@@ -112,38 +112,38 @@ pub(super) async fn put(
     record: &Record,
     over: Option<u64>,
     of: Option<&Publication>,
-) -> Result<Option<u64>, Broken> {
+) -> Result<Option<u64>, ChangeError> {
     let (mut transaction, number) = begin(pool).await?;
     if let Some(publication) = of
         && !publication.write(&mut transaction, &record.generation.to_string()).await?
     {
-        return Err(Broken::NotHeld(publication.job.clone()));
+        return Err(ChangeError::NotHeld(publication.job.clone()));
     }
     if let Some(made_by) = &record.made_by {
         // A gateway whose adapters are registered counts as alive.
         renew(&mut transaction, made_by).await?;
     }
-    let done = write(&mut transaction, record, over, number).await.map_err(Broken::Before)?;
+    let done = write(&mut transaction, record, over, number).await.map_err(ChangeError::Before)?;
     finish(transaction, number, &record.name, &done).await
 }
 
 /// Registers many adapters at once.
-pub(super) async fn put_all(pool: &PgPool, records: &[Record]) -> Result<(), Broken> {
-    let mut transaction = pool.begin().await.map_err(Broken::Before)?;
+pub(super) async fn put_all(pool: &PgPool, records: &[Record]) -> Result<(), ChangeError> {
+    let mut transaction = pool.begin().await.map_err(ChangeError::Before)?;
     for record in records {
-        let number = next(&mut transaction).await.map_err(Broken::Before)?;
-        write(&mut transaction, record, None, number).await.map_err(Broken::Before)?;
-        log(&mut transaction, number, &record.name).await.map_err(Broken::Before)?;
+        let number = next(&mut transaction).await.map_err(ChangeError::Before)?;
+        write(&mut transaction, record, None, number).await.map_err(ChangeError::Before)?;
+        log(&mut transaction, number, &record.name).await.map_err(ChangeError::Before)?;
     }
-    transaction.commit().await.map_err(Broken::Committing)
+    transaction.commit().await.map_err(ChangeError::Committing)
 }
 
 /// Forgets an adapter; returns the change's number. `None` if `version` is not what is there.
-pub(super) async fn remove(pool: &PgPool, name: &str, version: u64) -> Result<Option<u64>, Broken> {
+pub(super) async fn remove(pool: &PgPool, name: &str, version: u64) -> Result<Option<u64>, ChangeError> {
     let (mut transaction, number) = begin(pool).await?;
     let removed = sqlx::query("DELETE FROM holobiont_adapters WHERE name = $1 AND version = $2");
     let removed = removed.bind(name).bind(signed(version)).execute(&mut *transaction).await;
-    finish(transaction, number, name, &removed.map_err(Broken::Before)?).await
+    finish(transaction, number, name, &removed.map_err(ChangeError::Before)?).await
 }
 
 /// Remembers whether an adapter is pinned; returns its new version. `None` if `version` is not what is there.
@@ -152,13 +152,13 @@ pub(super) async fn set_pinned(
     name: &str,
     version: u64,
     pinned: bool,
-) -> Result<Option<u64>, Broken> {
+) -> Result<Option<u64>, ChangeError> {
     let (mut transaction, number) = begin(pool).await?;
     let changed = sqlx::query(
         "UPDATE holobiont_adapters SET pinned = $3, version = $4 WHERE name = $1 AND version = $2",
     );
     let changed = changed.bind(name).bind(signed(version)).bind(pinned).bind(number);
-    let changed = changed.execute(&mut *transaction).await.map_err(Broken::Before)?;
+    let changed = changed.execute(&mut *transaction).await.map_err(ChangeError::Before)?;
     finish(transaction, number, name, &changed).await
 }
 
@@ -168,13 +168,13 @@ pub(super) async fn set_expiry(
     name: &str,
     version: u64,
     at: Option<u64>,
-) -> Result<Option<u64>, Broken> {
+) -> Result<Option<u64>, ChangeError> {
     let (mut transaction, number) = begin(pool).await?;
     let changed = sqlx::query(
         "UPDATE holobiont_adapters SET expires_at = $3, version = $4 WHERE name = $1 AND version = $2",
     );
     let changed = changed.bind(name).bind(signed(version)).bind(at.map(signed)).bind(number);
-    let changed = changed.execute(&mut *transaction).await.map_err(Broken::Before)?;
+    let changed = changed.execute(&mut *transaction).await.map_err(ChangeError::Before)?;
     finish(transaction, number, name, &changed).await
 }
 
@@ -201,7 +201,7 @@ pub(super) async fn is_registered(pool: &PgPool, name: &str, version: u64) -> Re
 pub(super) async fn hold(
     pool: &PgPool,
     content: ContentId,
-) -> Result<Option<Transaction<'static, Postgres>>, Broken> {
+) -> Result<Option<Transaction<'static, Postgres>>, ChangeError> {
     let (mut transaction, _) = begin(pool).await?;
     let is_registered =
         sqlx::query_scalar("SELECT EXISTS (SELECT FROM holobiont_adapters WHERE content = $1)");
@@ -221,7 +221,10 @@ pub(super) async fn set_used(pool: &PgPool, used: &[(String, u64)]) -> Result<()
 }
 
 /// Reads what has changed since number `last`; everything if that is not known, or too long ago.
-pub(super) async fn read(connection: &mut PgConnection, last: Option<u64>) -> Result<Changes, sqlx::Error> {
+pub(super) async fn read(
+    connection: &mut PgConnection,
+    last: Option<u64>,
+) -> Result<RegistryChanges, sqlx::Error> {
     // Each is one statement, so it sees one moment.
     const SINCE: &str = "SELECT clock.change AS clock, \
          (SELECT MIN(number) FROM holobiont_changes) AS oldest, changed.name AS changed, adapter.* \
@@ -235,10 +238,10 @@ pub(super) async fn read(connection: &mut PgConnection, last: Option<u64>) -> Re
         let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         let (clock, oldest): (i64, Option<i64>) = (first.try_get("clock")?, first.try_get("oldest")?);
         if clock >= last && oldest.is_none_or(|oldest| oldest <= last.saturating_add(1)) {
-            return changes(&rows, Scope::Since);
+            return changes(&rows, ReadScope::Since);
         }
     }
-    changes(&sqlx::query(WHOLE).fetch_all(connection).await?, Scope::Whole)
+    changes(&sqlx::query(WHOLE).fetch_all(connection).await?, ReadScope::Whole)
 }
 
 /// The API keys, as lines of a key file, in the order in which they were made.
@@ -251,21 +254,21 @@ pub(super) async fn change_keys(
     pool: &PgPool,
     added: &[(String, String)],
     removed: &[String],
-) -> Result<u64, Broken> {
+) -> Result<u64, ChangeError> {
     let (mut transaction, number) = begin(pool).await?;
     let gone = sqlx::query("DELETE FROM holobiont_keys WHERE hash = ANY($1)").bind(removed);
-    gone.execute(&mut *transaction).await.map_err(Broken::Before)?;
+    gone.execute(&mut *transaction).await.map_err(ChangeError::Before)?;
     for (hash, line) in added {
         let add = sqlx::query("INSERT INTO holobiont_keys (hash, line, number) VALUES ($1, $2, $3)");
         let add = add.bind(hash).bind(line).bind(number).execute(&mut *transaction).await;
-        add.map_err(Broken::Before)?;
+        add.map_err(ChangeError::Before)?;
     }
-    tell(&mut transaction, number).await.map_err(Broken::Before)?;
-    transaction.commit().await.map_err(Broken::Committing)?;
+    tell(&mut transaction, number).await.map_err(ChangeError::Before)?;
+    transaction.commit().await.map_err(ChangeError::Committing)?;
     Ok(number.cast_unsigned())
 }
 
-fn changes(rows: &[PgRow], scope: Scope) -> Result<Changes, sqlx::Error> {
+fn changes(rows: &[PgRow], scope: ReadScope) -> Result<RegistryChanges, sqlx::Error> {
     let clock: i64 = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("clock")?;
     let mut records = Vec::with_capacity(rows.len());
     for row in rows {
@@ -275,13 +278,13 @@ fn changes(rows: &[PgRow], scope: Scope) -> Result<Changes, sqlx::Error> {
             records.push((name, if is_there { Some(record(row)?) } else { None }));
         }
     }
-    Ok(Changes { number: clock.cast_unsigned(), scope, records })
+    Ok(RegistryChanges { number: clock.cast_unsigned(), scope, records })
 }
 
 /// A transaction that holds the next number.
-async fn begin(pool: &PgPool) -> Result<(Transaction<'static, Postgres>, i64), Broken> {
-    let mut transaction = pool.begin().await.map_err(Broken::Before)?;
-    let number = next(&mut transaction).await.map_err(Broken::Before)?;
+async fn begin(pool: &PgPool) -> Result<(Transaction<'static, Postgres>, i64), ChangeError> {
+    let mut transaction = pool.begin().await.map_err(ChangeError::Before)?;
+    let number = next(&mut transaction).await.map_err(ChangeError::Before)?;
     Ok((transaction, number))
 }
 
@@ -296,12 +299,12 @@ async fn finish(
     number: i64,
     name: &str,
     done: &PgQueryResult,
-) -> Result<Option<u64>, Broken> {
+) -> Result<Option<u64>, ChangeError> {
     if done.rows_affected() == 0 {
         return Ok(None);
     }
-    log(&mut transaction, number, name).await.map_err(Broken::Before)?;
-    transaction.commit().await.map_err(Broken::Committing)?;
+    log(&mut transaction, number, name).await.map_err(ChangeError::Before)?;
+    transaction.commit().await.map_err(ChangeError::Committing)?;
     Ok(Some(number.cast_unsigned()))
 }
 

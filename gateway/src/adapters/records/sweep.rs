@@ -6,7 +6,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use super::{address::PostgresAddress, link::Shared};
+use super::{address::PostgresAddress, link::SharedRegistry};
 use crate::adapters::{
     database::DatabaseError,
     store::{
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why not everything was removed.
 #[derive(Debug, thiserror::Error)]
-pub enum SweepError {
+pub enum CleanupError {
     /// What is registered cannot be read.
     #[error(transparent)]
     Database(#[from] DatabaseError),
@@ -34,7 +34,7 @@ pub enum SweepError {
 
 /// What to do with what is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum CleanupMode {
     /// It is counted.
     Counted,
     /// It is removed.
@@ -43,7 +43,7 @@ pub(crate) enum Found {
 
 /// What was found.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Litter {
+pub(crate) struct OrphanedFiles {
     /// Adapters' files that no name stands for.
     pub(crate) contents: u64,
     /// Their bytes.
@@ -55,29 +55,29 @@ pub(crate) async fn sweep(
     registry: PostgresAddress,
     store: BucketAddress,
     age: Duration,
-    found: Found,
-) -> Result<Litter, SweepError> {
-    let (shared, bucket) = (Shared::open(registry).await?.0, Bucket::open(store)?);
+    found: CleanupMode,
+) -> Result<OrphanedFiles, CleanupError> {
+    let (shared, bucket) = (SharedRegistry::open(registry).await?.0, Bucket::open(store)?);
     let old = |written: SystemTime| written.elapsed().is_ok_and(|elapsed| elapsed >= age);
-    let mut litter = Litter::default();
+    let mut litter = OrphanedFiles::default();
     for (content, lying) in bucket.contents().await? {
         if !old(lying.written) {
             continue;
         }
         let remove = async {
             // It may have come again since it was listed.
-            if found == Found::Removed && bucket.written(content).await?.is_some_and(old) {
+            if found == CleanupMode::Removed && bucket.written(content).await?.is_some_and(old) {
                 bucket.remove(content).await?;
             }
-            Ok::<_, SweepError>(())
+            Ok::<_, CleanupError>(())
         };
         let limited = async {
             let done = tokio::time::timeout(PATIENCE, remove).await;
-            done.unwrap_or_else(|_| Err(SweepError::Slow(bucket.address().clone())))
+            done.unwrap_or_else(|_| Err(CleanupError::Slow(bucket.address().clone())))
         };
         if let Some(done) = shared.unless_registered(content, limited).await? {
             done?;
-            litter = Litter { contents: litter.contents + 1, bytes: litter.bytes + lying.bytes };
+            litter = OrphanedFiles { contents: litter.contents + 1, bytes: litter.bytes + lying.bytes };
         }
     }
     Ok(litter)

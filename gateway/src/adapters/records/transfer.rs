@@ -12,16 +12,16 @@ use ids::TenantId;
 
 use super::{
     address::{AddressError, PostgresAddress, SCHEMES},
-    link::Shared,
+    link::SharedRegistry,
 };
 use crate::adapters::{
     database::{self, Database, DatabaseError, Lock, Record},
-    store::{BucketAddress, Store, StoreError},
+    store::{AdapterStore, BucketAddress, StoreError},
 };
 
 /// Where a registry is.
 #[derive(Debug, Clone)]
-pub(crate) enum Location {
+pub(crate) enum RegistryLocation {
     /// In the state directory of one host.
     Host(PathBuf),
     /// Where many hosts share it.
@@ -40,7 +40,7 @@ pub(crate) enum TransferError {
     #[error("{to} has {found} adapters already, so nothing was copied; unload them, or name another place")]
     NotEmpty {
         /// What is not empty.
-        to: Location,
+        to: RegistryLocation,
         /// How many are there.
         found: usize,
     },
@@ -51,7 +51,7 @@ pub(crate) enum TransferError {
     )]
     Unfinished {
         /// Where they are.
-        from: Location,
+        from: RegistryLocation,
         /// How many.
         jobs: u64,
     },
@@ -61,9 +61,9 @@ pub(crate) enum TransferError {
         /// The first that differs.
         name: String,
         /// Where it was read.
-        from: Location,
+        from: RegistryLocation,
         /// Where it was written.
-        to: Location,
+        to: RegistryLocation,
     },
     /// An adapter's files cannot be copied.
     #[error("the files of '{name}' cannot be copied: {cause}")]
@@ -81,7 +81,7 @@ pub(crate) enum TransferError {
     Store(#[from] StoreError),
 }
 
-impl Location {
+impl RegistryLocation {
     /// An address of PostgreSQL, or a path.
     pub(crate) fn parse(text: &str) -> Result<Self, AddressError> {
         match SCHEMES.iter().any(|scheme| text.starts_with(scheme)) {
@@ -91,7 +91,7 @@ impl Location {
     }
 }
 
-impl fmt::Display for Location {
+impl fmt::Display for RegistryLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Host(state) => write!(f, "'{}'", state.display()),
@@ -101,25 +101,28 @@ impl fmt::Display for Location {
 }
 
 /// An opened registry.
-enum Side {
+enum OpenedRegistry {
     Host(Database, #[expect(dead_code, reason = "held, not read")] Lock),
-    Shared(Box<Shared>),
+    Shared(Box<SharedRegistry>),
 }
 
-impl Side {
+impl OpenedRegistry {
     /// Opens a registry and reads it. That of a host is made if it is not there and `missing` allows it.
-    async fn open(location: &Location, missing: Missing) -> Result<(Self, Vec<Record>), DatabaseError> {
+    async fn open(
+        location: &RegistryLocation,
+        missing: MissingPolicy,
+    ) -> Result<(Self, Vec<Record>), DatabaseError> {
         match location {
-            Location::Host(state) => {
+            RegistryLocation::Host(state) => {
                 let lock = Lock::take(state).await?;
-                if missing == Missing::Made && !database::exists(state)? {
+                if missing == MissingPolicy::Made && !database::exists(state)? {
                     database::create(state, &[]).await?;
                 }
                 let (database, records) = Database::open(state).await?;
                 Ok((Self::Host(database, lock), records))
             }
-            Location::Shared(address) => {
-                let (shared, records) = Shared::open(address.clone()).await?;
+            RegistryLocation::Shared(address) => {
+                let (shared, records) = SharedRegistry::open(address.clone()).await?;
                 Ok((Self::Shared(Box::new(shared)), records))
             }
         }
@@ -142,53 +145,53 @@ impl Side {
 
 /// What to do about a registry that is not there.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Missing {
+enum MissingPolicy {
     Refused,
     Made,
 }
 
 /// Copies a registry with its adapters' files, reads it again and compares; returns how many adapters it has.
 pub(crate) async fn transfer(
-    from: &Location,
-    to: &Location,
+    from: &RegistryLocation,
+    to: &RegistryLocation,
     bucket: BucketAddress,
     max_file_bytes: u64,
 ) -> Result<usize, TransferError> {
-    let ((Location::Host(state), Location::Shared(_)) | (Location::Shared(_), Location::Host(state))) =
-        (from, to)
+    let ((RegistryLocation::Host(state), RegistryLocation::Shared(_))
+    | (RegistryLocation::Shared(_), RegistryLocation::Host(state))) = (from, to)
     else {
         return Err(TransferError::SameKind);
     };
-    let (source, records) = Side::open(from, Missing::Refused).await?;
+    let (source, records) = OpenedRegistry::open(from, MissingPolicy::Refused).await?;
     let jobs = source.unfinished_jobs().await?;
     if jobs > 0 {
         return Err(TransferError::Unfinished { from: from.clone(), jobs });
     }
-    let (target, there) = Side::open(to, Missing::Made).await?;
+    let (target, there) = OpenedRegistry::open(to, MissingPolicy::Made).await?;
     if !there.is_empty() {
         return Err(TransferError::NotEmpty { to: to.clone(), found: there.len() });
     }
     copy_files(&records, to, state, bucket, max_file_bytes).await?;
     target.fill(&records).await?;
     drop(target);
-    let (_, written) = Side::open(to, Missing::Refused).await?;
+    let (_, written) = OpenedRegistry::open(to, MissingPolicy::Refused).await?;
     compare(&records, written, from, to)?;
     Ok(records.len())
 }
 
 async fn copy_files(
     records: &[Record],
-    to: &Location,
+    to: &RegistryLocation,
     state: &Path,
     bucket: BucketAddress,
     max_file_bytes: u64,
 ) -> Result<(), TransferError> {
-    let store = Arc::new(Store::open(state, max_file_bytes)?.of_bucket(bucket, u64::MAX)?);
+    let store = Arc::new(AdapterStore::open(state, max_file_bytes)?.of_bucket(bucket, u64::MAX)?);
     for record in records {
         let owner = TenantId::of(record.tenant.as_deref());
         let copied = match to {
-            Location::Shared(_) => store.publish(record.content).await,
-            Location::Host(_) => store.fetch(record.content, owner).await.map(drop),
+            RegistryLocation::Shared(_) => store.publish(record.content).await,
+            RegistryLocation::Host(_) => store.fetch(record.content, owner).await.map(drop),
         };
         copied.map_err(|cause| TransferError::Files { name: record.name.clone(), cause: Box::new(cause) })?;
     }
@@ -199,8 +202,8 @@ async fn copy_files(
 fn compare(
     records: &[Record],
     written: Vec<Record>,
-    from: &Location,
-    to: &Location,
+    from: &RegistryLocation,
+    to: &RegistryLocation,
 ) -> Result<(), TransferError> {
     let mut written: BTreeMap<_, _> = written.into_iter().map(|one| (one.name.clone(), one)).collect();
     let different =

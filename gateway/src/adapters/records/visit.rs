@@ -5,7 +5,7 @@ use tokio::time::timeout;
 
 use super::{
     address::PostgresAddress,
-    link::{PATIENCE, Shared},
+    link::{PATIENCE, SharedRegistry},
     postgres,
 };
 use crate::adapters::database::DatabaseError;
@@ -15,7 +15,7 @@ use crate::adapters::database::DatabaseError;
 /// # Errors
 /// If it cannot be reached or read.
 pub(crate) async fn look(address: &PostgresAddress) -> Result<Option<u64>, DatabaseError> {
-    let shared = Shared::at(address.clone(), None);
+    let shared = SharedRegistry::at(address.clone(), None);
     let pool = shared.pool();
     let mut connection = shared.within(pool.acquire()).await?;
     shared.within(postgres::count(&mut connection)).await
@@ -30,7 +30,7 @@ pub(crate) async fn keys(
     added: &[Key],
     removed: &[KeyHash],
 ) -> Result<Vec<String>, DatabaseError> {
-    let (shared, _) = Shared::open(address).await?;
+    let (shared, _) = SharedRegistry::open(address).await?;
     let pool = shared.session()?;
     if !(added.is_empty() && removed.is_empty()) {
         let added: Vec<_> = added.iter().map(|key| (key.hash.to_hex(), key.to_string())).collect();

@@ -12,13 +12,13 @@ const DIRECTORY: &str = "file://";
 /// A bucket or a directory, and what is needed to get in.
 #[derive(Clone, PartialEq, Eq)]
 pub struct BucketAddress {
-    pub(super) place: Place,
+    pub(super) place: BucketLocation,
     prefix: String,
 }
 
 /// Which of the two.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum BucketLocation {
     /// A bucket; its settings are never shown: keys are among them.
     Bucket { name: String, settings: Vec<(AmazonS3ConfigKey, String)> },
     /// A directory that is the same on all hosts.
@@ -33,7 +33,8 @@ impl BucketAddress {
     pub fn parse(text: &str, variables: impl IntoIterator<Item = (String, String)>) -> Option<Self> {
         if let Some(path) = text.strip_prefix(DIRECTORY) {
             let is_one = path.len() > 1 && path.starts_with('/') && !path.chars().any(char::is_control);
-            return is_one.then(|| Self { place: Place::Directory(path.into()), prefix: String::new() });
+            return is_one
+                .then(|| Self { place: BucketLocation::Directory(path.into()), prefix: String::new() });
         }
         let (name, prefix) =
             text.strip_prefix(BUCKET).map(|rest| rest.split_once('/').unwrap_or((rest, "")))?;
@@ -43,7 +44,7 @@ impl BucketAddress {
         let settings =
             ours.filter_map(|(name, value)| Some((name.to_ascii_lowercase().parse().ok()?, value)));
         is_one.then(|| Self {
-            place: Place::Bucket { name: name.to_owned(), settings: settings.collect() },
+            place: BucketLocation::Bucket { name: name.to_owned(), settings: settings.collect() },
             prefix: prefix.trim_matches('/').to_owned(),
         })
     }
@@ -63,8 +64,8 @@ pub(crate) fn environment() -> impl Iterator<Item = (String, String)> {
 impl fmt::Display for BucketAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.place {
-            Place::Bucket { name, .. } => write!(f, "{BUCKET}{name}/{}", self.prefix),
-            Place::Directory(path) => write!(f, "{DIRECTORY}{}", path.display()),
+            BucketLocation::Bucket { name, .. } => write!(f, "{BUCKET}{name}/{}", self.prefix),
+            BucketLocation::Directory(path) => write!(f, "{DIRECTORY}{}", path.display()),
         }
     }
 }
@@ -107,7 +108,7 @@ mod tests {
         let variables = [("AWS_SECRET_ACCESS_KEY", "secret"), ("AWS_NONSENSE", "x"), ("HOME", "y")];
         let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
         let address = BucketAddress::parse("s3://fleet", variables).unwrap();
-        let Place::Bucket { settings, .. } = &address.place else { panic!("it is a bucket") };
+        let BucketLocation::Bucket { settings, .. } = &address.place else { panic!("it is a bucket") };
         assert_eq!(*settings, [(AmazonS3ConfigKey::SecretAccessKey, "secret".to_owned())]);
         assert_eq!(format!("{address:?} {address}"), "BucketAddress(s3://fleet/) s3://fleet/");
     }

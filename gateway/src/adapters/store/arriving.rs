@@ -13,22 +13,22 @@ use tokio::{
     io::AsyncWriteExt as _,
 };
 
-use super::{INCOMING, Store, StoreError, Temporary, failed};
+use super::{AdapterStore, INCOMING, StoreError, Temporary, failed};
 use crate::{
-    adapters::jail::{CONFIG_FILE, GGUF_FILE, JailError, MAX_CONFIG_BYTES, Place, WEIGHT_FILE},
+    adapters::jail::{AdapterLocation, CONFIG_FILE, GGUF_FILE, JailError, MAX_CONFIG_BYTES, WEIGHT_FILE},
     random::random_u64,
 };
 
 /// What has come of an adapter. Dropping it removes that; what a crash leaves is swept at the next start.
 #[derive(Debug)]
-pub struct Arriving {
+pub struct IncomingAdapter {
     directory: Temporary,
     max_file_bytes: u64,
 }
 
 /// A file that is coming.
 #[derive(Debug)]
-pub struct ArrivingFile {
+pub struct IncomingFile {
     name: &'static str,
     path: PathBuf,
     file: File,
@@ -36,24 +36,24 @@ pub struct ArrivingFile {
     limit_bytes: u64,
 }
 
-impl Store {
+impl AdapterStore {
     /// Makes room for the files of an adapter.
     ///
     /// # Errors
     /// If the system refuses.
-    pub fn receive(&self) -> Result<Arriving, StoreError> {
+    pub fn receive(&self) -> Result<IncomingAdapter, StoreError> {
         let path = self.directory.join(format!("{INCOMING}{:016x}", random_u64()));
         DirBuilder::new().mode(0o700).create(&path).map_err(failed("creating", &path))?;
-        Ok(Arriving { directory: Temporary(path), max_file_bytes: self.max_file_bytes })
+        Ok(IncomingAdapter { directory: Temporary(path), max_file_bytes: self.max_file_bytes })
     }
 }
 
-impl Arriving {
+impl IncomingAdapter {
     /// Begins the file that its sender calls `name`.
     ///
     /// # Errors
     /// If no adapter has such a file, or it is there already.
-    pub async fn begin(&self, name: &str) -> Result<ArrivingFile, StoreError> {
+    pub async fn begin(&self, name: &str) -> Result<IncomingFile, StoreError> {
         let (name, limit_bytes) = match name {
             CONFIG_FILE => (CONFIG_FILE, MAX_CONFIG_BYTES),
             WEIGHT_FILE => (WEIGHT_FILE, self.max_file_bytes),
@@ -73,16 +73,16 @@ impl Arriving {
             }
             created => created.map_err(failed("creating", &path))?,
         };
-        Ok(ArrivingFile { name, path, file, bytes: 0, limit_bytes })
+        Ok(IncomingFile { name, path, file, bytes: 0, limit_bytes })
     }
 
     /// Where the files are.
-    pub(in crate::adapters) fn place(&self) -> Result<Place, JailError> {
-        Place::anywhere(&self.directory.0)
+    pub(in crate::adapters) fn place(&self) -> Result<AdapterLocation, JailError> {
+        AdapterLocation::anywhere(&self.directory.0)
     }
 }
 
-impl ArrivingFile {
+impl IncomingFile {
     /// Takes in some more.
     ///
     /// # Errors

@@ -31,9 +31,9 @@ use tokio::{
 };
 
 use super::{
-    address::{BucketAddress, Place},
+    address::{BucketAddress, BucketLocation},
     content::{self, ContentId},
-    transport::{PATIENCE, Transport},
+    transport::{BucketTransport, PATIENCE},
 };
 use crate::adapters::jail::{CONFIG_FILE, GGUF_FILE, WEIGHT_FILE};
 
@@ -94,7 +94,7 @@ pub enum BucketError {
 
 /// What lies there of a content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Lying {
+pub(crate) struct StoredContent {
     /// All files together.
     pub(crate) bytes: u64,
     /// When the last of them was.
@@ -112,8 +112,10 @@ impl Bucket {
     /// The bucket at `address`. It is not looked at, but for a directory, which must be there.
     pub(crate) fn open(address: BucketAddress) -> Result<Self, BucketError> {
         let opened: object_store::Result<Arc<dyn ObjectStore>> = match &address.place {
-            Place::Bucket { name, settings } => s3(name, settings).map(|objects| Arc::new(objects) as _),
-            Place::Directory(path) => {
+            BucketLocation::Bucket { name, settings } => {
+                s3(name, settings).map(|objects| Arc::new(objects) as _)
+            }
+            BucketLocation::Directory(path) => {
                 let opened = LocalFileSystem::new_with_prefix(path);
                 opened.map(|objects| Arc::new(objects.with_fsync(true).with_automatic_cleanup(true)) as _)
             }
@@ -145,9 +147,9 @@ impl Bucket {
     }
 
     /// Everything that is called by its content, with its bytes and the time at which the last of it was written.
-    pub(crate) async fn contents(&self) -> Result<HashMap<ContentId, Lying>, BucketError> {
+    pub(crate) async fn contents(&self) -> Result<HashMap<ContentId, StoredContent>, BucketError> {
         let prefix = Path::from(self.address.prefix());
-        let mut found: HashMap<_, Lying> = HashMap::new();
+        let mut found: HashMap<_, StoredContent> = HashMap::new();
         let mut listed = self.objects.list(Some(&prefix));
         while let Some(object) = listed.next().await {
             let object = object.map_err(|error| self.failed(error))?;
@@ -157,7 +159,7 @@ impl Bucket {
                 .and_then(|mut inside| inside.next().and_then(|name| ContentId::named(name.as_ref())));
             let Some(content) = content else { continue };
             let written = SystemTime::from(object.last_modified);
-            let lying = found.entry(content).or_insert(Lying { bytes: 0, written });
+            let lying = found.entry(content).or_insert(StoredContent { bytes: 0, written });
             lying.bytes += object.size;
             lying.written = lying.written.max(written);
         }
@@ -362,7 +364,7 @@ impl Bucket {
 fn s3(name: &str, settings: &[(AmazonS3ConfigKey, String)]) -> object_store::Result<AmazonS3> {
     let backoff = BackoffConfig { max_backoff: Duration::from_secs(1), ..BackoffConfig::default() };
     let retry = RetryConfig { max_retries: 2, retry_timeout: 2 * PATIENCE, backoff };
-    let builder = AmazonS3Builder::new().with_http_connector(Transport).with_retry(retry);
+    let builder = AmazonS3Builder::new().with_http_connector(BucketTransport).with_retry(retry);
     let add = |builder: AmazonS3Builder, (key, value): &(_, String)| builder.with_config(*key, value);
     settings.iter().fold(builder, add).with_bucket_name(name).build()
 }

@@ -13,13 +13,13 @@ use crate::lock::{KeyedLocks, lock};
 #[derive(Debug)]
 pub(super) struct Cache {
     budget_bytes: u64,
-    state: Mutex<State>,
+    state: Mutex<CacheState>,
     /// Whoever brings a content here holds its lock; whoever else wants the content waits.
     pub(super) arriving: KeyedLocks<ContentId>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct CacheState {
     contents: HashMap<ContentId, Cached>,
     /// Contents that are held, whatever became of them since; none is zero.
     holders: HashMap<ContentId, usize>,
@@ -35,9 +35,9 @@ struct Cached {
 
 /// Keeps a content on this host as long as it lives.
 #[derive(Debug)]
-pub(crate) struct Held(Option<(Arc<Cache>, ContentId)>);
+pub(crate) struct CacheHold(Option<(Arc<Cache>, ContentId)>);
 
-impl Held {
+impl CacheHold {
     /// Of a store that is no cache: there nothing goes by itself.
     pub(super) fn by_nobody() -> Self {
         Self(None)
@@ -49,7 +49,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for CacheHold {
     fn drop(&mut self) {
         if let Some((cache, content)) = &self.0
             && let Entry::Occupied(mut holders) = lock(&cache.state).holders.entry(*content)
@@ -73,11 +73,11 @@ impl Cache {
     }
 
     /// A content comes, and is held: nothing makes room of it between its coming and its use.
-    pub(super) fn admit(self: &Arc<Self>, content: ContentId, bytes: u64) -> Held {
+    pub(super) fn admit(self: &Arc<Self>, content: ContentId, bytes: u64) -> CacheHold {
         let mut state = lock(&self.state);
         state.add(content, bytes);
         *state.holders.entry(content).or_default() += 1;
-        Held(Some((Arc::clone(self), content)))
+        CacheHold(Some((Arc::clone(self), content)))
     }
 
     /// A content is gone.
@@ -86,13 +86,13 @@ impl Cache {
     }
 
     /// Holds a content, if it is here.
-    pub(super) fn hold(self: &Arc<Self>, content: ContentId) -> Option<Held> {
+    pub(super) fn hold(self: &Arc<Self>, content: ContentId) -> Option<CacheHold> {
         let mut state = lock(&self.state);
         state.now += 1;
         let used = state.now;
         state.contents.get_mut(&content)?.used = used;
         *state.holders.entry(content).or_default() += 1;
-        Some(Held(Some((Arc::clone(self), content))))
+        Some(CacheHold(Some((Arc::clone(self), content))))
     }
 
     /// Bytes that lie here.
@@ -117,7 +117,7 @@ impl Cache {
     }
 }
 
-impl State {
+impl CacheState {
     fn add(&mut self, content: ContentId, bytes: u64) {
         self.now += 1;
         let used = self.now;

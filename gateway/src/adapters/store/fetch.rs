@@ -15,10 +15,10 @@ use std::{
 use ids::TenantId;
 
 use super::{
-    INCOMING, PARTIAL, Remote, Store, StoreError,
+    AdapterStore, INCOMING, PARTIAL, Remote, StoreError,
     address::BucketAddress,
     bucket::Bucket,
-    cache::{Cache, Held},
+    cache::{Cache, CacheHold},
     content::{self, ContentId},
     failed, remove,
 };
@@ -29,7 +29,7 @@ const ATTEMPTS: usize = 2;
 
 /// What is counted of a bucket.
 #[derive(Debug, Default)]
-pub(super) struct Counters {
+pub(super) struct BucketCounters {
     fetched: AtomicU64,
     failed: AtomicU64,
     damaged: AtomicU64,
@@ -38,7 +38,7 @@ pub(super) struct Counters {
 
 /// The counters at one moment, and what lies here.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FetchFigures {
+pub struct FetchStats {
     /// Which bucket.
     pub address: BucketAddress,
     /// Contents that came.
@@ -53,14 +53,15 @@ pub struct FetchFigures {
     pub cached_bytes: u64,
 }
 
-impl Store {
+impl AdapterStore {
     /// The same store as the cache of a bucket, with room for `budget_bytes`. May block.
     ///
     /// # Errors
     /// If what lies here cannot be listed, or nothing can be asked of any bucket.
     pub fn of_bucket(mut self, address: BucketAddress, budget_bytes: u64) -> Result<Self, StoreError> {
         let cache = Arc::new(Cache::new(budget_bytes, found(&self.directory)?));
-        let remote = Remote { bucket: Arc::new(Bucket::open(address)?), cache, figures: Counters::default() };
+        let remote =
+            Remote { bucket: Arc::new(Bucket::open(address)?), cache, figures: BucketCounters::default() };
         self.remote = Some(Arc::new(remote));
         Ok(self)
     }
@@ -78,9 +79,9 @@ impl Store {
 
     /// What is counted, if there is a bucket.
     #[must_use]
-    pub fn fetch_figures(&self) -> Option<FetchFigures> {
+    pub fn fetch_figures(&self) -> Option<FetchStats> {
         let Remote { bucket, cache, figures } = &**self.remote.as_ref()?;
-        Some(FetchFigures {
+        Some(FetchStats {
             address: bucket.address().clone(),
             fetched: figures.fetched.load(Relaxed),
             failed: figures.failed.load(Relaxed),
@@ -107,8 +108,8 @@ impl Store {
     }
 
     /// Brings a content of `owner` here if it does not lie here yet. It stays as long as what is returned lives.
-    pub(crate) async fn fetch(&self, content: ContentId, owner: TenantId) -> Result<Held, StoreError> {
-        let Some(remote) = &self.remote else { return Ok(Held::by_nobody()) };
+    pub(crate) async fn fetch(&self, content: ContentId, owner: TenantId) -> Result<CacheHold, StoreError> {
+        let Some(remote) = &self.remote else { return Ok(CacheHold::by_nobody()) };
         let _turn = remote.cache.arriving.lock(content).await;
         if let Some(held) = remote.cache.hold(content) {
             return Ok(held);
@@ -119,7 +120,12 @@ impl Store {
         fetched
     }
 
-    async fn bring(&self, remote: &Remote, content: ContentId, owner: TenantId) -> Result<Held, StoreError> {
+    async fn bring(
+        &self,
+        remote: &Remote,
+        content: ContentId,
+        owner: TenantId,
+    ) -> Result<CacheHold, StoreError> {
         let partial = self.directory.join(format!("{PARTIAL}{content}"));
         for _ in 0..ATTEMPTS {
             let made = DirBuilder::new().recursive(true).mode(0o700).create(&partial);

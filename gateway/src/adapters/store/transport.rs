@@ -25,13 +25,13 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Makes the client of a bucket.
 #[derive(Debug)]
-pub(super) struct Transport;
+pub(super) struct BucketTransport;
 
 /// Connections that are kept for the next request.
 #[derive(Debug)]
 struct Service(Connections);
 
-impl HttpConnector for Transport {
+impl HttpConnector for BucketTransport {
     fn connect(&self, _options: &ClientOptions) -> object_store::Result<HttpClient> {
         let trusted = tls::client::config(&TlsFiles::default());
         let trusted =

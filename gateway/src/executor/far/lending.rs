@@ -5,14 +5,14 @@
 
 use std::{path::Path, time::Duration};
 
-use shmproto::far::{Answer, Ask, FileName, LentFile};
+use shmproto::far::{FileName, RemoteReply, RemoteRequest, StagedFile};
 use tokio::{
     fs::{self, File},
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::timeout,
 };
 
-use super::{Far, FarError, Stream};
+use super::{RemoteEndpoint, RemoteError, TlsTunnel};
 
 /// Bytes sent at once.
 const CHUNK_BYTES: usize = 256 << 10;
@@ -21,16 +21,16 @@ const LAST_WORD: Duration = Duration::from_secs(1);
 
 /// Files that an executor may load.
 #[derive(Debug)]
-pub struct Lent {
+pub struct StagedFiles {
     /// Where they are for the executor.
     pub(in crate::executor) path: String,
     /// What whoever asked for them calls them, for messages; `None` is the same.
     told: Option<String>,
     /// What keeps them there; `None` on this host.
-    _connection: Option<Stream>,
+    _connection: Option<TlsTunnel>,
 }
 
-impl Lent {
+impl StagedFiles {
     /// Files in the store of this host.
     pub(in crate::executor) fn here(path: &Path) -> Self {
         Self { path: path.display().to_string(), told: None, _connection: None }
@@ -48,39 +48,45 @@ impl Lent {
     }
 }
 
-impl Far {
+impl RemoteEndpoint {
     /// Brings the adapter at `path` there. Each step may take as long as `patience`.
-    pub(in crate::executor) async fn lend(&self, path: &Path, patience: Duration) -> Result<Lent, FarError> {
-        let files = files(path).await.map_err(FarError::File)?;
-        let silent = |_| FarError::Silent(self.0.to.clone());
-        let mut stream = timeout(patience, self.open(&Ask::Lend(files.clone()))).await.map_err(silent)??;
+    pub(in crate::executor) async fn lend(
+        &self,
+        path: &Path,
+        patience: Duration,
+    ) -> Result<StagedFiles, RemoteError> {
+        let files = files(path).await.map_err(RemoteError::File)?;
+        let silent = |_| RemoteError::Silent(self.0.to.clone());
+        let mut stream =
+            timeout(patience, self.open(&RemoteRequest::Lend(files.clone()))).await.map_err(silent)??;
         if let Err(error) = self.send(&mut stream, path, &files, patience).await {
             return Err(match timeout(LAST_WORD, self.answer(&mut stream)).await {
-                Ok(Ok(Answer::Refused(why))) => FarError::Refused { address: self.0.to.clone(), why },
+                Ok(Ok(RemoteReply::Refused(why))) => RemoteError::Refused { address: self.0.to.clone(), why },
                 _ => error,
             });
         }
         match timeout(patience, self.answer(&mut stream)).await.map_err(silent)?? {
-            Answer::Lent(path) => Ok(Lent { path, told: None, _connection: Some(stream) }),
-            Answer::Refused(why) => Err(FarError::Refused { address: self.0.to.clone(), why }),
-            Answer::Admitted => Err(FarError::Protocol(self.0.to.clone())),
+            RemoteReply::Lent(path) => Ok(StagedFiles { path, told: None, _connection: Some(stream) }),
+            RemoteReply::Refused(why) => Err(RemoteError::Refused { address: self.0.to.clone(), why }),
+            RemoteReply::Admitted => Err(RemoteError::Protocol(self.0.to.clone())),
         }
     }
 
     /// Sends the files' bytes, and the digest of all of them.
     async fn send(
         &self,
-        stream: &mut Stream,
+        stream: &mut TlsTunnel,
         path: &Path,
-        files: &[LentFile],
+        files: &[StagedFile],
         patience: Duration,
-    ) -> Result<(), FarError> {
-        let silent = |_| FarError::Silent(self.0.to.clone());
+    ) -> Result<(), RemoteError> {
+        let silent = |_| RemoteError::Silent(self.0.to.clone());
         let (mut hasher, mut chunk) = (blake3::Hasher::new(), vec![0; CHUNK_BYTES]);
         for file in files {
-            let mut rest = File::open(place(path, file.name)).await.map_err(FarError::File)?.take(file.bytes);
+            let mut rest =
+                File::open(place(path, file.name)).await.map_err(RemoteError::File)?.take(file.bytes);
             loop {
-                let count = rest.read(&mut chunk).await.map_err(FarError::File)?;
+                let count = rest.read(&mut chunk).await.map_err(RemoteError::File)?;
                 if count == 0 {
                     break;
                 }
@@ -95,14 +101,14 @@ impl Far {
 }
 
 /// The files of the adapter at `path`: PEFT's directory, or a GGUF file.
-async fn files(path: &Path) -> std::io::Result<Vec<LentFile>> {
+async fn files(path: &Path) -> std::io::Result<Vec<StagedFile>> {
     let names = match fs::metadata(path).await?.is_dir() {
         true => &[FileName::Config, FileName::Weights][..],
         false => &[FileName::Gguf],
     };
     let mut files = Vec::new();
     for name in names {
-        files.push(LentFile { name: *name, bytes: fs::metadata(place(path, *name)).await?.len() });
+        files.push(StagedFile { name: *name, bytes: fs::metadata(place(path, *name)).await?.len() });
     }
     Ok(files)
 }

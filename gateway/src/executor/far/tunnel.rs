@@ -10,12 +10,12 @@
 use std::io;
 
 use shmproto::{
-    far::Ask,
+    far::RemoteRequest,
     private_socket::{BindError, PrivateSocket},
 };
 use tokio::{io::copy_bidirectional_with_sizes, net::UnixListener, task::JoinSet};
 
-use super::{Far, FarError, Stream};
+use super::{RemoteEndpoint, RemoteError, TlsTunnel};
 
 /// Bytes that are on their way through this process, each way.
 const TUNNEL_BYTES: usize = 64 << 10;
@@ -24,10 +24,10 @@ const TUNNEL_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub(in crate::executor) struct Tunnel(#[expect(dead_code, reason = "held, not used")] JoinSet<()>);
 
-impl Far {
-    /// Opens a tunnel, and listens for the one who connects to [`Far::socket`] next.
-    pub(in crate::executor) async fn tunnel(&self) -> Result<Tunnel, FarError> {
-        let stream = self.open(&Ask::Tunnel).await?;
+impl RemoteEndpoint {
+    /// Opens a tunnel, and listens for the one who connects to [`RemoteEndpoint::socket`] next.
+    pub(in crate::executor) async fn tunnel(&self) -> Result<Tunnel, RemoteError> {
+        let stream = self.open(&RemoteRequest::Tunnel).await?;
         let (place, listener) = PrivateSocket::bind(&self.0.socket)?;
         let listener = listener.set_nonblocking(true).and_then(|()| UnixListener::from_std(listener));
         let bind = |cause| BindError::Io { action: "listen at", path: self.0.socket.clone(), cause };
@@ -42,7 +42,7 @@ impl Far {
     }
 }
 
-async fn carry(place: PrivateSocket, listener: UnixListener, mut stream: Stream) -> io::Result<()> {
+async fn carry(place: PrivateSocket, listener: UnixListener, mut stream: TlsTunnel) -> io::Result<()> {
     let (mut own, _) = listener.accept().await?;
     drop((listener, place));
     copy_bidirectional_with_sizes(&mut own, &mut stream, TUNNEL_BYTES, TUNNEL_BYTES).await.map(drop)

@@ -2,10 +2,10 @@
 
 use serde_json::{Map, Value};
 
-use super::Tags;
+use super::ReasoningTags;
 use crate::{
     errors::ApiError,
-    openai::{fields::Fields, showing::has_word},
+    openai::{fields::StrictFields, showing::has_word},
 };
 
 /// What OpenAI's clients may ask for.
@@ -17,13 +17,13 @@ const LEVEL: &str = "reasoning_effort";
 
 /// What is asked for, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Effort {
+pub struct ReasoningEffort {
     field: &'static str,
-    level: Level,
+    level: EffortLevel,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Level {
+enum EffortLevel {
     Off,
     /// As much as the model does by itself.
     On,
@@ -34,7 +34,7 @@ enum Level {
 ///
 /// # Errors
 /// There is no such level.
-pub fn read(fields: &mut Fields, field: &'static str) -> Result<Option<Effort>, ApiError> {
+pub fn read(fields: &mut StrictFields, field: &'static str) -> Result<Option<ReasoningEffort>, ApiError> {
     fields.take(field).map(|value| level(&value, field, "")).transpose()
 }
 
@@ -42,25 +42,30 @@ pub fn read(fields: &mut Fields, field: &'static str) -> Result<Option<Effort>, 
 ///
 /// # Errors
 /// There is no such level.
-pub fn read_switch(fields: &mut Fields, field: &'static str) -> Result<Option<Effort>, ApiError> {
+pub fn read_switch(
+    fields: &mut StrictFields,
+    field: &'static str,
+) -> Result<Option<ReasoningEffort>, ApiError> {
     let read = |value| match value {
-        Value::Bool(on) => Ok(Effort { field, level: if on { Level::On } else { Level::Off } }),
+        Value::Bool(on) => {
+            Ok(ReasoningEffort { field, level: if on { EffortLevel::On } else { EffortLevel::Off } })
+        }
         other => level(&other, field, "true, false, "),
     };
     fields.take(field).map(read).transpose()
 }
 
 /// The level that `value` names; `others` may stand in its place.
-fn level(value: &Value, field: &'static str, others: &str) -> Result<Effort, ApiError> {
+fn level(value: &Value, field: &'static str, others: &str) -> Result<ReasoningEffort, ApiError> {
     let name = value.as_str().filter(|name| LEVELS.contains(name));
     let unknown =
         || format!("'{field}' must be one of {others}{}; send one, or leave it out", LEVELS.join(", "));
     let name = name.ok_or_else(|| ApiError::invalid(field, unknown()))?;
-    let level = if name == "none" { Level::Off } else { Level::Some(name.to_owned()) };
-    Ok(Effort { field, level })
+    let level = if name == "none" { EffortLevel::Off } else { EffortLevel::Some(name.to_owned()) };
+    Ok(ReasoningEffort { field, level })
 }
 
-impl Effort {
+impl ReasoningEffort {
     /// The same, in the field that is called so from outside.
     #[must_use]
     pub fn at(self, field: &'static str) -> Self {
@@ -75,19 +80,19 @@ impl Effort {
     pub fn say(
         &self,
         template: Option<&str>,
-        tags: Option<Tags>,
+        tags: Option<ReasoningTags>,
         variables: &mut Map<String, Value>,
     ) -> Result<(), ApiError> {
         let template = template.unwrap_or_default();
-        let is_on = self.level != Level::Off;
+        let is_on = self.level != EffortLevel::Off;
         let switches = SWITCHES.into_iter().filter(|name| has_word(template, name));
         let mut said: Vec<(&str, Value)> = switches.map(|name| (name, is_on.into())).collect();
         let takes_level = has_word(template, LEVEL);
         if takes_level {
             match &self.level {
-                Level::Off => said.push((LEVEL, "none".into())),
-                Level::On => {}
-                Level::Some(name) => said.push((LEVEL, name.as_str().into())),
+                EffortLevel::Off => said.push((LEVEL, "none".into())),
+                EffortLevel::On => {}
+                EffortLevel::Some(name) => said.push((LEVEL, name.as_str().into())),
             }
         }
         if is_on && said.is_empty() && !takes_level && tags.is_none() {
@@ -114,9 +119,9 @@ mod tests {
         "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>{% endif %}";
 
     fn said(value: &Value, template: &str) -> Result<Value, ApiError> {
-        let mut fields = Fields::of(json!({ "think": value }), "the body")?;
+        let mut fields = StrictFields::of(json!({ "think": value }), "the body")?;
         let effort = read_switch(&mut fields, "think")?.unwrap();
-        let tags = Tags::of(settings::ReasoningParser::Auto, Some(template));
+        let tags = ReasoningTags::of(settings::ReasoningParser::Auto, Some(template));
         let mut variables = Map::new();
         effort.say(Some(template), tags, &mut variables)?;
         Ok(variables.into())
@@ -141,7 +146,7 @@ mod tests {
 
     #[test]
     fn what_a_caller_says_to_the_template_itself_stays() {
-        let mut fields = Fields::of(json!({ "reasoning_effort": "none" }), "the body").unwrap();
+        let mut fields = StrictFields::of(json!({ "reasoning_effort": "none" }), "the body").unwrap();
         let effort = read(&mut fields, "reasoning_effort").unwrap().unwrap();
         let mut variables = Map::from_iter([("enable_thinking".to_owned(), json!(true))]);
         effort.say(Some(QWEN), None, &mut variables).unwrap();

@@ -3,18 +3,18 @@
 //! However the text is cut into pieces, what is found is the same: what may be the beginning of a tag is held back until that is
 //! decided. White space beside tags belongs to nobody. Only what an answer begins with is a thought; tags further on are text.
 
-use super::Tags;
+use super::ReasoningTags;
 
 /// What came of a piece of text.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct ReasoningSplit {
     /// More of the thought.
     pub thought: String,
     /// More of the answer.
     pub answer: String,
 }
 
-impl Told {
+impl ReasoningSplit {
     /// Goes on with more.
     pub fn append(&mut self, more: &Self) {
         self.thought.push_str(&more.thought);
@@ -23,7 +23,7 @@ impl Told {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum ReasoningState {
     /// A thought may begin.
     Before,
     /// In a thought of which nothing is told yet.
@@ -39,8 +39,8 @@ enum State {
 /// See the module.
 #[derive(Debug)]
 pub struct Scanner {
-    tags: Tags,
-    state: State,
+    tags: ReasoningTags,
+    state: ReasoningState,
     /// White space, of which what follows it decides whose it is.
     space: String,
     /// Behind it, what may be the beginning of a tag.
@@ -50,33 +50,33 @@ pub struct Scanner {
 impl Scanner {
     /// One before the first character of an answer, which is that of a thought or not.
     #[must_use]
-    pub fn new(tags: Tags, is_within: bool) -> Self {
-        let state = if is_within { State::Silent } else { State::Before };
+    pub fn new(tags: ReasoningTags, is_within: bool) -> Self {
+        let state = if is_within { ReasoningState::Silent } else { ReasoningState::Before };
         Self { tags, state, space: String::new(), tag: String::new() }
     }
 
     /// Whether what came last was no part of the answer.
     #[must_use]
     pub fn thinks(&self) -> bool {
-        self.state != State::Answer
+        self.state != ReasoningState::Answer
     }
 
     /// Whether there is a thought, and it is not over.
     #[must_use]
     pub fn is_within(&self) -> bool {
-        matches!(self.state, State::Silent | State::Within)
+        matches!(self.state, ReasoningState::Silent | ReasoningState::Within)
     }
 
     /// Takes the next text.
-    pub fn push(&mut self, text: &str) -> Told {
-        let mut told = Told::default();
+    pub fn push(&mut self, text: &str) -> ReasoningSplit {
+        let mut told = ReasoningSplit::default();
         text.chars().for_each(|c| self.take(c, &mut told));
         told
     }
 
     /// The answer has ended: what may have been a tag is none.
-    pub fn finish(&mut self) -> Told {
-        let mut told = Told::default();
+    pub fn finish(&mut self) -> ReasoningSplit {
+        let mut told = ReasoningSplit::default();
         if self.is_within() {
             while !self.tag.is_empty() {
                 let c = self.tag.remove(0);
@@ -85,61 +85,61 @@ impl Scanner {
         } else {
             self.say(&mut told);
         }
-        self.state = State::Answer;
+        self.state = ReasoningState::Answer;
         told
     }
 
-    fn take(&mut self, c: char, told: &mut Told) {
+    fn take(&mut self, c: char, told: &mut ReasoningSplit) {
         match self.state {
-            State::Before if c.is_whitespace() && self.tag.is_empty() => self.space.push(c),
-            State::Before => {
+            ReasoningState::Before if c.is_whitespace() && self.tag.is_empty() => self.space.push(c),
+            ReasoningState::Before => {
                 self.tag.push(c);
                 if self.tag == self.tags.open {
-                    self.enter(State::Silent);
+                    self.enter(ReasoningState::Silent);
                 } else if !self.tags.open.starts_with(&self.tag) {
                     self.say(told);
-                    self.state = State::Answer;
+                    self.state = ReasoningState::Answer;
                 }
             }
-            State::Silent | State::Within => {
+            ReasoningState::Silent | ReasoningState::Within => {
                 self.tag.push(c);
                 if self.tag == self.tags.close {
-                    return self.enter(State::Behind);
+                    return self.enter(ReasoningState::Behind);
                 }
                 while !self.tags.close.starts_with(&self.tag) {
                     let c = self.tag.remove(0);
                     self.think(c, told);
                 }
             }
-            State::Behind if c.is_whitespace() => {}
-            State::Behind | State::Answer => {
-                self.state = State::Answer;
+            ReasoningState::Behind if c.is_whitespace() => {}
+            ReasoningState::Behind | ReasoningState::Answer => {
+                self.state = ReasoningState::Answer;
                 told.answer.push(c);
             }
         }
     }
 
     /// Goes on behind a tag: white space beside it is nobody's.
-    fn enter(&mut self, state: State) {
+    fn enter(&mut self, state: ReasoningState) {
         self.state = state;
         self.space.clear();
         self.tag.clear();
     }
 
     /// A character of the thought; of white space at its beginning and its end there is none.
-    fn think(&mut self, c: char, told: &mut Told) {
+    fn think(&mut self, c: char, told: &mut ReasoningSplit) {
         if !c.is_whitespace() {
-            self.state = State::Within;
+            self.state = ReasoningState::Within;
             told.thought.push_str(&self.space);
             told.thought.push(c);
             self.space.clear();
-        } else if self.state == State::Within {
+        } else if self.state == ReasoningState::Within {
             self.space.push(c);
         }
     }
 
     /// What was held back is text of the answer.
-    fn say(&mut self, told: &mut Told) {
+    fn say(&mut self, told: &mut ReasoningSplit) {
         told.answer.push_str(&std::mem::take(&mut self.space));
         told.answer.push_str(&std::mem::take(&mut self.tag));
     }
@@ -153,7 +153,7 @@ mod tests {
 
     fn told(pieces: &[&str], is_within: bool) -> (String, String) {
         let mut scanner = Scanner::new(THINK, is_within);
-        let mut all = Told::default();
+        let mut all = ReasoningSplit::default();
         pieces.iter().for_each(|piece| all.append(&scanner.push(piece)));
         all.append(&scanner.finish());
         (all.thought, all.answer)

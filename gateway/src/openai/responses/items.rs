@@ -5,13 +5,13 @@ use std::collections::HashMap;
 use serde_json::{Value, json};
 
 use super::super::{
-    fields::{Fields, wrong},
+    fields::{StrictFields, wrong},
     messages::{INERT, MAX_MESSAGES, arguments_of, custom_arguments, function_call},
 };
 use crate::{
     errors::ApiError,
     random::random_u64,
-    text::{Answered, ChatMessage},
+    text::{AnsweredCall, ChatMessage},
 };
 
 /// The type of a part of what was thought.
@@ -22,11 +22,11 @@ pub(super) const THOUGHT: &str = "reasoning_text";
 pub struct Item {
     /// As it is told, with an id.
     pub value: Value,
-    said: Said,
+    said: ItemContent,
 }
 
 #[derive(Debug, Clone)]
-enum Said {
+enum ItemContent {
     Thought { text: String },
     Message { role: &'static str, text: String },
     Call { call_id: String, name: String, call: Value },
@@ -68,16 +68,16 @@ pub fn read(input: Option<Value>) -> Result<Vec<Item>, ApiError> {
 
 fn at(index: usize, value: Value) -> Result<Item, ApiError> {
     let place = format!("input[{index}]");
-    let fields = Fields::of(value, &place)?;
+    let fields = StrictFields::of(value, &place)?;
     item(fields).map_err(|error| error.within(&place))
 }
 
 /// The prefix of an item's id, its fields as they are told, and its meaning.
-type Read = (&'static str, Value, Said);
+type ParsedItem = (&'static str, Value, ItemContent);
 
-fn item(mut fields: Fields) -> Result<Item, ApiError> {
+fn item(mut fields: StrictFields) -> Result<Item, ApiError> {
     let kind = fields.text("type")?.unwrap_or_else(|| "message".to_owned());
-    let read: fn(&mut Fields) -> Result<Read, ApiError> = match kind.as_str() {
+    let read: fn(&mut StrictFields) -> Result<ParsedItem, ApiError> = match kind.as_str() {
         "message" => message,
         "function_call" => function_call_item,
         "custom_tool_call" => custom_call,
@@ -101,45 +101,45 @@ fn item(mut fields: Fields) -> Result<Item, ApiError> {
     Ok(Item { value, said })
 }
 
-fn message(fields: &mut Fields) -> Result<Read, ApiError> {
+fn message(fields: &mut StrictFields) -> Result<ParsedItem, ApiError> {
     let (role, part, shown) = role(&fields.required_text("role")?)?;
     let text = text(fields.take("content"), "content")?;
     let value = json!({ "role": shown, "content": [part_of(part, &text)] });
-    Ok(("msg", value, Said::Message { role, text }))
+    Ok(("msg", value, ItemContent::Message { role, text }))
 }
 
-fn function_call_item(fields: &mut Fields) -> Result<Read, ApiError> {
+fn function_call_item(fields: &mut StrictFields) -> Result<ParsedItem, ApiError> {
     let (call_id, name) = (fields.required_text("call_id")?, fields.required_text("name")?);
     let arguments = fields.text("arguments")?.unwrap_or_default();
     let call = function_call(&call_id, &name, &arguments_of(&arguments));
     let value = json!({ "call_id": call_id, "name": name, "arguments": arguments });
-    Ok(("fc", value, Said::Call { call_id, name, call }))
+    Ok(("fc", value, ItemContent::Call { call_id, name, call }))
 }
 
-fn custom_call(fields: &mut Fields) -> Result<Read, ApiError> {
+fn custom_call(fields: &mut StrictFields) -> Result<ParsedItem, ApiError> {
     let (call_id, name) = (fields.required_text("call_id")?, fields.required_text("name")?);
     let input = fields.text("input")?.unwrap_or_default();
     let call = function_call(&call_id, &name, &custom_arguments(&input));
     let value = json!({ "call_id": call_id, "name": name, "input": input });
-    Ok(("ctc", value, Said::Call { call_id, name, call }))
+    Ok(("ctc", value, ItemContent::Call { call_id, name, call }))
 }
 
 /// The result of a call of either kind.
-fn output(fields: &mut Fields) -> Result<Read, ApiError> {
+fn output(fields: &mut StrictFields) -> Result<ParsedItem, ApiError> {
     let call_id = fields.required_text("call_id")?;
     let text = text(fields.take("output"), "output")?;
     let value = json!({ "call_id": call_id, "output": text });
-    Ok(("fco", value, Said::Output { call_id, text }))
+    Ok(("fco", value, ItemContent::Output { call_id, text }))
 }
 
-fn reasoning(fields: &mut Fields) -> Result<Read, ApiError> {
+fn reasoning(fields: &mut StrictFields) -> Result<ParsedItem, ApiError> {
     let (content, summary) = (fields.array("content")?, fields.array("summary")?);
     // What others keep secret.
     fields.text("encrypted_content")?;
     let parts = |parts: Option<Vec<Value>>, field| text(parts.map(Value::Array), field);
     let text = if content.is_some() { parts(content, "content") } else { parts(summary, "summary") }?;
     let value = json!({ "summary": [], "content": [part_of(THOUGHT, &text)] });
-    Ok(("rs", value, Said::Thought { text }))
+    Ok(("rs", value, ItemContent::Thought { text }))
 }
 
 /// A part of a message's content, as it is told.
@@ -178,7 +178,7 @@ fn text(content: Option<Value>, field: &str) -> Result<String, ApiError> {
 }
 
 fn text_part(part: Value, field: &str) -> Result<String, ApiError> {
-    let mut fields = Fields::of(part, field)?;
+    let mut fields = StrictFields::of(part, field)?;
     let kind = fields.required_text("type")?;
     if !["input_text", "output_text", "text", THOUGHT, "summary_text"].contains(&kind.as_str()) {
         let message = format!("parts of type '{kind}' are not supported; only text is");
@@ -203,15 +203,17 @@ pub fn messages(instructions: Option<&str>, items: &[Item]) -> Vec<ChatMessage> 
     let mut called = HashMap::new();
     for item in items {
         match &item.said {
-            Said::Thought { text } => {
+            ItemContent::Thought { text } => {
                 let reasoning = Some(text.clone());
                 messages.push(ChatMessage { role: "assistant", reasoning, ..ChatMessage::default() });
             }
-            Said::Message { role, text } => match messages.last_mut().filter(|last| last.only_thinks()) {
-                Some(last) if *role == last.role => last.content.clone_from(text),
-                _ => messages.push(ChatMessage { role, content: text.clone(), ..ChatMessage::default() }),
-            },
-            Said::Call { call_id, name, call } => {
+            ItemContent::Message { role, text } => {
+                match messages.last_mut().filter(|last| last.only_thinks()) {
+                    Some(last) if *role == last.role => last.content.clone_from(text),
+                    _ => messages.push(ChatMessage { role, content: text.clone(), ..ChatMessage::default() }),
+                }
+            }
+            ItemContent::Call { call_id, name, call } => {
                 called.insert(call_id, name);
                 if messages.last().is_none_or(|last: &ChatMessage| last.role != "assistant") {
                     messages.push(ChatMessage { role: "assistant", ..ChatMessage::default() });
@@ -220,9 +222,9 @@ pub fn messages(instructions: Option<&str>, items: &[Item]) -> Vec<ChatMessage> 
                     last.calls.push(call.clone());
                 }
             }
-            Said::Output { call_id, text } => {
+            ItemContent::Output { call_id, text } => {
                 let name = called.get(call_id).map(|name| (*name).clone());
-                let answers = Some(Answered { id: call_id.clone(), name });
+                let answers = Some(AnsweredCall { id: call_id.clone(), name });
                 messages.push(ChatMessage {
                     role: "tool",
                     content: text.clone(),

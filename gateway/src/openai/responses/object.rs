@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{super::structured::FormWarning, request::Asked};
+use super::{super::structured::SchemaWarning, request::ResponseEcho};
 use crate::{
     errors::ApiError,
     usage::{CompletionTokensDetails, PromptTokensDetails, Usage},
@@ -12,7 +12,7 @@ use crate::{
 /// How far it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Status {
+pub(super) enum ResponseStatus {
     InProgress,
     Completed,
     /// Cut off at a limit.
@@ -29,18 +29,18 @@ pub(super) struct Object<'a> {
     pub(super) created_at: u64,
     /// Seconds since 1970, once it is complete.
     pub(super) completed_at: Option<u64>,
-    pub(super) status: Status,
+    pub(super) status: ResponseStatus,
     pub(super) model: &'a str,
     pub(super) adapter_generation: Option<&'a str>,
     pub(super) output: &'a [Value],
     pub(super) error: Option<Failure>,
     pub(super) incomplete_details: Option<Incomplete>,
-    pub(super) usage: Option<Tokens>,
+    pub(super) usage: Option<ResponseUsage>,
     /// What of its form the answer need not keep to, once it is over.
-    #[serde(skip_serializing_if = "<[FormWarning]>::is_empty")]
-    pub(super) warnings: &'a [FormWarning],
+    #[serde(skip_serializing_if = "<[SchemaWarning]>::is_empty")]
+    pub(super) warnings: &'a [SchemaWarning],
     #[serde(flatten)]
-    pub(super) asked: &'a Asked,
+    pub(super) asked: &'a ResponseEcho,
 }
 
 /// Why it failed.
@@ -64,7 +64,7 @@ pub(super) struct Incomplete {
 
 /// [`Usage`] under this API's names.
 #[derive(Debug, Serialize)]
-pub(super) struct Tokens {
+pub(super) struct ResponseUsage {
     input_tokens: usize,
     input_tokens_details: PromptTokensDetails,
     output_tokens: usize,
@@ -72,7 +72,7 @@ pub(super) struct Tokens {
     total_tokens: usize,
 }
 
-impl From<Usage> for Tokens {
+impl From<Usage> for ResponseUsage {
     fn from(usage: Usage) -> Self {
         Self {
             input_tokens: usage.prompt_tokens,

@@ -3,23 +3,23 @@
 use serde_json::{Value, json};
 
 use super::{
-    super::tools::{CallPart, found::CallKind},
+    super::tools::{ToolCallDelta, found::CallKind},
     items::{THOUGHT, new_id, part_of},
 };
 
 /// Takes an event: its type, and its fields.
-pub(super) type Tell<'a> = dyn FnMut(&'static str, Value) + 'a;
+pub(super) type EventSink<'a> = dyn FnMut(&'static str, Value) + 'a;
 
 /// The item that is being made.
 #[derive(Debug)]
-enum Open {
+enum OpenItem {
     Thought { id: String, text: String },
     Message { id: String, text: String, logprobs: Vec<Value> },
     Call { id: String, call_id: String, name: String, arguments: String },
     Custom { id: String, call_id: String, name: String, input: String },
 }
 
-impl Open {
+impl OpenItem {
     fn item(&self, status: &str) -> Value {
         // An item that has just begun has no parts.
         let begins = status == "in_progress";
@@ -51,25 +51,25 @@ fn part(text: &str, logprobs: &[Value]) -> Value {
 
 /// See the module's description.
 #[derive(Debug, Default)]
-pub(super) struct Output {
+pub(super) struct OutputItems {
     /// Those that are whole.
     items: Vec<Value>,
-    open: Option<Open>,
+    open: Option<OpenItem>,
 }
 
-impl Output {
+impl OutputItems {
     pub(super) fn items(&self) -> &[Value] {
         &self.items
     }
 
     /// Goes on with a thought.
-    pub(super) fn thought(&mut self, new: &str, tell: &mut Tell<'_>) {
-        if !matches!(self.open, Some(Open::Thought { .. })) {
+    pub(super) fn thought(&mut self, new: &str, tell: &mut EventSink<'_>) {
+        if !matches!(self.open, Some(OpenItem::Thought { .. })) {
             self.close("completed", tell);
-            self.open(Open::Thought { id: new_id("rs"), text: String::new() }, tell);
+            self.open(OpenItem::Thought { id: new_id("rs"), text: String::new() }, tell);
         }
         let at = self.items.len();
-        let Some(Open::Thought { id, text }) = &mut self.open else { return };
+        let Some(OpenItem::Thought { id, text }) = &mut self.open else { return };
         text.push_str(new);
         tell(
             "response.reasoning_text.delta",
@@ -78,14 +78,14 @@ impl Output {
     }
 
     /// Goes on with text.
-    pub(super) fn text(&mut self, new: &str, scores: Vec<Value>, tell: &mut Tell<'_>) {
-        if !matches!(self.open, Some(Open::Message { .. })) {
+    pub(super) fn text(&mut self, new: &str, scores: Vec<Value>, tell: &mut EventSink<'_>) {
+        if !matches!(self.open, Some(OpenItem::Message { .. })) {
             self.close("completed", tell);
-            let message = Open::Message { id: new_id("msg"), text: String::new(), logprobs: Vec::new() };
+            let message = OpenItem::Message { id: new_id("msg"), text: String::new(), logprobs: Vec::new() };
             self.open(message, tell);
         }
         let at = self.items.len();
-        let Some(Open::Message { id, text, logprobs }) = &mut self.open else { return };
+        let Some(OpenItem::Message { id, text, logprobs }) = &mut self.open else { return };
         text.push_str(new);
         if !new.is_empty() {
             tell(
@@ -98,27 +98,29 @@ impl Output {
 
     /// Whether the item that is being made is a call.
     pub(super) fn is_in_a_call(&self) -> bool {
-        matches!(self.open, Some(Open::Call { .. } | Open::Custom { .. }))
+        matches!(self.open, Some(OpenItem::Call { .. } | OpenItem::Custom { .. }))
     }
 
     /// Goes on with a call.
-    pub(super) fn call(&mut self, part: &CallPart, tell: &mut Tell<'_>) {
+    pub(super) fn call(&mut self, part: &ToolCallDelta, tell: &mut EventSink<'_>) {
         if let Some((call_id, name)) = part.begun.clone() {
             self.close("completed", tell);
             let open = match part.kind {
                 CallKind::Function => {
-                    Open::Call { id: new_id("fc"), call_id, name, arguments: String::new() }
+                    OpenItem::Call { id: new_id("fc"), call_id, name, arguments: String::new() }
                 }
-                CallKind::Custom => Open::Custom { id: new_id("ctc"), call_id, name, input: String::new() },
+                CallKind::Custom => {
+                    OpenItem::Custom { id: new_id("ctc"), call_id, name, input: String::new() }
+                }
             };
             self.open(open, tell);
         }
         let at = self.items.len();
         let (event, id, all) = match &mut self.open {
-            Some(Open::Call { id, arguments, .. }) => {
+            Some(OpenItem::Call { id, arguments, .. }) => {
                 ("response.function_call_arguments.delta", id, arguments)
             }
-            Some(Open::Custom { id, input, .. }) => ("response.custom_tool_call_input.delta", id, input),
+            Some(OpenItem::Custom { id, input, .. }) => ("response.custom_tool_call_input.delta", id, input),
             _ => return,
         };
         all.push_str(&part.arguments);
@@ -128,20 +130,20 @@ impl Output {
     }
 
     /// Ends the last item: `status` is that of the answer. One that said nothing has an empty message.
-    pub(super) fn end(&mut self, status: &str, tell: &mut Tell<'_>) {
+    pub(super) fn end(&mut self, status: &str, tell: &mut EventSink<'_>) {
         if self.items.is_empty() && self.open.is_none() {
             self.text("", Vec::new(), tell);
         }
         self.close(status, tell);
     }
 
-    fn open(&mut self, open: Open, tell: &mut Tell<'_>) {
+    fn open(&mut self, open: OpenItem, tell: &mut EventSink<'_>) {
         let at = self.items.len();
         tell("response.output_item.added", json!({ "output_index": at, "item": open.item("in_progress") }));
         let first = match &open {
-            Open::Thought { id, .. } => Some((id, part_of(THOUGHT, ""))),
-            Open::Message { id, .. } => Some((id, part("", &[]))),
-            Open::Call { .. } | Open::Custom { .. } => None,
+            OpenItem::Thought { id, .. } => Some((id, part_of(THOUGHT, ""))),
+            OpenItem::Message { id, .. } => Some((id, part("", &[]))),
+            OpenItem::Call { .. } | OpenItem::Custom { .. } => None,
         };
         if let Some((id, part)) = first {
             tell(
@@ -152,12 +154,12 @@ impl Output {
         self.open = Some(open);
     }
 
-    fn close(&mut self, status: &str, tell: &mut Tell<'_>) {
+    fn close(&mut self, status: &str, tell: &mut EventSink<'_>) {
         let at = self.items.len();
         let Some(open) = self.open.take() else { return };
         let place = |id: &str| json!({ "item_id": id, "output_index": at, "content_index": 0 });
         match &open {
-            Open::Thought { id, text } => {
+            OpenItem::Thought { id, text } => {
                 let mut done = place(id);
                 done["text"] = text.as_str().into();
                 tell("response.reasoning_text.done", done);
@@ -165,7 +167,7 @@ impl Output {
                 done["part"] = part_of(THOUGHT, text);
                 tell("response.content_part.done", done);
             }
-            Open::Message { id, text, logprobs } => {
+            OpenItem::Message { id, text, logprobs } => {
                 let mut done = place(id);
                 (done["text"], done["logprobs"]) = (text.as_str().into(), logprobs.as_slice().into());
                 tell("response.output_text.done", done);
@@ -173,11 +175,11 @@ impl Output {
                 done["part"] = part(text, logprobs);
                 tell("response.content_part.done", done);
             }
-            Open::Call { id, name, arguments, .. } => tell(
+            OpenItem::Call { id, name, arguments, .. } => tell(
                 "response.function_call_arguments.done",
                 json!({ "item_id": id, "output_index": at, "name": name, "arguments": arguments }),
             ),
-            Open::Custom { id, input, .. } => tell(
+            OpenItem::Custom { id, input, .. } => tell(
                 "response.custom_tool_call_input.done",
                 json!({ "item_id": id, "output_index": at, "input": input }),
             ),

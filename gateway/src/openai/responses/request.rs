@@ -5,18 +5,18 @@ use serde_json::{Map, Value, json};
 
 use super::{
     super::{
-        conversation::Conversation,
+        conversation::ChatRequest,
         delivery,
-        fields::{Fields, wrong},
-        params::{self, Limits, MAX_LOGPROBS, Params},
-        reasoning::effort::{self, Effort},
+        fields::{StrictFields, wrong},
+        params::{self, MAX_LOGPROBS, ParamLimits, Params},
+        reasoning::effort::{self, ReasoningEffort},
         structured::{self, Structure},
-        target::Wanted,
+        target::ModelRef,
         tools::asked::{self, Dialect, Tools},
     },
     items::{self, Item},
 };
-use crate::{errors::ApiError, kept::Entry, text::Showing};
+use crate::{errors::ApiError, kept::StoredResponse, text::TemplateOptions};
 
 /// Most entries of `metadata`, and the most characters of a name and of a value.
 const MAX_METADATA: (usize, usize, usize) = (16, 64, 512);
@@ -24,7 +24,7 @@ const LOGPROBS: &str = "message.output_text.logprobs";
 
 /// What a response repeats of its request.
 #[derive(Debug, Serialize)]
-pub struct Asked {
+pub struct ResponseEcho {
     /// What stands in front of the conversation.
     pub instructions: Option<String>,
     /// Most tokens to generate.
@@ -59,32 +59,32 @@ pub struct Asked {
 
 /// A body, checked as far as it can be without looking anything up.
 #[derive(Debug)]
-pub struct Body {
+pub struct ResponsesBody {
     /// What the response repeats.
-    pub asked: Asked,
-    wanted: Wanted,
+    pub asked: ResponseEcho,
+    wanted: ModelRef,
     params: Params,
     logprobs: Option<u32>,
     tools: Option<Tools>,
-    effort: Option<Effort>,
+    effort: Option<ReasoningEffort>,
     items: Vec<Item>,
 }
 
-impl Body {
+impl ResponsesBody {
     /// Reads `body`.
     ///
     /// # Errors
     /// Whatever is not honoured, by its name.
-    pub fn read(body: &[u8], limits: &Limits<'_>) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
-        let wanted = Wanted::read(&mut fields)?;
+    pub fn read(body: &[u8], limits: &ParamLimits<'_>) -> Result<Self, ApiError> {
+        let mut fields = StrictFields::parse(body)?;
+        let wanted = ModelRef::read(&mut fields)?;
         let metadata = metadata(&mut fields)?;
         fields.labels()?;
         let (structure, text) = text(&mut fields)?;
         let (effort, reasoning) = reasoning(&mut fields)?;
         let max_tokens = fields.count("max_output_tokens", 1..=u32::MAX)?;
         let delivery = delivery::read_response(&mut fields)?;
-        let options = params::Asked { max_tokens, delivery, structure };
+        let options = params::RouteOptions { max_tokens, delivery, structure };
         let params = params::read_beside(options, &mut fields, limits)?;
         let logprobs = logprobs(&mut fields)?;
         let tool_choice = fields.peek("tool_choice").cloned().unwrap_or_else(|| json!("auto"));
@@ -92,7 +92,7 @@ impl Body {
         let parallel_tool_calls = fields.peek("parallel_tool_calls").and_then(Value::as_bool).unwrap_or(true);
         let tools = asked::read_as(Dialect::Flat, &mut fields)?;
         let items = items::read(fields.take("input"))?;
-        let asked = Asked {
+        let asked = ResponseEcho {
             instructions: fields.text("instructions")?,
             max_output_tokens: max_tokens,
             metadata,
@@ -114,7 +114,7 @@ impl Body {
     }
 
     /// Puts what `entry` answered, and its answer, in front.
-    pub(super) fn go_on_from(&mut self, entry: &Entry) -> Result<(), ApiError> {
+    pub(super) fn go_on_from(&mut self, entry: &StoredResponse) -> Result<(), ApiError> {
         let mut values = items::parse(&entry.input)?;
         let response: Value = serde_json::from_str(&entry.response)
             .map_err(|error| ApiError::internal(format!("what is kept is broken: {error}")))?;
@@ -126,17 +126,17 @@ impl Body {
     }
 
     /// The conversation, what the response repeats, and all that it answers.
-    pub(super) fn conversation(self) -> Result<(Conversation, Asked, Vec<Value>), ApiError> {
+    pub(super) fn conversation(self) -> Result<(ChatRequest, ResponseEcho, Vec<Value>), ApiError> {
         let Self { asked, wanted, params, logprobs, tools, effort, items } = self;
         let messages = items::messages(asked.instructions.as_deref(), &items);
-        let showing = Showing::default();
+        let showing = TemplateOptions::default();
         let conversation =
-            Conversation { wanted, params, logprobs, messages, tools, showing, effort, field: "input" };
+            ChatRequest { wanted, params, logprobs, messages, tools, showing, effort, field: "input" };
         Ok((conversation, asked, items.into_iter().map(|item| item.value).collect()))
     }
 }
 
-fn metadata(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+fn metadata(fields: &mut StrictFields) -> Result<Map<String, Value>, ApiError> {
     let (most, name_chars, value_chars) = MAX_METADATA;
     let map = match fields.take("metadata") {
         None => return Ok(Map::new()),
@@ -157,10 +157,10 @@ fn metadata(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
 }
 
 /// What the answer has to look like, and how a response tells it.
-fn text(fields: &mut Fields) -> Result<(Option<Structure>, Value), ApiError> {
+fn text(fields: &mut StrictFields) -> Result<(Option<Structure>, Value), ApiError> {
     let plain = || json!({ "format": { "type": "text" } });
     let Some(value) = fields.take("text") else { return Ok((None, plain())) };
-    let mut inside = Fields::of(value, "text")?;
+    let mut inside = StrictFields::of(value, "text")?;
     let format = inside.take("format");
     inside.finish().map_err(|error| error.within("text"))?;
     let Some(format) = format else { return Ok((None, plain())) };
@@ -169,12 +169,12 @@ fn text(fields: &mut Fields) -> Result<(Option<Structure>, Value), ApiError> {
 }
 
 /// How much the model is to think, and how a response tells it. Thoughts are told as they are, which is what `auto` asks for.
-fn reasoning(fields: &mut Fields) -> Result<(Option<Effort>, Value), ApiError> {
+fn reasoning(fields: &mut StrictFields) -> Result<(Option<ReasoningEffort>, Value), ApiError> {
     const NAME: &str = "reasoning";
     let Some(value) = fields.take(NAME) else {
         return Ok((None, json!({ "effort": null, "summary": null })));
     };
-    let mut inside = Fields::of(value, NAME)?;
+    let mut inside = StrictFields::of(value, NAME)?;
     let within = |error: ApiError| error.within(NAME);
     let asked = inside.peek("effort").cloned();
     let effort = effort::read(&mut inside, "effort").map_err(within)?;
@@ -188,7 +188,7 @@ fn reasoning(fields: &mut Fields) -> Result<(Option<Effort>, Value), ApiError> {
     Ok((effort, json!({ "effort": asked, "summary": summary })))
 }
 
-fn logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
+fn logprobs(fields: &mut StrictFields) -> Result<Option<u32>, ApiError> {
     let top = fields.count("top_logprobs", 0..=MAX_LOGPROBS)?;
     let mut wanted = false;
     for item in fields.array("include")?.unwrap_or_default() {

@@ -7,44 +7,44 @@ use serde_json::{Value, json};
 
 use super::{
     super::{
-        answer::{Answer, Step},
-        choice::Part,
-        frames::{EVENT_STREAM, Shape},
+        answer::{ChoiceUpdate, GenerationResponse},
+        choice::DeltaPart,
+        frames::{EVENT_STREAM, StreamFormat},
         logprobs,
     },
     items::new_id,
-    object::{Failure, Incomplete, Object, Status},
-    output::{Output, Tell},
-    request::Asked,
+    object::{Failure, Incomplete, Object, ResponseStatus},
+    output::{EventSink, OutputItems},
+    request::ResponseEcho,
 };
 use crate::{
     clock::seconds_since_1970,
     errors::ApiError,
-    kept::{Entry, Kept},
+    kept::{ResponseStore, StoredResponse},
     usage::FinishReason,
 };
 
 /// See the module's description.
 #[derive(Debug)]
-pub(super) struct Writing {
+pub(super) struct ResponseWriter {
     id: String,
-    asked: Asked,
+    asked: ResponseEcho,
     /// All that it answers.
     input: Vec<Value>,
-    kept: Arc<Kept>,
-    output: Output,
+    kept: Arc<ResponseStore>,
+    output: OutputItems,
     finish: FinishReason,
     events: Events,
 }
 
-impl Writing {
-    pub(super) fn new(asked: Asked, input: Vec<Value>, kept: Arc<Kept>) -> Self {
-        let (output, events) = (Output::default(), Events::default());
+impl ResponseWriter {
+    pub(super) fn new(asked: ResponseEcho, input: Vec<Value>, kept: Arc<ResponseStore>) -> Self {
+        let (output, events) = (OutputItems::default(), Events::default());
         Self { id: new_id("resp"), asked, input, kept, output, finish: FinishReason::Length, events }
     }
 
     /// Takes a step.
-    pub(super) fn take(&mut self, answer: &Answer, step: Step, tell: &mut Tell<'_>) {
+    pub(super) fn take(&mut self, answer: &GenerationResponse, step: ChoiceUpdate, tell: &mut EventSink<'_>) {
         let piece = step.piece;
         let mut scores: Vec<Value> = if answer.job.logprobs.is_some() {
             let told = logprobs::chat(answer.job.text(), answer.job.params.token_names, &piece.scored);
@@ -57,8 +57,8 @@ impl Writing {
         }
         for part in piece.parts() {
             match part {
-                Part::Text(text) => self.output.text(text, std::mem::take(&mut scores), tell),
-                Part::Call(call) => self.output.call(call, tell),
+                DeltaPart::Text(text) => self.output.text(text, std::mem::take(&mut scores), tell),
+                DeltaPart::Call(call) => self.output.call(call, tell),
             }
         }
         // Only text has scores here.
@@ -69,11 +69,12 @@ impl Writing {
     }
 
     /// Ends it, and keeps it if that is wanted; returns the whole response as JSON.
-    pub(super) fn end(&mut self, answer: &Answer, tell: &mut Tell<'_>) -> String {
+    pub(super) fn end(&mut self, answer: &GenerationResponse, tell: &mut EventSink<'_>) -> String {
         self.output.end(if self.is_cut() { "incomplete" } else { "completed" }, tell);
         let response = text_of(&self.object(answer, self.status()));
         if self.asked.store {
-            let entry = Entry { response: response.as_str().into(), input: text_of(&self.input).into() };
+            let entry =
+                StoredResponse { response: response.as_str().into(), input: text_of(&self.input).into() };
             self.kept.put(&answer.job.tenant, &self.id, entry);
         }
         response
@@ -83,23 +84,23 @@ impl Writing {
         self.finish == FinishReason::Length
     }
 
-    fn status(&self) -> Status {
-        if self.is_cut() { Status::Incomplete } else { Status::Completed }
+    fn status(&self) -> ResponseStatus {
+        if self.is_cut() { ResponseStatus::Incomplete } else { ResponseStatus::Completed }
     }
 
-    fn object<'a>(&'a self, answer: &'a Answer, status: Status) -> Object<'a> {
-        let is_over = matches!(status, Status::Completed | Status::Incomplete);
+    fn object<'a>(&'a self, answer: &'a GenerationResponse, status: ResponseStatus) -> Object<'a> {
+        let is_over = matches!(status, ResponseStatus::Completed | ResponseStatus::Incomplete);
         Object {
             id: &self.id,
             object: "response",
             created_at: answer.created(),
-            completed_at: (status == Status::Completed).then(seconds_since_1970),
+            completed_at: (status == ResponseStatus::Completed).then(seconds_since_1970),
             status,
             model: &answer.job.target.name,
             adapter_generation: answer.generation(),
             output: self.output.items(),
             error: None,
-            incomplete_details: (status == Status::Incomplete)
+            incomplete_details: (status == ResponseStatus::Incomplete)
                 .then_some(Incomplete { reason: "max_output_tokens" }),
             usage: is_over.then(|| answer.usage().into()),
             warnings: if is_over { answer.job.warnings() } else { &[] },
@@ -107,49 +108,49 @@ impl Writing {
         }
     }
 
-    fn begin(&mut self, answer: &Answer, out: &mut Vec<u8>) {
+    fn begin(&mut self, answer: &GenerationResponse, out: &mut Vec<u8>) {
         if self.events.next > 0 {
             return;
         }
         let mut events = Events::default();
-        let response = self.object(answer, Status::InProgress);
-        events.write("response.created", &Whole { response: &response }, out);
-        events.write("response.in_progress", &Whole { response: &response }, out);
+        let response = self.object(answer, ResponseStatus::InProgress);
+        events.write("response.created", &ResponseEnvelope { response: &response }, out);
+        events.write("response.in_progress", &ResponseEnvelope { response: &response }, out);
         self.events = events;
     }
 }
 
-impl Shape for Writing {
+impl StreamFormat for ResponseWriter {
     const CONTENT_TYPE: &'static str = EVENT_STREAM;
     /// A comment.
     const KEEP_ALIVE: &'static [u8] = b": keep-alive\n\n";
 
-    fn step(&mut self, answer: &Answer, step: Step, out: &mut Vec<u8>) {
+    fn step(&mut self, answer: &GenerationResponse, step: ChoiceUpdate, out: &mut Vec<u8>) {
         self.begin(answer, out);
         let mut events = std::mem::take(&mut self.events);
         self.take(answer, step, &mut |name, fields| events.write(name, &fields, out));
         self.events = events;
     }
 
-    fn finish(&mut self, answer: &Answer, out: &mut Vec<u8>) {
+    fn finish(&mut self, answer: &GenerationResponse, out: &mut Vec<u8>) {
         let mut events = std::mem::take(&mut self.events);
         self.end(answer, &mut |name, fields| events.write(name, &fields, out));
         let response = self.object(answer, self.status());
         let name = if self.is_cut() { "response.incomplete" } else { "response.completed" };
-        events.write(name, &Whole { response: &response }, out);
+        events.write(name, &ResponseEnvelope { response: &response }, out);
     }
 
-    fn fail(&mut self, answer: &mut Answer, error: &ApiError, out: &mut Vec<u8>) {
+    fn fail(&mut self, answer: &mut GenerationResponse, error: &ApiError, out: &mut Vec<u8>) {
         self.begin(answer, out);
         let mut events = std::mem::take(&mut self.events);
         let failure = Some(Failure::from(error));
-        let response = Object { error: failure, ..self.object(answer, Status::Failed) };
-        events.write("response.failed", &Whole { response: &response }, out);
+        let response = Object { error: failure, ..self.object(answer, ResponseStatus::Failed) };
+        events.write("response.failed", &ResponseEnvelope { response: &response }, out);
     }
 }
 
 #[derive(Serialize)]
-struct Whole<'a> {
+struct ResponseEnvelope<'a> {
     response: &'a Object<'a>,
 }
 
@@ -160,7 +161,7 @@ struct Events {
 }
 
 #[derive(Serialize)]
-struct Event<'a, F> {
+struct ResponseEvent<'a, F> {
     r#type: &'static str,
     sequence_number: u64,
     #[serde(flatten)]
@@ -173,7 +174,10 @@ impl Events {
         out.extend_from_slice(name.as_bytes());
         out.extend_from_slice(b"\ndata: ");
         // Plain data into memory: serializing it cannot fail.
-        let _ = serde_json::to_writer(&mut *out, &Event { r#type: name, sequence_number: self.next, fields });
+        let _ = serde_json::to_writer(
+            &mut *out,
+            &ResponseEvent { r#type: name, sequence_number: self.next, fields },
+        );
         out.extend_from_slice(b"\n\n");
         self.next += 1;
     }

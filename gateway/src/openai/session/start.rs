@@ -5,46 +5,46 @@ use std::{sync::Arc, time::Duration};
 use shmproto::message::Generate;
 use tokio::time::Instant;
 
-use super::{DEADLINE_SLACK, Sequence, Session, book, left_ms};
+use super::{ActiveSequence, DEADLINE_SLACK, SequenceGroup, book, left_ms};
 use crate::{
-    adapters::{Lease, Place},
+    adapters::{ExecutorPin, Lease},
     app::App,
     errors::ApiError,
-    executor::{backlog::Backlog, batch::Batch},
-    executors::member::Ready,
-    lifecycle::Serving,
-    openai::job::Job,
-    routing::Route,
-    turns::{Asked, Turn},
+    executor::{backlog::Backlog, batch::SequenceBatch},
+    executors::member::ReadyExecutor,
+    lifecycle::ServingState,
+    openai::job::GenerationRequest,
+    routing::RoutingRequest,
+    turns::{AdmissionPermit, AdmissionRequest},
 };
 
 /// A sequence's prompt is in memory so often: as it was asked for, as it is started, and on its way to the executor.
 const PROMPT_COPIES: usize = 3;
 
 /// A job whose turn it is.
-struct Begin<'a> {
+struct StartingGroup<'a> {
     app: &'a App,
-    job: &'a Job,
+    job: &'a GenerationRequest,
     sequences: Vec<Generate>,
     backlog: Arc<Backlog>,
-    route: Route,
-    turn: Turn,
+    route: RoutingRequest,
+    turn: AdmissionPermit,
     started: Instant,
     /// How long it waited for its turn.
     waited: Duration,
 }
 
-impl Session {
+impl SequenceGroup {
     /// Starts the sequences of `job` when its turn has come, on an executor of those that it was put together for or, if that
     /// has ended, of those that serve the same base now. One that has no room is left out.
-    pub async fn start(app: &App, job: &Job) -> Result<Self, ApiError> {
+    pub async fn start(app: &App, job: &GenerationRequest) -> Result<Self, ApiError> {
         let (started, principal) = (Instant::now(), job.principal(&app.classes));
         let backlog = Backlog::new(app.memory.reserve(&principal.tenant, prompt_bytes(job))?);
         let sequences = job.sequences();
         let slo = app.classes.get(principal.class).slo;
         let adapter = job.target.lease.as_ref().map(Lease::entry);
-        let route = Route::of(&app.executors, app.routing, &job.serving, (adapter, &sequences), slo);
-        let turn = app.turns.wait(Asked {
+        let route = RoutingRequest::of(&app.executors, app.routing, &job.serving, (adapter, &sequences), slo);
+        let turn = app.turns.wait(AdmissionRequest {
             principal,
             sequences: sequences.len(),
             cost_tokens: cost_tokens(app, job, &sequences),
@@ -53,12 +53,12 @@ impl Session {
         });
         let turn = turn.await?;
         let waited = started.elapsed();
-        Begin { app, job, sequences, backlog, route, turn, started, waited }.begin().await
+        StartingGroup { app, job, sequences, backlog, route, turn, started, waited }.begin().await
     }
 }
 
-impl Begin<'_> {
-    async fn begin(mut self) -> Result<Session, ApiError> {
+impl StartingGroup<'_> {
+    async fn begin(mut self) -> Result<SequenceGroup, ApiError> {
         let serving = now_serving(self.app, self.job);
         let mut refused = None;
         loop {
@@ -78,7 +78,10 @@ impl Begin<'_> {
     }
 
     /// Brings the adapter to an executor and starts there.
-    async fn begin_at(&mut self, to: &Ready) -> Result<(Batch, Option<Arc<Place>>), ApiError> {
+    async fn begin_at(
+        &mut self,
+        to: &ReadyExecutor,
+    ) -> Result<(SequenceBatch, Option<Arc<ExecutorPin>>), ApiError> {
         let place = match &self.job.target.lease {
             None => None,
             Some(lease) => {
@@ -100,10 +103,15 @@ impl Begin<'_> {
         Ok((batch, place))
     }
 
-    fn session(self, batch: Batch, on: &Ready, place: Option<&Arc<Place>>) -> Session {
+    fn session(
+        self,
+        batch: SequenceBatch,
+        on: &ReadyExecutor,
+        place: Option<&Arc<ExecutorPin>>,
+    ) -> SequenceGroup {
         let Self { app, job, sequences, route, turn, started, waited, .. } = self;
         let give_up = deadline(&sequences, started).and_then(|deadline| deadline.checked_add(DEADLINE_SLACK));
-        let kept = sequences.into_iter().map(|generate| Sequence {
+        let kept = sequences.into_iter().map(|generate| ActiveSequence {
             booked: Some(book(&app.executors, &route, on.index, &generate)),
             generate,
             emitted: Vec::new(),
@@ -114,7 +122,7 @@ impl Begin<'_> {
             epoch: on.epoch,
             place: place.cloned(),
         });
-        Session {
+        SequenceGroup {
             sequences: kept.collect(),
             route,
             turn,
@@ -134,13 +142,13 @@ impl Begin<'_> {
 }
 
 /// What the prompts of a job's sequences take while they are computed.
-fn prompt_bytes(job: &Job) -> usize {
+fn prompt_bytes(job: &GenerationRequest) -> usize {
     let tokens = job.prompts.iter().map(|prompt| prompt.tokens.len()).fold(0, usize::saturating_add);
     tokens.saturating_mul(job.params.choices as usize).saturating_mul(PROMPT_COPIES * size_of::<u32>())
 }
 
 /// What a job will cost, as far as that is known: its prompts, and for each answer what is usual or, if that is less, its most.
-fn cost_tokens(app: &App, job: &Job, sequences: &[Generate]) -> u64 {
+fn cost_tokens(app: &App, job: &GenerationRequest, sequences: &[Generate]) -> u64 {
     let prompts: usize = job.prompts.iter().map(|prompt| prompt.tokens.len()).sum();
     let usual = app.executors.answer_tokens() as u64;
     let answers = sequences.iter().map(|sequence| u64::from(sequence.max_tokens).min(usual));
@@ -155,7 +163,7 @@ fn deadline(sequences: &[Generate], started: Instant) -> Option<Instant> {
 }
 
 /// What serves the base that `job` was put together for.
-fn now_serving(app: &App, job: &Job) -> Arc<Serving> {
+fn now_serving(app: &App, job: &GenerationRequest) -> Arc<ServingState> {
     let base_hash = job.serving.welcome.base_hash;
     let now = app.serving().ok().filter(|now| now.welcome.base_hash == base_hash);
     now.unwrap_or_else(|| Arc::clone(&job.serving))

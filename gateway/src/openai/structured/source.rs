@@ -20,7 +20,7 @@ pub struct Structure {
 
 /// A keyword of a schema that an answer need not keep to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct FormWarning {
+pub struct SchemaWarning {
     /// Where the keyword stands: the field of the request, and the way within its schema.
     pub param: String,
     /// The keyword.
@@ -41,10 +41,10 @@ pub struct GrammarSource {
     /// Grammars of callers that it is made of. They are compiled before it, so that a refusal names their field.
     pub parts: Vec<GrammarSource>,
     /// What of the request an answer need not keep to.
-    pub warnings: Vec<FormWarning>,
+    pub warnings: Vec<SchemaWarning>,
 }
 
-impl FormWarning {
+impl SchemaWarning {
     /// Of the schema in `field`.
     #[must_use]
     pub fn of(field: &str, warning: Warning) -> Self {
@@ -67,7 +67,7 @@ impl Structure {
     pub fn source(&self, thought: Option<Thought>) -> Result<GrammarSource, ApiError> {
         let source = self.grammar.source_behind(thought, self.enforcement);
         let source = source.map_err(|error| refused(&self.field, &error))?;
-        let warnings = source.warnings.into_iter().map(|warning| FormWarning::of(&self.field, warning));
+        let warnings = source.warnings.into_iter().map(|warning| SchemaWarning::of(&self.field, warning));
         Ok(GrammarSource::new(source.text, &self.field).with_warnings(warnings.collect()))
     }
 }
@@ -82,8 +82,8 @@ impl GrammarSource {
 
     /// The same grammar, of which some keywords need not be kept to. That is logged, since not every caller reads its answers.
     #[must_use]
-    pub fn with_warnings(self, warnings: Vec<FormWarning>) -> Self {
-        for FormWarning { param, keyword, message } in &warnings {
+    pub fn with_warnings(self, warnings: Vec<SchemaWarning>) -> Self {
+        for SchemaWarning { param, keyword, message } in &warnings {
             tracing::info!(param, keyword, message, "an answer need not keep to a keyword of its schema");
         }
         Self { warnings, ..self }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 use text::grammar::Grammar;
 
-use super::super::fields::{Fields, wrong};
+use super::super::fields::{StrictFields, wrong};
 use crate::errors::ApiError;
 
 /// Most tools of a request.
@@ -36,14 +36,14 @@ pub struct Tool {
     /// Whether they always do.
     pub strictness: Strictness,
     /// The form of the text that a custom tool takes in place of arguments.
-    pub input: Option<Input>,
+    pub input: Option<CustomInput>,
     /// All of it, as the chat template is to show it.
     pub definition: Value,
 }
 
 /// The form of a custom tool's input.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Input {
+pub enum CustomInput {
     /// Any text.
     Text,
     /// A text of a grammar, or one that an expression matches.
@@ -57,7 +57,7 @@ pub enum Input {
 
 /// Whether tools are called.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Choice {
+pub enum ToolChoice {
     /// As the model likes.
     Auto,
     /// At least one is.
@@ -68,7 +68,7 @@ pub enum Choice {
 
 /// How many calls an answer may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Calls {
+pub enum CallLimit {
     /// One.
     One,
     /// Any number.
@@ -81,9 +81,9 @@ pub struct Tools {
     /// At least one.
     pub list: Vec<Tool>,
     /// Whether they are called.
-    pub choice: Choice,
+    pub choice: ToolChoice,
     /// How many calls there may be.
-    pub calls: Calls,
+    pub calls: CallLimit,
 }
 
 impl Tools {
@@ -96,8 +96,8 @@ impl Tools {
     /// Those that may be called.
     pub fn callable(&self) -> impl Iterator<Item = &Tool> {
         let is_meant = |tool: &&Tool| match &self.choice {
-            Choice::Named(name) => tool.name == *name,
-            Choice::Auto | Choice::Required => true,
+            ToolChoice::Named(name) => tool.name == *name,
+            ToolChoice::Auto | ToolChoice::Required => true,
         };
         self.list.iter().filter(is_meant)
     }
@@ -115,12 +115,12 @@ pub enum Dialect {
 }
 
 /// Reads the fields about tools, as chat has them; `None` if none are to be called.
-pub fn read(fields: &mut Fields) -> Result<Option<Tools>, ApiError> {
+pub fn read(fields: &mut StrictFields) -> Result<Option<Tools>, ApiError> {
     read_as(Dialect::Nested, fields)
 }
 
 /// Reads the fields about tools; `None` if none are to be called.
-pub fn read_as(dialect: Dialect, fields: &mut Fields) -> Result<Option<Tools>, ApiError> {
+pub fn read_as(dialect: Dialect, fields: &mut StrictFields) -> Result<Option<Tools>, ApiError> {
     let items = fields.array("tools")?.unwrap_or_default();
     if items.len() > MAX_TOOLS {
         return Err(ApiError::invalid("tools", format!("'tools' may hold at most {MAX_TOOLS} tools")));
@@ -135,38 +135,38 @@ pub fn read_as(dialect: Dialect, fields: &mut Fields) -> Result<Option<Tools>, A
         let message = format!("two tools are called '{}'; give each a name of its own", twice.name);
         return Err(ApiError::invalid("tools", message));
     }
-    let grammars = list.iter().filter(|tool| matches!(tool.input, Some(Input::Grammar { .. }))).count();
+    let grammars = list.iter().filter(|tool| matches!(tool.input, Some(CustomInput::Grammar { .. }))).count();
     if grammars > MAX_GRAMMARS {
         let message = format!("'tools' may hold at most {MAX_GRAMMARS} custom tools with a grammar");
         return Err(ApiError::invalid("tools", message));
     }
     let choice = fields.take("tool_choice").map(|value| choice(dialect, &value, &list)).transpose()?;
-    let calls = if fields.flag("parallel_tool_calls", true)? { Calls::Many } else { Calls::One };
-    Ok(match choice.unwrap_or(Some(Choice::Auto)) {
+    let calls = if fields.flag("parallel_tool_calls", true)? { CallLimit::Many } else { CallLimit::One };
+    Ok(match choice.unwrap_or(Some(ToolChoice::Auto)) {
         Some(choice) if !list.is_empty() => Some(Tools { list, choice, calls }),
         _ => None,
     })
 }
 
 /// `None`: no tool is to be called.
-fn choice(dialect: Dialect, value: &Value, list: &[Tool]) -> Result<Option<Choice>, ApiError> {
+fn choice(dialect: Dialect, value: &Value, list: &[Tool]) -> Result<Option<ToolChoice>, ApiError> {
     let choice = match value {
         Value::String(word) if word == "none" => return Ok(None),
-        Value::String(word) if word == "auto" => Choice::Auto,
-        Value::String(word) if word == "required" => Choice::Required,
+        Value::String(word) if word == "auto" => ToolChoice::Auto,
+        Value::String(word) if word == "required" => ToolChoice::Required,
         Value::Object(_) => {
-            let fields = Fields::of(value.clone(), "tool_choice")?;
+            let fields = StrictFields::of(value.clone(), "tool_choice")?;
             let name = in_dialect(dialect, fields, |_, fields| only_name(fields));
-            Choice::Named(name.map_err(|error| error.within("tool_choice"))?)
+            ToolChoice::Named(name.map_err(|error| error.within("tool_choice"))?)
         }
         other => {
             return Err(wrong("tool_choice", "\"none\", \"auto\", \"required\" or a tool", other));
         }
     };
     let is_there = match &choice {
-        Choice::Auto => true,
-        Choice::Required => !list.is_empty(),
-        Choice::Named(name) => list.iter().any(|tool| tool.name == *name),
+        ToolChoice::Auto => true,
+        ToolChoice::Required => !list.is_empty(),
+        ToolChoice::Named(name) => list.iter().any(|tool| tool.name == *name),
     };
     if !is_there {
         let message = "'tool_choice' wants a call of what is not among 'tools'; add the function there";
@@ -175,7 +175,7 @@ fn choice(dialect: Dialect, value: &Value, list: &[Tool]) -> Result<Option<Choic
     Ok(Some(choice))
 }
 
-fn only_name(mut fields: Fields) -> Result<String, ApiError> {
+fn only_name(mut fields: StrictFields) -> Result<String, ApiError> {
     let name = fields.required_text("name")?;
     fields.finish()?;
     Ok(name)
@@ -183,7 +183,7 @@ fn only_name(mut fields: Fields) -> Result<String, ApiError> {
 
 /// Types of tools.
 #[derive(Debug, Clone, Copy)]
-enum Kind {
+enum ToolKind {
     Function,
     Custom,
 }
@@ -191,13 +191,13 @@ enum Kind {
 /// The result of `read` for the fields of a tool, or of a choice of one, wherever `dialect` puts them.
 fn in_dialect<T>(
     dialect: Dialect,
-    mut fields: Fields,
-    read: impl Fn(Kind, Fields) -> Result<T, ApiError>,
+    mut fields: StrictFields,
+    read: impl Fn(ToolKind, StrictFields) -> Result<T, ApiError>,
 ) -> Result<T, ApiError> {
     let name = fields.required_text("type")?;
     let kind = match name.as_str() {
-        "function" => Kind::Function,
-        "custom" if dialect != Dialect::Functions => Kind::Custom,
+        "function" => ToolKind::Function,
+        "custom" if dialect != Dialect::Functions => ToolKind::Custom,
         _ => return Err(unknown_kind(dialect, &name, &fields)),
     };
     // Where other servers are to begin to keep what they computed.
@@ -209,11 +209,11 @@ fn in_dialect<T>(
     fields.finish()?;
     let inside = inside
         .ok_or_else(|| ApiError::missing(&name, format!("a tool of the type '{name}' needs '{name}'")))?;
-    let inside = Fields::of(inside, &name)?;
+    let inside = StrictFields::of(inside, &name)?;
     read(kind, inside).map_err(|error| error.within(&name))
 }
 
-fn unknown_kind(dialect: Dialect, kind: &str, fields: &Fields) -> ApiError {
+fn unknown_kind(dialect: Dialect, kind: &str, fields: &StrictFields) -> ApiError {
     let name =
         fields.peek("name").and_then(Value::as_str).map_or_else(String::new, |name| format!(" '{name}'"));
     let known = if dialect == Dialect::Functions { "'function'" } else { "'function' and 'custom'" };
@@ -225,20 +225,20 @@ fn unknown_kind(dialect: Dialect, kind: &str, fields: &Fields) -> ApiError {
 
 fn tool(dialect: Dialect, index: usize, item: Value) -> Result<Tool, ApiError> {
     let at = format!("tools[{index}]");
-    let fields = Fields::of(item, &at)?;
+    let fields = StrictFields::of(item, &at)?;
     let read = |kind, fields| match kind {
-        Kind::Function => function(fields),
-        Kind::Custom => custom(fields),
+        ToolKind::Function => function(fields),
+        ToolKind::Custom => custom(fields),
     };
     let mut tool = in_dialect(dialect, fields, read).map_err(|error| error.within(&at))?;
-    if let Some(Input::Grammar { field, .. }) = &mut tool.input {
+    if let Some(CustomInput::Grammar { field, .. }) = &mut tool.input {
         let inside = if dialect == Dialect::Flat { "" } else { "custom." };
         *field = format!("{at}.{inside}{field}");
     }
     Ok(tool)
 }
 
-fn name(fields: &mut Fields) -> Result<String, ApiError> {
+fn name(fields: &mut StrictFields) -> Result<String, ApiError> {
     let name = fields.required_text("name")?;
     let is_good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     if name.len() > MAX_NAME_CHARS || !name.chars().all(is_good) {
@@ -248,7 +248,7 @@ fn name(fields: &mut Fields) -> Result<String, ApiError> {
     Ok(name)
 }
 
-fn function(mut fields: Fields) -> Result<Tool, ApiError> {
+fn function(mut fields: StrictFields) -> Result<Tool, ApiError> {
     let (name, description) = (name(&mut fields)?, fields.text("description")?);
     let parameters = match fields.take("parameters") {
         // OpenAI: a function without parameters has none.
@@ -275,18 +275,18 @@ fn definition(name: &str, description: Option<&str>, parameters: &Value) -> Valu
 }
 
 /// A tool that takes a text. Templates know functions alone, and are shown one whose only parameter is that text.
-fn custom(mut fields: Fields) -> Result<Tool, ApiError> {
+fn custom(mut fields: StrictFields) -> Result<Tool, ApiError> {
     let (name, description) = (name(&mut fields)?, fields.text("description")?);
     let format = fields.take("format");
     fields.finish()?;
-    let input =
-        format.map_or(Ok(Input::Text), |format| input(format).map_err(|error| error.within("format")))?;
+    let input = format
+        .map_or(Ok(CustomInput::Text), |format| input(format).map_err(|error| error.within("format")))?;
     let mut text = json!({ "type": "string" });
     match &input {
-        Input::Grammar { grammar: Grammar::Lark(source), .. } => {
+        CustomInput::Grammar { grammar: Grammar::Lark(source), .. } => {
             text["description"] = format!("A text of this grammar, in Lark:\n{source}").into();
         }
-        Input::Grammar { grammar: Grammar::Regex(source), .. } => {
+        CustomInput::Grammar { grammar: Grammar::Regex(source), .. } => {
             text["description"] = format!("A text that this expression matches: {source}").into();
         }
         _ => {}
@@ -297,15 +297,15 @@ fn custom(mut fields: Fields) -> Result<Tool, ApiError> {
 }
 
 /// Reads the format of a custom tool: its grammar stands beside the type, or in a field of its own as chat has it.
-fn input(format: Value) -> Result<Input, ApiError> {
-    let mut fields = Fields::of(format, "format")?;
+fn input(format: Value) -> Result<CustomInput, ApiError> {
+    let mut fields = StrictFields::of(format, "format")?;
     match fields.required_text("type")?.as_str() {
-        "text" => fields.finish().map(|()| Input::Text),
+        "text" => fields.finish().map(|()| CustomInput::Text),
         "grammar" => match fields.take("grammar") {
             None => grammar(fields, "format"),
             Some(inside) => {
                 fields.finish()?;
-                grammar(Fields::of(inside, "grammar")?, "format.grammar")
+                grammar(StrictFields::of(inside, "grammar")?, "format.grammar")
                     .map_err(|error| error.within("grammar"))
             }
         },
@@ -316,7 +316,7 @@ fn input(format: Value) -> Result<Input, ApiError> {
     }
 }
 
-fn grammar(mut fields: Fields, at: &str) -> Result<Input, ApiError> {
+fn grammar(mut fields: StrictFields, at: &str) -> Result<CustomInput, ApiError> {
     let (syntax, definition) = (fields.required_text("syntax")?, fields.required_text("definition")?);
     fields.finish()?;
     let grammar = match syntax.as_str() {
@@ -327,7 +327,7 @@ fn grammar(mut fields: Fields, at: &str) -> Result<Input, ApiError> {
             return Err(ApiError::invalid("syntax", message));
         }
     };
-    Ok(Input::Grammar { field: format!("{at}.definition"), grammar })
+    Ok(CustomInput::Grammar { field: format!("{at}.definition"), grammar })
 }
 
 #[cfg(test)]

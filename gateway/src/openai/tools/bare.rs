@@ -4,14 +4,14 @@
 
 use serde_json::{Map, Value};
 
-use super::object::{ObjectScanner, Progress};
+use super::object::{CallProgress, ObjectScanner};
 
 const FENCE: &str = "```";
 /// Longest beginning of a fence: with the name of a language, and white space.
 const MAX_FENCE_BYTES: usize = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum At {
+enum BarePosition {
     /// Before the object, perhaps in the first line of a fence.
     Before,
     Object,
@@ -21,7 +21,7 @@ enum At {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct BareScanner {
-    at: At,
+    at: BarePosition,
     /// The text before the object.
     before: String,
     object: ObjectScanner,
@@ -33,7 +33,7 @@ pub(super) struct BareScanner {
 impl Default for BareScanner {
     fn default() -> Self {
         let (before, arguments, behind) = (String::new(), String::new(), String::new());
-        Self { at: At::Before, before, object: ObjectScanner::default(), arguments, behind }
+        Self { at: BarePosition::Before, before, object: ObjectScanner::default(), arguments, behind }
     }
 }
 
@@ -49,40 +49,48 @@ impl BareScanner {
     }
 
     /// Takes the next character; the answer is open until it ends.
-    pub(super) fn push(&mut self, c: char) -> Progress {
+    pub(super) fn push(&mut self, c: char) -> CallProgress {
         match self.at {
-            At::Before if c == '{' => {
-                self.at = At::Object;
+            BarePosition::Before if c == '{' => {
+                self.at = BarePosition::Object;
                 let fence = self.before.trim_end();
                 if !fence.is_empty() && !fence.starts_with(FENCE) {
-                    return Progress::Broken;
+                    return CallProgress::Broken;
                 }
                 self.object.push(c)
             }
-            At::Before => self.in_fence(c),
-            At::Object => {
+            BarePosition::Before => self.in_fence(c),
+            BarePosition::Object => {
                 let progress = self.object.push(c);
                 self.arguments.push_str(&self.object.take_arguments());
-                if progress == Progress::Whole {
-                    self.at = At::Behind;
+                if progress == CallProgress::Whole {
+                    self.at = BarePosition::Behind;
                 }
-                if progress == Progress::Broken { progress } else { Progress::Open }
+                if progress == CallProgress::Broken { progress } else { CallProgress::Open }
             }
-            At::Behind => {
+            BarePosition::Behind => {
                 self.behind.extend(Some(c).filter(|c| !c.is_whitespace()));
-                if self.closing().starts_with(&self.behind) { Progress::Open } else { Progress::Broken }
+                if self.closing().starts_with(&self.behind) {
+                    CallProgress::Open
+                } else {
+                    CallProgress::Broken
+                }
             }
         }
     }
 
     /// Takes a character of a fence's first line: the fence, the name of a language, white space.
-    fn in_fence(&mut self, c: char) -> Progress {
+    fn in_fence(&mut self, c: char) -> CallProgress {
         self.before.push(c);
         let word = self.before.trim_end();
         let language = word.strip_prefix(FENCE);
         let is_fence =
             language.map_or(FENCE.starts_with(word), |word| word.chars().all(char::is_alphanumeric));
-        if is_fence && self.before.len() <= MAX_FENCE_BYTES { Progress::Open } else { Progress::Broken }
+        if is_fence && self.before.len() <= MAX_FENCE_BYTES {
+            CallProgress::Open
+        } else {
+            CallProgress::Broken
+        }
     }
 
     /// The text that has to stand behind the object.
@@ -92,7 +100,7 @@ impl BareScanner {
 
     /// The call, if the answer ends here and is one.
     pub(super) fn whole(&self) -> Option<(String, String)> {
-        let is_whole = self.at == At::Behind && self.behind == self.closing();
+        let is_whole = self.at == BarePosition::Behind && self.behind == self.closing();
         let parses = serde_json::from_str::<Map<String, Value>>(&self.arguments).is_ok();
         let name = self.object.name().filter(|_| is_whole && parses)?;
         Some((name.to_owned(), self.arguments.clone()))

@@ -7,7 +7,7 @@ use crate::openai::showing::has_word;
 
 /// How calls are written. Each is told from text by its beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
+pub enum ToolCallFormat {
     /// `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, anywhere, any number of them: Hermes, Qwen.
     Hermes,
     /// `{"name": ..., "parameters": {...}}` as all of the answer, perhaps behind `<|python_tag|>`; more of them behind `;`: Llama 3.
@@ -23,7 +23,7 @@ pub enum Format {
     Qwen3Coder,
 }
 
-impl Format {
+impl ToolCallFormat {
     /// All of them.
     pub const ALL: [Self; 6] =
         [Self::Hermes, Self::Llama3, Self::Mistral, Self::Pythonic, Self::Granite, Self::Qwen3Coder];
@@ -112,21 +112,30 @@ mod tests {
     #[test]
     fn a_template_shows_its_format() {
         for (template, format) in [
-            ("{% if tools %}<tool_call>{% endif %}", Some(Format::Hermes)),
-            ("{% if tools %}<tool_call>\n<function=a>", Some(Format::Qwen3Coder)),
+            ("{% if tools %}<tool_call>{% endif %}", Some(ToolCallFormat::Hermes)),
+            ("{% if tools %}<tool_call>\n<function=a>", Some(ToolCallFormat::Qwen3Coder)),
             ("{% if tools %}<tool_call>a<arg_key>", None),
-            ("{% if tools %}respond with <|tool_call|> followed by a JSON list", Some(Format::Granite)),
-            ("{% if tools is not none %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]", Some(Format::Mistral)),
-            ("<|start_header_id|>{% for t in tools %}{\"name\": x, \"parameters\": y}", Some(Format::Llama3)),
-            ("{% if tools %}[func_name1(params_name1=params_value1...)]", Some(Format::Pythonic)),
+            (
+                "{% if tools %}respond with <|tool_call|> followed by a JSON list",
+                Some(ToolCallFormat::Granite),
+            ),
+            (
+                "{% if tools is not none %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]",
+                Some(ToolCallFormat::Mistral),
+            ),
+            (
+                "<|start_header_id|>{% for t in tools %}{\"name\": x, \"parameters\": y}",
+                Some(ToolCallFormat::Llama3),
+            ),
+            ("{% if tools %}[func_name1(params_name1=params_value1...)]", Some(ToolCallFormat::Pythonic)),
             ("{% if tools %}in a way nobody knows", None),
             ("{{ messages }}<tool_call>", None),
             ("{{ my_tools }}<tool_call>", None),
         ] {
-            assert_eq!(Format::of(ToolCallParser::Auto, Some(template)), format, "{template}");
+            assert_eq!(ToolCallFormat::of(ToolCallParser::Auto, Some(template)), format, "{template}");
         }
-        assert_eq!(Format::of(ToolCallParser::Auto, None), None);
-        assert_eq!(Format::of(ToolCallParser::None, Some("{{ tools }}<tool_call>")), None);
-        assert_eq!(Format::of(ToolCallParser::Mistral, None), Some(Format::Mistral));
+        assert_eq!(ToolCallFormat::of(ToolCallParser::Auto, None), None);
+        assert_eq!(ToolCallFormat::of(ToolCallParser::None, Some("{{ tools }}<tool_call>")), None);
+        assert_eq!(ToolCallFormat::of(ToolCallParser::Mistral, None), Some(ToolCallFormat::Mistral));
     }
 }

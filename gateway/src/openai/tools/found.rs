@@ -12,7 +12,7 @@ pub enum CallKind {
 
 /// A new piece of a call.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct CallPiece {
+pub struct ParsedCallDelta {
     /// The number of the call, counted from 0.
     pub index: usize,
     /// Bytes of text that stand before it in what was found.
@@ -29,19 +29,20 @@ pub struct CallPiece {
 
 /// The text and the calls that are found in a piece of an answer.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct ScanResult {
     /// Text that is no part of any call.
     pub content: String,
     /// Pieces of calls, in order.
-    pub calls: Vec<CallPiece>,
+    pub calls: Vec<ParsedCallDelta>,
 }
 
-impl Found {
+impl ScanResult {
     /// Adds a piece behind all that was found so far.
-    pub(super) fn call(&mut self, mut piece: CallPiece) {
+    pub(super) fn call(&mut self, mut piece: ParsedCallDelta) {
         piece.at = self.content.len();
-        let goes_on =
-            |last: &&mut CallPiece| piece.name.is_none() && (last.index, last.at) == (piece.index, piece.at);
+        let goes_on = |last: &&mut ParsedCallDelta| {
+            piece.name.is_none() && (last.index, last.at) == (piece.index, piece.at)
+        };
         match self.calls.last_mut().filter(goes_on) {
             Some(last) => {
                 last.arguments.push_str(&piece.arguments);

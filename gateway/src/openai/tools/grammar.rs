@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use text::grammar::{Enforcement, Grammar, GrammarError, lark_json, lark_source, lark_string};
 
 use super::{
-    super::structured::{FormWarning, Structure},
-    asked::{Calls, Choice, INPUT, Input, Strictness, Tool, Tools},
-    format::Format,
+    super::structured::{SchemaWarning, Structure},
+    asked::{CallLimit, CustomInput, INPUT, Strictness, Tool, ToolChoice, Tools},
+    format::ToolCallFormat,
 };
 
 /// Why calls cannot be made to look like what they have to.
@@ -57,25 +57,25 @@ pub enum CallsError {
 /// See [`CallsError`].
 pub fn of(
     tools: &Tools,
-    format: Format,
+    format: ToolCallFormat,
     announcement: Option<u32>,
     answer: Option<&Structure>,
-) -> Result<Option<(Grammar, Vec<FormWarning>)>, CallsError> {
-    let is_free = tools.choice == Choice::Auto && !tools.are_formed() && answer.is_none();
+) -> Result<Option<(Grammar, Vec<SchemaWarning>)>, CallsError> {
+    let is_free = tools.choice == ToolChoice::Auto && !tools.are_formed() && answer.is_none();
     if is_free {
         return Ok(None);
     }
-    let announcement = Announcement::of(format, announcement);
-    let mut rules = Rules { format, source: String::new(), warnings: Vec::new() };
+    let announcement = CallPrefix::of(format, announcement);
+    let mut rules = GrammarRules { format, source: String::new(), warnings: Vec::new() };
     let ways = rules.ways(tools, &announcement.source)?;
     let start = match (&tools.choice, answer) {
-        (Choice::Auto, None) => rules.text_or_calls(&announcement, tools.calls, ways),
-        (Choice::Auto, Some(Structure { grammar: Grammar::Json(schema), field, enforcement })) => {
+        (ToolChoice::Auto, None) => rules.text_or_calls(&announcement, tools.calls, ways),
+        (ToolChoice::Auto, Some(Structure { grammar: Grammar::Json(schema), field, enforcement })) => {
             rules.json("answer", schema, (field, *enforcement))?;
             format!("answer | {}", ways.any())
         }
-        (Choice::Auto, Some(_)) => return Err(CallsError::Beside),
-        (Choice::Required | Choice::Named(_), _) => ways.any(),
+        (ToolChoice::Auto, Some(_)) => return Err(CallsError::Beside),
+        (ToolChoice::Required | ToolChoice::Named(_), _) => ways.any(),
     };
     rules.add("start", &start);
     Ok(Some((Grammar::Rules(rules.source), rules.warnings)))
@@ -84,14 +84,14 @@ pub fn of(
 /// Which calls an answer may have. The input of a custom tool goes to the answer's end, since any text may be in it: such a call is
 /// the last one.
 #[derive(Debug, Clone, Copy)]
-struct Ways {
+struct AllowedCalls {
     /// The rule `calls`: calls of functions.
     functions: bool,
     /// The rule `last`: a call of a custom tool, perhaps behind calls of functions.
     custom: bool,
 }
 
-impl Ways {
+impl AllowedCalls {
     /// The rules as alternatives.
     fn any(self) -> String {
         let rules = [("calls", self.functions), ("last", self.custom)];
@@ -100,16 +100,18 @@ impl Ways {
 }
 
 /// What announces calls, in Lark.
-struct Announcement {
+struct CallPrefix {
     source: String,
     is_token: bool,
 }
 
-impl Announcement {
-    fn of(format: Format, token: Option<u32>) -> Self {
+impl CallPrefix {
+    fn of(format: ToolCallFormat, token: Option<u32>) -> Self {
         match (format, token) {
             // Llama 3 announces nothing where it calls functions.
-            (Format::Llama3 | Format::Pythonic, _) => Self { source: String::new(), is_token: false },
+            (ToolCallFormat::Llama3 | ToolCallFormat::Pythonic, _) => {
+                Self { source: String::new(), is_token: false }
+            }
             (_, Some(token)) => Self { source: format!("<[{token}]>"), is_token: true },
             (_, None) => {
                 Self { source: lark_string(format.announcement().unwrap_or_default()), is_token: false }
@@ -119,18 +121,20 @@ impl Announcement {
 }
 
 /// All calls of an answer, of which each is a `call`.
-fn calls(format: Format, announcement: &str, calls: Calls) -> String {
+fn calls(format: ToolCallFormat, announcement: &str, calls: CallLimit) -> String {
     let one = format!("{announcement} {}", behind_announcement(format, calls));
     match (format, calls) {
-        (Format::Hermes | Format::Qwen3Coder, Calls::Many) => format!("{one} (\"\\n\" {one})*"),
+        (ToolCallFormat::Hermes | ToolCallFormat::Qwen3Coder, CallLimit::Many) => {
+            format!("{one} (\"\\n\" {one})*")
+        }
         _ => one,
     }
 }
 
 /// All calls of an answer that ends with one of a custom tool, an `input_call`.
-fn last(format: Format, announcement: &str, (calls, functions): (Calls, bool)) -> String {
-    let many = functions && calls == Calls::Many;
-    if !matches!(format, Format::Hermes | Format::Qwen3Coder) {
+fn last(format: ToolCallFormat, announcement: &str, (calls, functions): (CallLimit, bool)) -> String {
+    let many = functions && calls == CallLimit::Many;
+    if !matches!(format, ToolCallFormat::Hermes | ToolCallFormat::Qwen3Coder) {
         return format!("{announcement} {}", behind_last_announcement(format, many));
     }
     let one = format!("{announcement} {}", behind_announcement(format, calls));
@@ -139,18 +143,20 @@ fn last(format: Format, announcement: &str, (calls, functions): (Calls, bool)) -
 }
 
 /// The rule behind the announcement of a call of a custom tool; in a list perhaps `many` calls of functions, and that call.
-fn behind_last_announcement(format: Format, many: bool) -> String {
+fn behind_last_announcement(format: ToolCallFormat, many: bool) -> String {
     let Some((open, between, _)) = brackets(format) else { return "\"\\n\" input_call".to_owned() };
     let before = if many { format!("(call {})* ", lark_string(between)) } else { String::new() };
     format!("{} {before}input_call", bracket(open))
 }
 
 /// The texts before, between and behind the calls of a list; `None`: each call is announced by itself.
-fn brackets(format: Format) -> Option<(&'static str, &'static str, &'static str)> {
+fn brackets(format: ToolCallFormat) -> Option<(&'static str, &'static str, &'static str)> {
     match format {
-        Format::Hermes | Format::Qwen3Coder => None,
-        Format::Llama3 => Some(("", "; ", "")),
-        Format::Mistral | Format::Granite | Format::Pythonic => Some(("[", ", ", "]")),
+        ToolCallFormat::Hermes | ToolCallFormat::Qwen3Coder => None,
+        ToolCallFormat::Llama3 => Some(("", "; ", "")),
+        ToolCallFormat::Mistral | ToolCallFormat::Granite | ToolCallFormat::Pythonic => {
+            Some(("[", ", ", "]"))
+        }
     }
 }
 
@@ -159,13 +165,13 @@ fn bracket(text: &str) -> String {
 }
 
 /// What stands behind an announcement: one call, or all of them.
-fn behind_announcement(format: Format, calls: Calls) -> String {
+fn behind_announcement(format: ToolCallFormat, calls: CallLimit) -> String {
     let Some((open, between, close)) = brackets(format) else {
         return "\"\\n\" call \"\\n</tool_call>\"".to_owned();
     };
     let more = match calls {
-        Calls::One => String::new(),
-        Calls::Many => format!("({} call)*", lark_string(between)),
+        CallLimit::One => String::new(),
+        CallLimit::Many => format!("({} call)*", lark_string(between)),
     };
     format!("{} call {more} {}", bracket(open), bracket(close))
 }
@@ -203,20 +209,20 @@ fn parameters_of(tool: &Tool) -> (String, Enforcement) {
     (format!("tools.{}.parameters", tool.name), enforcement)
 }
 
-struct Rules {
-    format: Format,
+struct GrammarRules {
+    format: ToolCallFormat,
     source: String,
-    warnings: Vec<FormWarning>,
+    warnings: Vec<SchemaWarning>,
 }
 
-impl Rules {
+impl GrammarRules {
     fn add(&mut self, name: &str, rule: &str) {
         // Into memory: writing cannot fail.
         let _ = writeln!(self.source, "{name}: {}", rule.trim());
     }
 
     /// The rules `calls` and `last`, and those of each call.
-    fn ways(&mut self, tools: &Tools, announcement: &str) -> Result<Ways, CallsError> {
+    fn ways(&mut self, tools: &Tools, announcement: &str) -> Result<AllowedCalls, CallsError> {
         let (mut functions, mut custom) = (Vec::new(), Vec::new());
         for (index, tool) in tools.callable().enumerate() {
             if let Some(input) = &tool.input {
@@ -227,7 +233,7 @@ impl Rules {
                 functions.push(format!("call_{index}"));
             }
         }
-        let ways = Ways { functions: !functions.is_empty(), custom: !custom.is_empty() };
+        let ways = AllowedCalls { functions: !functions.is_empty(), custom: !custom.is_empty() };
         if ways.functions {
             self.add("calls", &calls(self.format, announcement, tools.calls));
             self.add("call", &functions.join(" | "));
@@ -240,20 +246,23 @@ impl Rules {
     }
 
     /// A call of a custom tool, with its input up to the answer's end.
-    fn input_call(&mut self, index: usize, tool: &Tool, input: &Input) -> Result<(), CallsError> {
+    fn input_call(&mut self, index: usize, tool: &Tool, input: &CustomInput) -> Result<(), CallsError> {
         let name = Value::from(tool.name.as_str());
         let before = match self.format {
-            Format::Pythonic => format!("{}(\n", tool.name),
-            Format::Qwen3Coder => format!("<function={}>\n<parameter={INPUT}>\n", tool.name),
-            Format::Llama3 | Format::Hermes | Format::Mistral | Format::Granite => {
+            ToolCallFormat::Pythonic => format!("{}(\n", tool.name),
+            ToolCallFormat::Qwen3Coder => format!("<function={}>\n<parameter={INPUT}>\n", tool.name),
+            ToolCallFormat::Llama3
+            | ToolCallFormat::Hermes
+            | ToolCallFormat::Mistral
+            | ToolCallFormat::Granite => {
                 format!("{{\"name\": {name}}}\n")
             }
         };
         let text = match input {
-            Input::Grammar { grammar: Grammar::Lark(source), .. } => {
+            CustomInput::Grammar { grammar: Grammar::Lark(source), .. } => {
                 format!("%lark {{\n{}\n}}", lark_source(source)?)
             }
-            Input::Grammar { grammar: Grammar::Regex(expression), .. } => lark_expression(expression),
+            CustomInput::Grammar { grammar: Grammar::Regex(expression), .. } => lark_expression(expression),
             _ => "/(?s:.*)/".to_owned(),
         };
         self.add(&format!("input_call_{index}"), &format!("{} {text}", lark_string(&before)));
@@ -269,43 +278,46 @@ impl Rules {
     ) -> Result<(), GrammarError> {
         let (rule, warnings) = lark_json(schema, enforcement)?;
         self.add(name, &rule);
-        self.warnings.extend(warnings.into_iter().map(|warning| FormWarning::of(field, warning)));
+        self.warnings.extend(warnings.into_iter().map(|warning| SchemaWarning::of(field, warning)));
         Ok(())
     }
 
     /// Text in which, or behind which, calls may come.
-    fn text_or_calls(&mut self, announcement: &Announcement, calls: Calls, ways: Ways) -> String {
-        let many = if calls == Calls::Many { "*" } else { "?" };
+    fn text_or_calls(&mut self, announcement: &CallPrefix, calls: CallLimit, ways: AllowedCalls) -> String {
+        let many = if calls == CallLimit::Many { "*" } else { "?" };
         let last = if ways.custom { "last?" } else { "" };
         match self.format {
-            Format::Llama3 => {
+            ToolCallFormat::Llama3 => {
                 self.add("TEXT", r"/[^{](?s:.*)/");
                 format!("{} | TEXT | \"\"", ways.any())
             }
-            Format::Pythonic => {
+            ToolCallFormat::Pythonic => {
                 self.add("TEXT", r"/[^\[](?s:.*)/");
                 format!("{} | TEXT | \"\"", ways.any())
             }
-            Format::Hermes | Format::Mistral | Format::Granite | Format::Qwen3Coder
+            ToolCallFormat::Hermes
+            | ToolCallFormat::Mistral
+            | ToolCallFormat::Granite
+            | ToolCallFormat::Qwen3Coder
                 if announcement.is_token =>
             {
                 self.add("TEXT", &without("/(?s:.+)/", self.format.opening()));
                 let calls = if ways.functions { format!("(calls TEXT?){many}") } else { String::new() };
                 format!("TEXT? {calls} {last}")
             }
-            Format::Mistral => {
+            ToolCallFormat::Mistral => {
                 self.add("TEXT", r"/[^\[](?s:.*)/");
                 format!("{} | TEXT | \"\"", ways.any())
             }
-            format @ (Format::Hermes | Format::Granite | Format::Qwen3Coder) => {
+            format @ (ToolCallFormat::Hermes | ToolCallFormat::Granite | ToolCallFormat::Qwen3Coder) => {
                 self.text_up_to_calls(format, calls, ways)
             }
         }
     }
 
     /// Text and calls where the announcement is text.
-    fn text_up_to_calls(&mut self, format: Format, calls: Calls, ways: Ways) -> String {
-        let many = if calls == Calls::Many { "*" } else { "?" };
+    fn text_up_to_calls(&mut self, format: ToolCallFormat, calls: CallLimit, ways: AllowedCalls) -> String {
+        let many = if calls == CallLimit::Many { "*" } else { "?" };
         let word = format.announcement().unwrap_or_default();
         // Up to the announcement, and with it; and what has none in it.
         let text = without("/(?s:.*)/", format.opening());
@@ -318,26 +330,26 @@ impl Rules {
         if !ways.custom {
             return format!("{functions} TEXT");
         }
-        let is_list_of_many = ways.functions && calls == Calls::Many;
+        let is_list_of_many = ways.functions && calls == CallLimit::Many;
         format!("{functions} (announced {} | TEXT)", behind_last_announcement(format, is_list_of_many))
     }
 
-    fn call(&mut self, index: usize, tool: &Tool, choice: &Choice) -> Result<(), CallsError> {
+    fn call(&mut self, index: usize, tool: &Tool, choice: &ToolChoice) -> Result<(), CallsError> {
         let (rule, arguments) = (format!("call_{index}"), format!("arguments_{index}"));
-        let is_free = *choice == Choice::Auto && tool.strictness == Strictness::Free;
+        let is_free = *choice == ToolChoice::Auto && tool.strictness == Strictness::Free;
         let name = Value::from(tool.name.as_str());
         let (before, behind) = match self.format {
-            Format::Pythonic => (format!("{}(", tool.name), ")"),
-            Format::Qwen3Coder => (format!("<function={}>\n", tool.name), "</function>"),
-            Format::Llama3 => (format!("{{\"name\": {name}, \"parameters\": "), "}"),
-            Format::Hermes | Format::Mistral | Format::Granite => {
+            ToolCallFormat::Pythonic => (format!("{}(", tool.name), ")"),
+            ToolCallFormat::Qwen3Coder => (format!("<function={}>\n", tool.name), "</function>"),
+            ToolCallFormat::Llama3 => (format!("{{\"name\": {name}, \"parameters\": "), "}"),
+            ToolCallFormat::Hermes | ToolCallFormat::Mistral | ToolCallFormat::Granite => {
                 (format!("{{\"name\": {name}, \"arguments\": "), "}")
             }
         };
         self.add(&rule, &format!("{} {arguments} {}", lark_string(&before), lark_string(behind)));
         match (self.format, is_free) {
-            (Format::Pythonic | Format::Qwen3Coder, true) => self.any_keywords(&arguments),
-            (Format::Pythonic | Format::Qwen3Coder, false) => self.keywords(&arguments, tool),
+            (ToolCallFormat::Pythonic | ToolCallFormat::Qwen3Coder, true) => self.any_keywords(&arguments),
+            (ToolCallFormat::Pythonic | ToolCallFormat::Qwen3Coder, false) => self.keywords(&arguments, tool),
             (_, true) => {
                 let any = json!({ "type": "object" });
                 Ok(self.json(&arguments, &any, ("tools", Enforcement::Strict))?)

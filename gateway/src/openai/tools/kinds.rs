@@ -17,7 +17,7 @@ pub struct Function {
     pub name: String,
     /// Which of both it is.
     pub kind: CallKind,
-    parameters: BTreeMap<String, Kinds>,
+    parameters: BTreeMap<String, JsonKinds>,
 }
 
 impl Function {
@@ -25,7 +25,7 @@ impl Function {
     #[must_use]
     pub fn new(name: &str, schema: &Value) -> Self {
         let properties = schema["properties"].as_object().into_iter().flatten();
-        let parameters = properties.map(|(key, of)| (key.clone(), Kinds::of(of, schema))).collect();
+        let parameters = properties.map(|(key, of)| (key.clone(), JsonKinds::of(of, schema))).collect();
         Self { name: name.to_owned(), kind: CallKind::Function, parameters }
     }
 
@@ -37,16 +37,16 @@ impl Function {
 
     /// What a parameter takes; texts, if nothing is said of it.
     #[must_use]
-    pub fn takes(&self, parameter: &str) -> Kinds {
-        self.parameters.get(parameter).copied().unwrap_or(Kinds::TEXT)
+    pub fn takes(&self, parameter: &str) -> JsonKinds {
+        self.parameters.get(parameter).copied().unwrap_or(JsonKinds::TEXT)
     }
 }
 
 /// Kinds of JSON values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Kinds(u8);
+pub struct JsonKinds(u8);
 
-impl Kinds {
+impl JsonKinds {
     /// Texts.
     pub const TEXT: Self = Self(1);
     const NULL: Self = Self(1 << 1);
@@ -170,7 +170,7 @@ mod tests {
             (json!({ "anyOf": [{ "type": "null" }, { "type": "object" }] }), "{}", json!({})),
             (json!({ "const": 3 }), "3", json!(3)),
         ] {
-            assert_eq!(Kinds::of(&schema, &root).read(written), read, "{schema} {written}");
+            assert_eq!(JsonKinds::of(&schema, &root).read(written), read, "{schema} {written}");
         }
     }
 
@@ -178,6 +178,6 @@ mod tests {
     fn choices_that_refer_to_each_other_come_to_an_end() {
         let choices = vec![json!({ "$ref": "#/$defs/again" }); 1000];
         let root = json!({ "$defs": { "again": { "anyOf": choices } } });
-        assert_eq!(Kinds::of(&json!({ "$ref": "#/$defs/again" }), &root), Kinds::TEXT);
+        assert_eq!(JsonKinds::of(&json!({ "$ref": "#/$defs/again" }), &root), JsonKinds::TEXT);
     }
 }

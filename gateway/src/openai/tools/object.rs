@@ -10,7 +10,7 @@ const BESIDE: [&str; 4] = ["type", "id", "arguments", "parameters"];
 
 /// How far a call is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Progress {
+pub(super) enum CallProgress {
     /// More of it comes.
     Open,
     /// It is whole.
@@ -20,7 +20,7 @@ pub(super) enum Progress {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum At {
+enum ObjectPosition {
     Begin,
     /// Where a key may come; `true` behind a comma alone.
     BeforeKey,
@@ -34,7 +34,7 @@ enum At {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct ObjectScanner {
-    at: At,
+    at: ObjectPosition,
     key: String,
     /// The value so far, where it is not handed on as it comes.
     value: String,
@@ -50,7 +50,7 @@ pub(super) struct ObjectScanner {
 impl Default for ObjectScanner {
     fn default() -> Self {
         Self {
-            at: At::Begin,
+            at: ObjectPosition::Begin,
             key: String::new(),
             value: String::new(),
             depth: 0,
@@ -71,7 +71,7 @@ impl ObjectScanner {
 
     /// A value has ended, and nothing has come behind it.
     pub(super) fn is_behind_a_value(&self) -> bool {
-        self.at == At::BehindValue
+        self.at == ObjectPosition::BehindValue
     }
 
     /// What of its arguments is new.
@@ -80,46 +80,46 @@ impl ObjectScanner {
     }
 
     /// Takes the next character.
-    pub(super) fn push(&mut self, c: char) -> Progress {
+    pub(super) fn push(&mut self, c: char) -> CallProgress {
         match self.at {
-            At::Value => return self.in_value(c),
-            At::Key if c != '"' => {
+            ObjectPosition::Value => return self.in_value(c),
+            ObjectPosition::Key if c != '"' => {
                 self.key.push(c);
                 if self.key.len() > MAX_NAME_BYTES {
-                    return Progress::Broken;
+                    return CallProgress::Broken;
                 }
             }
-            At::Key => {
+            ObjectPosition::Key => {
                 let is_known =
                     self.key == "name" || self.name.is_some() || BESIDE.contains(&self.key.as_str());
                 if !is_known {
-                    return Progress::Broken;
+                    return CallProgress::Broken;
                 }
-                self.at = At::Colon;
+                self.at = ObjectPosition::Colon;
             }
-            At::BeforeValue if !c.is_whitespace() => return self.begin_value(c),
+            ObjectPosition::BeforeValue if !c.is_whitespace() => return self.begin_value(c),
             _ if c.is_whitespace() => {}
-            At::Begin if c == '{' => self.at = At::BeforeKey,
-            At::BeforeKey if c == '"' => {
+            ObjectPosition::Begin if c == '{' => self.at = ObjectPosition::BeforeKey,
+            ObjectPosition::BeforeKey if c == '"' => {
                 self.key.clear();
-                self.at = At::Key;
+                self.at = ObjectPosition::Key;
             }
-            At::Colon if c == ':' => self.at = At::BeforeValue,
-            At::BehindValue if c == ',' => self.at = At::BeforeKey,
-            At::BeforeKey | At::BehindValue if c == '}' => return self.end(),
-            _ => return Progress::Broken,
+            ObjectPosition::Colon if c == ':' => self.at = ObjectPosition::BeforeValue,
+            ObjectPosition::BehindValue if c == ',' => self.at = ObjectPosition::BeforeKey,
+            ObjectPosition::BeforeKey | ObjectPosition::BehindValue if c == '}' => return self.end(),
+            _ => return CallProgress::Broken,
         }
-        Progress::Open
+        CallProgress::Open
     }
 
-    fn end(&mut self) -> Progress {
+    fn end(&mut self) -> CallProgress {
         if self.name.is_none() {
-            return Progress::Broken;
+            return CallProgress::Broken;
         }
         if !self.has_arguments {
             self.arguments.push_str("{}");
         }
-        Progress::Whole
+        CallProgress::Whole
     }
 
     /// Whether the value is that of the arguments, handed on as it comes.
@@ -127,13 +127,13 @@ impl ObjectScanner {
         matches!(self.key.as_str(), "arguments" | "parameters") && self.value.is_empty()
     }
 
-    fn begin_value(&mut self, c: char) -> Progress {
-        self.at = At::Value;
+    fn begin_value(&mut self, c: char) -> CallProgress {
+        self.at = ObjectPosition::Value;
         self.value.clear();
         (self.depth, self.in_string, self.escaped) = (0, false, false);
         let is_arguments = self.is_handed_on();
         if is_arguments && self.has_arguments {
-            return Progress::Broken;
+            return CallProgress::Broken;
         }
         self.has_arguments |= is_arguments;
         if !is_arguments || c != '{' {
@@ -143,13 +143,13 @@ impl ObjectScanner {
         self.in_value_as(c, is_arguments && c == '{')
     }
 
-    fn in_value(&mut self, c: char) -> Progress {
+    fn in_value(&mut self, c: char) -> CallProgress {
         let is_handed_on = self.is_handed_on();
         let is_scalar = self.depth == 0 && !self.in_string;
         if is_scalar && (c.is_whitespace() || matches!(c, ',' | '}')) {
             // A number or a word has no end of its own.
             return match self.end_value() {
-                Progress::Open => self.push(c),
+                CallProgress::Open => self.push(c),
                 broken => broken,
             };
         }
@@ -159,7 +159,7 @@ impl ObjectScanner {
         self.in_value_as(c, is_handed_on)
     }
 
-    fn in_value_as(&mut self, c: char, is_handed_on: bool) -> Progress {
+    fn in_value_as(&mut self, c: char, is_handed_on: bool) -> CallProgress {
         if is_handed_on {
             self.arguments.push(c);
         }
@@ -172,26 +172,26 @@ impl ObjectScanner {
             _ => {}
         }
         let ends = self.depth == 0 && !self.in_string && matches!(c, '"' | '}' | ']');
-        if ends { self.end_value() } else { Progress::Open }
+        if ends { self.end_value() } else { CallProgress::Open }
     }
 
-    fn end_value(&mut self) -> Progress {
-        self.at = At::BehindValue;
+    fn end_value(&mut self) -> CallProgress {
+        self.at = ObjectPosition::BehindValue;
         let text = || serde_json::from_str::<String>(&self.value);
         match self.key.as_str() {
             "name" => match text() {
                 Ok(name) if !name.is_empty() && name.len() <= MAX_NAME_BYTES => self.name = Some(name),
-                _ => return Progress::Broken,
+                _ => return CallProgress::Broken,
             },
             "arguments" | "parameters" if !self.value.is_empty() => match text() {
                 Ok(text) => self.arguments.push_str(&text),
                 Err(_) if self.value == "null" => self.arguments.push_str("{}"),
-                Err(_) => return Progress::Broken,
+                Err(_) => return CallProgress::Broken,
             },
             _ => {}
         }
         self.value.clear();
-        Progress::Open
+        CallProgress::Open
     }
 }
 
@@ -199,11 +199,11 @@ impl ObjectScanner {
 mod tests {
     use super::*;
 
-    fn scan(text: &str) -> (Progress, Option<String>, String) {
-        let (mut scanner, mut progress) = (ObjectScanner::default(), Progress::Open);
+    fn scan(text: &str) -> (CallProgress, Option<String>, String) {
+        let (mut scanner, mut progress) = (ObjectScanner::default(), CallProgress::Open);
         let mut arguments = String::new();
         for c in text.chars() {
-            assert_eq!(progress, Progress::Open, "{text}");
+            assert_eq!(progress, CallProgress::Open, "{text}");
             progress = scanner.push(c);
             arguments.push_str(&scanner.take_arguments());
         }
@@ -221,7 +221,11 @@ mod tests {
             (r#"{"name": "f", "arguments": "{\"a\": 1}"}"#, r#"{"a": 1}"#),
             (r#"{"name": "f", "arguments": {}, "id": 7}"#, "{}"),
         ] {
-            assert_eq!(scan(text), (Progress::Whole, Some("f".to_owned()), arguments.to_owned()), "{text}");
+            assert_eq!(
+                scan(text),
+                (CallProgress::Whole, Some("f".to_owned()), arguments.to_owned()),
+                "{text}"
+            );
         }
     }
 
@@ -237,10 +241,10 @@ mod tests {
             r#"{"arguments": {}}"#,
         ] {
             let text = text.trim_end();
-            let (mut scanner, mut progress) = (ObjectScanner::default(), Progress::Open);
+            let (mut scanner, mut progress) = (ObjectScanner::default(), CallProgress::Open);
             text.chars().for_each(|c| progress = scanner.push(c));
             let is_open = text == r#"{"name""#;
-            assert_eq!(progress, if is_open { Progress::Open } else { Progress::Broken }, "{text}");
+            assert_eq!(progress, if is_open { CallProgress::Open } else { CallProgress::Broken }, "{text}");
         }
     }
 }

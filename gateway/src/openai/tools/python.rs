@@ -7,16 +7,16 @@ const MAX_DEPTH: usize = 32;
 
 /// The value that `text` writes; `None` if it is no literal.
 pub(super) fn literal(text: &str) -> Option<Value> {
-    let mut reader = Reader { rest: text };
+    let mut reader = PythonReader { rest: text };
     let value = reader.value(0)?;
     reader.rest.trim().is_empty().then_some(value)
 }
 
-struct Reader<'a> {
+struct PythonReader<'a> {
     rest: &'a str,
 }
 
-impl Reader<'_> {
+impl PythonReader<'_> {
     fn skip_space(&mut self) {
         self.rest = self.rest.trim_start();
     }

@@ -2,14 +2,14 @@
 
 use serde_json::Value;
 
-use super::{object::Progress, python::literal};
+use super::{object::CallProgress, python::literal};
 
 /// Longest name, and longest value of an argument.
 const MAX_NAME_BYTES: usize = 256;
 const MAX_VALUE_BYTES: usize = 1 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum At {
+enum ListPosition {
     Begin,
     /// Where a call may come, or the end of the list.
     BeforeCall,
@@ -23,7 +23,7 @@ enum At {
 
 /// A call that is read to its end.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Written {
+pub(super) struct PythonCall {
     /// What is called.
     pub(super) name: String,
     /// Its arguments as JSON.
@@ -33,7 +33,7 @@ pub(super) struct Written {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct ListScanner {
-    at: At,
+    at: ListPosition,
     word: String,
     value: String,
     depth: usize,
@@ -43,13 +43,13 @@ pub(super) struct ListScanner {
     name: String,
     arguments: String,
     count: usize,
-    ended: Option<Written>,
+    ended: Option<PythonCall>,
 }
 
 impl Default for ListScanner {
     fn default() -> Self {
         Self {
-            at: At::Begin,
+            at: ListPosition::Begin,
             word: String::new(),
             value: String::new(),
             depth: 0,
@@ -65,7 +65,7 @@ impl Default for ListScanner {
 
 impl ListScanner {
     /// The call that has just ended.
-    pub(super) fn take(&mut self) -> Option<Written> {
+    pub(super) fn take(&mut self) -> Option<PythonCall> {
         self.ended.take()
     }
 
@@ -75,55 +75,57 @@ impl ListScanner {
     }
 
     /// Takes the next character.
-    pub(super) fn push(&mut self, c: char) -> Progress {
+    pub(super) fn push(&mut self, c: char) -> CallProgress {
         match self.at {
-            At::Value => return self.in_value(c),
+            ListPosition::Value => return self.in_value(c),
             _ if c.is_whitespace() => {}
-            At::Begin if c == '[' => self.at = At::BeforeCall,
-            At::BeforeCall if c == ']' => return Progress::Whole,
-            At::BeforeCall if starts_a_name(c) => {
+            ListPosition::Begin if c == '[' => self.at = ListPosition::BeforeCall,
+            ListPosition::BeforeCall if c == ']' => return CallProgress::Whole,
+            ListPosition::BeforeCall if starts_a_name(c) => {
                 self.word = c.to_string();
-                self.at = At::Name;
+                self.at = ListPosition::Name;
             }
-            At::Name if c == '(' => {
+            ListPosition::Name if c == '(' => {
                 self.name = std::mem::take(&mut self.word);
-                self.at = At::BeforeKey;
+                self.at = ListPosition::BeforeKey;
             }
-            At::BeforeKey if c == ')' => self.end_call(),
-            At::BeforeKey if starts_a_name(c) => {
+            ListPosition::BeforeKey if c == ')' => self.end_call(),
+            ListPosition::BeforeKey if starts_a_name(c) => {
                 self.word = c.to_string();
-                self.at = At::Key;
+                self.at = ListPosition::Key;
             }
-            At::Key if c == '=' => self.at = At::Value,
-            At::Name | At::Key if is_of_a_name(c) && self.word.len() < MAX_NAME_BYTES => self.word.push(c),
-            At::BehindCall if c == ',' => self.at = At::BeforeCall,
-            At::BehindCall if c == ']' => return Progress::Whole,
-            _ => return Progress::Broken,
+            ListPosition::Key if c == '=' => self.at = ListPosition::Value,
+            ListPosition::Name | ListPosition::Key if is_of_a_name(c) && self.word.len() < MAX_NAME_BYTES => {
+                self.word.push(c)
+            }
+            ListPosition::BehindCall if c == ',' => self.at = ListPosition::BeforeCall,
+            ListPosition::BehindCall if c == ']' => return CallProgress::Whole,
+            _ => return CallProgress::Broken,
         }
-        Progress::Open
+        CallProgress::Open
     }
 
     fn end_call(&mut self) {
         self.arguments.push_str(if self.count == 0 { "{}" } else { "}" });
         let (name, arguments) = (std::mem::take(&mut self.name), std::mem::take(&mut self.arguments));
-        self.ended = Some(Written { name, arguments });
-        (self.count, self.at) = (0, At::BehindCall);
+        self.ended = Some(PythonCall { name, arguments });
+        (self.count, self.at) = (0, ListPosition::BehindCall);
     }
 
-    fn in_value(&mut self, c: char) -> Progress {
+    fn in_value(&mut self, c: char) -> CallProgress {
         let is_outside = self.quote.is_none() && self.depth == 0;
         if is_outside && matches!(c, ',' | ')') {
-            let Some(value) = literal(&self.value) else { return Progress::Broken };
+            let Some(value) = literal(&self.value) else { return CallProgress::Broken };
             let before = if self.count == 0 { "{" } else { ", " };
             let (key, value) = (Value::from(std::mem::take(&mut self.word)), value);
             self.arguments.push_str(&format!("{before}{key}: {value}"));
             self.value.clear();
             self.count += 1;
-            self.at = At::BeforeKey;
+            self.at = ListPosition::BeforeKey;
             if c == ')' {
                 self.end_call();
             }
-            return Progress::Open;
+            return CallProgress::Open;
         }
         match (c, self.quote) {
             _ if self.escaped => self.escaped = false,
@@ -135,7 +137,7 @@ impl ListScanner {
             _ => {}
         }
         self.value.push(c);
-        if self.value.len() > MAX_VALUE_BYTES { Progress::Broken } else { Progress::Open }
+        if self.value.len() > MAX_VALUE_BYTES { CallProgress::Broken } else { CallProgress::Open }
     }
 }
 

@@ -7,13 +7,13 @@ mod between;
 
 use std::sync::Arc;
 
-pub use super::found::{CallKind, CallPiece, Found};
+pub use super::found::{CallKind, ParsedCallDelta, ScanResult};
 use super::{
     bare::BareScanner,
-    format::Format,
+    format::ToolCallFormat,
     kinds::Function,
-    object::{ObjectScanner, Progress},
-    pythonic::{ListScanner, Written},
+    object::{CallProgress, ObjectScanner},
+    pythonic::{ListScanner, PythonCall},
     tagged::TaggedScanner,
 };
 
@@ -21,7 +21,7 @@ use super::{
 const MAX_HELD_SPACE: usize = 64;
 
 #[derive(Debug)]
-enum State {
+enum ToolScanState {
     /// Text, in which a call may be announced.
     Text,
     /// Behind an announcement, or between calls that belong together.
@@ -44,7 +44,7 @@ enum State {
 
 /// The state of the call under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Call {
+enum CallState {
     /// Nothing: its characters are held.
     Undecided,
     /// A call that was told of.
@@ -56,19 +56,19 @@ enum Call {
 /// See the module.
 #[derive(Debug)]
 pub struct Scanner {
-    format: Format,
+    format: ToolCallFormat,
     /// Declared tools: a call of any other is text.
     functions: Arc<[Function]>,
     /// An answer without tags may be a call.
     finds_bare: bool,
-    state: State,
+    state: ToolScanState,
     /// Read, and not decided yet: told as text if it is no call.
     held: String,
     /// There was nothing but white space so far.
     is_blank: bool,
     /// Calls that have begun.
     calls: usize,
-    call: Call,
+    call: CallState,
     /// In a list of objects.
     in_list: bool,
     /// The object is a call's arguments alone: its name stood before it.
@@ -78,16 +78,16 @@ pub struct Scanner {
 impl Scanner {
     /// One before the first character of an answer, in which calls of `functions` may come.
     #[must_use]
-    pub fn new(format: Format, functions: Arc<[Function]>) -> Self {
+    pub fn new(format: ToolCallFormat, functions: Arc<[Function]>) -> Self {
         Self {
             format,
             functions,
-            finds_bare: format == Format::Hermes,
-            state: State::Text,
+            finds_bare: format == ToolCallFormat::Hermes,
+            state: ToolScanState::Text,
             held: String::new(),
             is_blank: true,
             calls: 0,
-            call: Call::Undecided,
+            call: CallState::Undecided,
             in_list: false,
             is_bare: false,
         }
@@ -106,8 +106,8 @@ impl Scanner {
     }
 
     /// Takes the next text of the answer.
-    pub fn push(&mut self, text: &str) -> Found {
-        let mut found = Found::default();
+    pub fn push(&mut self, text: &str) -> ScanResult {
+        let mut found = ScanResult::default();
         for c in text.chars() {
             self.take(c, &mut found);
         }
@@ -115,9 +115,9 @@ impl Scanner {
     }
 
     /// The answer has ended: what was held back is text, but for white space beside calls.
-    pub fn finish(&mut self) -> Found {
-        let mut found = Found::default();
-        if let State::Bare(scanner) = &self.state
+    pub fn finish(&mut self) -> ScanResult {
+        let mut found = ScanResult::default();
+        if let ToolScanState::Bare(scanner) = &self.state
             && let Some((name, arguments)) = scanner.whole()
         {
             self.tell(&name, CallKind::Function, &mut found);
@@ -125,34 +125,35 @@ impl Scanner {
             return found;
         }
         let held = std::mem::take(&mut self.held);
-        let is_beside = self.calls > 0 && (held.trim().is_empty() || matches!(self.state, State::Between));
+        let is_beside =
+            self.calls > 0 && (held.trim().is_empty() || matches!(self.state, ToolScanState::Between));
         if !is_beside {
             found.content = held;
         }
         found
     }
 
-    fn take(&mut self, c: char, found: &mut Found) {
+    fn take(&mut self, c: char, found: &mut ScanResult) {
         let was_blank = self.is_blank;
         self.is_blank &= c.is_whitespace();
-        let state = std::mem::replace(&mut self.state, State::Over);
+        let state = std::mem::replace(&mut self.state, ToolScanState::Over);
         match self.call {
-            _ if matches!(state, State::Over | State::Input(_)) => {}
-            Call::Undecided => self.held.push(c),
-            Call::Told(_) => self.go_on(String::new(), c.to_string(), found),
-            Call::Text => found.content.push(c),
+            _ if matches!(state, ToolScanState::Over | ToolScanState::Input(_)) => {}
+            CallState::Undecided => self.held.push(c),
+            CallState::Told(_) => self.go_on(String::new(), c.to_string(), found),
+            CallState::Text => found.content.push(c),
         }
         match state {
-            State::Over => found.content.push(c),
-            State::Text if was_blank && self.begins_unannounced(c) => self.begin(c, found),
-            State::Text => self.in_text(found),
-            State::Between => self.between(c, found),
-            State::Name(name) => self.in_name(name, c, found),
-            State::Object(scanner) => self.in_object(scanner, c, found),
-            State::List(scanner) => self.in_list(scanner, c, found),
-            State::Tagged(scanner) => self.in_tags(scanner, c, found),
-            State::Bare(scanner) => self.in_bare(scanner, c, found),
-            State::Input(before) => self.in_input(before, c, found),
+            ToolScanState::Over => found.content.push(c),
+            ToolScanState::Text if was_blank && self.begins_unannounced(c) => self.begin(c, found),
+            ToolScanState::Text => self.in_text(found),
+            ToolScanState::Between => self.between(c, found),
+            ToolScanState::Name(name) => self.in_name(name, c, found),
+            ToolScanState::Object(scanner) => self.in_object(scanner, c, found),
+            ToolScanState::List(scanner) => self.in_list(scanner, c, found),
+            ToolScanState::Tagged(scanner) => self.in_tags(scanner, c, found),
+            ToolScanState::Bare(scanner) => self.in_bare(scanner, c, found),
+            ToolScanState::Input(before) => self.in_input(before, c, found),
         }
     }
 
@@ -162,44 +163,45 @@ impl Scanner {
     }
 
     /// Tells that a call begins.
-    fn tell(&mut self, name: &str, kind: CallKind, found: &mut Found) {
+    fn tell(&mut self, name: &str, kind: CallKind, found: &mut ScanResult) {
         let (index, written) = (self.calls, std::mem::take(&mut self.held));
         let name = Some(name.to_owned());
-        found.call(CallPiece { index, kind, name, written, ..CallPiece::default() });
+        found.call(ParsedCallDelta { index, kind, name, written, ..ParsedCallDelta::default() });
         self.calls += 1;
-        self.call = Call::Told(kind);
+        self.call = CallState::Told(kind);
     }
 
     /// Tells more of the call that was told of last.
-    fn go_on(&self, arguments: String, written: String, found: &mut Found) {
+    fn go_on(&self, arguments: String, written: String, found: &mut ScanResult) {
         let (index, kind) = (self.calls.saturating_sub(1), self.told_kind());
-        found.call(CallPiece { index, kind, arguments, written, ..CallPiece::default() });
+        found.call(ParsedCallDelta { index, kind, arguments, written, ..ParsedCallDelta::default() });
     }
 
     fn told_kind(&self) -> CallKind {
-        if let Call::Told(kind) = self.call { kind } else { CallKind::Function }
+        if let CallState::Told(kind) = self.call { kind } else { CallKind::Function }
     }
 
     /// What was held back is text after all.
-    fn give_up(&mut self, state: State, found: &mut Found) {
+    fn give_up(&mut self, state: ToolScanState, found: &mut ScanResult) {
         found.content.push_str(&std::mem::take(&mut self.held));
-        (self.state, self.call, self.in_list) = (state, Call::Undecided, false);
+        (self.state, self.call, self.in_list) = (state, CallState::Undecided, false);
     }
 
     /// A call of a function that was not declared is text, without what parts it from a call before it in a list.
-    fn say_held(&mut self, found: &mut Found) {
+    fn say_held(&mut self, found: &mut ScanResult) {
         let held = std::mem::take(&mut self.held);
-        let is_in_list = self.calls > 0 && !matches!(self.format, Format::Hermes | Format::Qwen3Coder);
+        let is_in_list =
+            self.calls > 0 && !matches!(self.format, ToolCallFormat::Hermes | ToolCallFormat::Qwen3Coder);
         let separators: &[char] = if is_in_list { &[',', ';', ' ', '\n'] } else { &[] };
         found.content.push_str(held.trim_start_matches(separators));
     }
 
-    fn in_text(&mut self, found: &mut Found) {
-        self.state = State::Text;
+    fn in_text(&mut self, found: &mut ScanResult) {
+        self.state = ToolScanState::Text;
         let Some(announcement) = self.format.announcement() else {
             // All of an answer is calls, or none of it.
             if !self.is_blank || self.held.len() > MAX_HELD_SPACE {
-                self.give_up(State::Over, found);
+                self.give_up(ToolScanState::Over, found);
             }
             return;
         };
@@ -212,8 +214,8 @@ impl Scanner {
             // What is held of text goes with it; the announcement stays until it has come true.
             self.held.drain(..before);
             self.state = match begun == announcement {
-                true => State::Between,
-                false => State::Tagged(TaggedScanner::default()),
+                true => ToolScanState::Between,
+                false => ToolScanState::Tagged(TaggedScanner::default()),
             };
             return;
         }
@@ -228,38 +230,40 @@ impl Scanner {
     /// Whether calls that nothing announces may begin an answer with `c`.
     fn begins_unannounced(&self, c: char) -> bool {
         match self.format {
-            Format::Llama3 => c == '{',
-            Format::Pythonic => c == '[',
+            ToolCallFormat::Llama3 => c == '{',
+            ToolCallFormat::Pythonic => c == '[',
             _ => self.finds_bare && BareScanner::begins_with(c),
         }
     }
 
-    fn begin(&mut self, c: char, found: &mut Found) {
+    fn begin(&mut self, c: char, found: &mut ScanResult) {
         match self.format {
-            Format::Pythonic => self.in_list(ListScanner::default(), c, found),
-            Format::Llama3 => self.in_object(ObjectScanner::default(), c, found),
+            ToolCallFormat::Pythonic => self.in_list(ListScanner::default(), c, found),
+            ToolCallFormat::Llama3 => self.in_object(ObjectScanner::default(), c, found),
             _ => self.in_bare(BareScanner::default(), c, found),
         }
     }
 
-    fn in_object(&mut self, mut scanner: ObjectScanner, c: char, found: &mut Found) {
+    fn in_object(&mut self, mut scanner: ObjectScanner, c: char, found: &mut ScanResult) {
         let mut progress = scanner.push(c);
-        if self.is_bare && progress == Progress::Open && scanner.is_behind_a_value() {
+        if self.is_bare && progress == CallProgress::Open && scanner.is_behind_a_value() {
             progress = scanner.push('}');
         }
-        self.is_bare &= progress == Progress::Open;
-        if let Some(name) = scanner.name().filter(|_| self.call == Call::Undecided) {
+        self.is_bare &= progress == CallProgress::Open;
+        if let Some(name) = scanner.name().filter(|_| self.call == CallState::Undecided) {
             match self.kind_of(name) {
                 Some(kind) => self.tell(name, kind, found),
                 // An answer that is an object, and no call.
-                None if self.format == Format::Llama3 && self.calls == 0 => progress = Progress::Broken,
+                None if self.format == ToolCallFormat::Llama3 && self.calls == 0 => {
+                    progress = CallProgress::Broken
+                }
                 None => {
                     self.say_held(found);
-                    self.call = Call::Text;
+                    self.call = CallState::Text;
                 }
             }
         }
-        if let Call::Told(kind) = self.call {
+        if let CallState::Told(kind) = self.call {
             let arguments = scanner.take_arguments();
             // A custom tool has its input behind the object, and no arguments.
             if kind == CallKind::Function && !arguments.is_empty() {
@@ -267,75 +271,75 @@ impl Scanner {
             }
         }
         match progress {
-            Progress::Open => self.state = State::Object(scanner),
-            Progress::Whole => self.behind_object(),
+            CallProgress::Open => self.state = ToolScanState::Object(scanner),
+            CallProgress::Whole => self.behind_object(),
             // A call that was told cannot be taken back: what comes now is no part of it.
-            Progress::Broken => {
-                if matches!(self.call, Call::Told(_)) {
+            CallProgress::Broken => {
+                if matches!(self.call, CallState::Told(_)) {
                     found.content.push(c);
                 }
-                let is_all = self.format == Format::Llama3;
-                self.give_up(if is_all { State::Over } else { State::Text }, found);
+                let is_all = self.format == ToolCallFormat::Llama3;
+                self.give_up(if is_all { ToolScanState::Over } else { ToolScanState::Text }, found);
             }
         }
     }
 
     fn behind_object(&mut self) {
-        let is_one_of_many = self.in_list || self.format == Format::Llama3;
-        self.state = match std::mem::replace(&mut self.call, Call::Undecided) {
-            Call::Told(CallKind::Custom) => {
-                self.call = Call::Told(CallKind::Custom);
-                State::Input("\n")
+        let is_one_of_many = self.in_list || self.format == ToolCallFormat::Llama3;
+        self.state = match std::mem::replace(&mut self.call, CallState::Undecided) {
+            CallState::Told(CallKind::Custom) => {
+                self.call = CallState::Told(CallKind::Custom);
+                ToolScanState::Input("\n")
             }
-            Call::Text if !is_one_of_many => State::Text,
-            _ => State::Between,
+            CallState::Text if !is_one_of_many => ToolScanState::Text,
+            _ => ToolScanState::Between,
         };
     }
 
-    fn in_list(&mut self, mut scanner: ListScanner, c: char, found: &mut Found) {
+    fn in_list(&mut self, mut scanner: ListScanner, c: char, found: &mut ScanResult) {
         let progress = scanner.push(c);
         if let Some(call) = scanner.take() {
             if self.kind_of(&call.name).is_some() {
                 self.tell_whole(call, found);
             } else if self.calls == 0 {
-                return self.give_up(State::Over, found);
+                return self.give_up(ToolScanState::Over, found);
             } else {
                 self.say_held(found);
             }
         }
         match progress {
-            _ if self.takes_input(scanner.begun(), found) => self.state = State::Input("\n"),
-            Progress::Open => self.state = State::List(scanner),
-            Progress::Whole if self.calls > 0 => self.end(found),
-            Progress::Whole | Progress::Broken => self.give_up(State::Over, found),
+            _ if self.takes_input(scanner.begun(), found) => self.state = ToolScanState::Input("\n"),
+            CallProgress::Open => self.state = ToolScanState::List(scanner),
+            CallProgress::Whole if self.calls > 0 => self.end(found),
+            CallProgress::Whole | CallProgress::Broken => self.give_up(ToolScanState::Over, found),
         }
     }
 
-    fn in_tags(&mut self, mut scanner: TaggedScanner, c: char, found: &mut Found) {
+    fn in_tags(&mut self, mut scanner: TaggedScanner, c: char, found: &mut ScanResult) {
         let progress = scanner.push(c, &self.functions);
         let begun = scanner.begun();
         let is_unknown = begun.is_some_and(|name| self.kind_of(name).is_none());
         match progress {
-            _ if is_unknown => self.give_up(State::Text, found),
-            _ if self.takes_input(begun, found) => self.state = State::Input("\n<parameter=input>\n"),
-            Progress::Open => self.state = State::Tagged(scanner),
-            Progress::Whole => {
+            _ if is_unknown => self.give_up(ToolScanState::Text, found),
+            _ if self.takes_input(begun, found) => self.state = ToolScanState::Input("\n<parameter=input>\n"),
+            CallProgress::Open => self.state = ToolScanState::Tagged(scanner),
+            CallProgress::Whole => {
                 self.tell_whole(scanner.whole(), found);
-                self.state = State::Between;
+                self.state = ToolScanState::Between;
             }
-            Progress::Broken => self.give_up(State::Text, found),
+            CallProgress::Broken => self.give_up(ToolScanState::Text, found),
         }
     }
 
     /// Tells a call that is read.
-    fn tell_whole(&mut self, call: Written, found: &mut Found) {
+    fn tell_whole(&mut self, call: PythonCall, found: &mut ScanResult) {
         self.tell(&call.name, CallKind::Function, found);
         self.go_on(call.arguments, String::new(), found);
-        self.call = Call::Undecided;
+        self.call = CallState::Undecided;
     }
 
     /// Whether the call that has begun is one of a custom tool, which is told of then.
-    fn takes_input(&mut self, begun: Option<&str>, found: &mut Found) -> bool {
+    fn takes_input(&mut self, begun: Option<&str>, found: &mut ScanResult) -> bool {
         let Some(name) = begun.filter(|name| self.kind_of(name) == Some(CallKind::Custom)) else {
             return false;
         };
@@ -343,20 +347,20 @@ impl Scanner {
         true
     }
 
-    fn in_input(&mut self, before: &'static str, c: char, found: &mut Found) {
+    fn in_input(&mut self, before: &'static str, c: char, found: &mut ScanResult) {
         if let Some(rest) = before.strip_prefix(c) {
-            self.state = State::Input(rest);
+            self.state = ToolScanState::Input(rest);
             return self.go_on(String::new(), c.to_string(), found);
         }
         self.go_on(c.to_string(), c.to_string(), found);
-        self.state = State::Input("");
+        self.state = ToolScanState::Input("");
     }
 
-    fn in_bare(&mut self, mut scanner: BareScanner, c: char, found: &mut Found) {
+    fn in_bare(&mut self, mut scanner: BareScanner, c: char, found: &mut ScanResult) {
         let progress = scanner.push(c);
         let is_call = |name| self.kind_of(name) == Some(CallKind::Function);
-        if progress == Progress::Open && scanner.name().is_none_or(is_call) {
-            self.state = State::Bare(scanner);
+        if progress == CallProgress::Open && scanner.name().is_none_or(is_call) {
+            self.state = ToolScanState::Bare(scanner);
         } else {
             self.in_text(found);
         }

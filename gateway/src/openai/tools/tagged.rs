@@ -5,9 +5,9 @@
 use serde_json::Value;
 
 use super::{
-    kinds::{Function, Kinds},
-    object::Progress,
-    pythonic::Written,
+    kinds::{Function, JsonKinds},
+    object::CallProgress,
+    pythonic::PythonCall,
 };
 
 /// Longest tag.
@@ -22,7 +22,7 @@ const END_OF_VALUE: &str = "</parameter>";
 const END_OF_CALL: &str = "</function>";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum At {
+enum TagPosition {
     /// In the tag that begins the call.
     Begin,
     /// Between parameters, or in a tag there.
@@ -33,7 +33,7 @@ enum At {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct TaggedScanner {
-    at: At,
+    at: TagPosition,
     tag: String,
     key: String,
     value: String,
@@ -50,7 +50,7 @@ impl Default for TaggedScanner {
     /// One behind [`OPENING`].
     fn default() -> Self {
         Self {
-            at: At::Begin,
+            at: TagPosition::Begin,
             tag: OPENING.to_owned(),
             key: String::new(),
             value: String::new(),
@@ -65,8 +65,8 @@ impl Default for TaggedScanner {
 
 impl TaggedScanner {
     /// The call, once it is whole.
-    pub(super) fn whole(self) -> Written {
-        Written { name: self.name, arguments: self.arguments }
+    pub(super) fn whole(self) -> PythonCall {
+        PythonCall { name: self.name, arguments: self.arguments }
     }
 
     /// Its name, once that is known.
@@ -75,57 +75,57 @@ impl TaggedScanner {
     }
 
     /// Takes the next character of a call of one of `functions`.
-    pub(super) fn push(&mut self, c: char, functions: &[Function]) -> Progress {
-        if self.at == At::Value {
+    pub(super) fn push(&mut self, c: char, functions: &[Function]) -> CallProgress {
+        if self.at == TagPosition::Value {
             return self.in_value(c);
         }
         if self.tag.is_empty() && c.is_whitespace() {
-            return Progress::Open;
+            return CallProgress::Open;
         }
         self.tag.push(c);
         let wanted: &[&str] = match self.at {
-            At::Begin => &[OPENING],
-            At::Between | At::Value => &[PARAMETER, END_OF_CALL],
+            TagPosition::Begin => &[OPENING],
+            TagPosition::Between | TagPosition::Value => &[PARAMETER, END_OF_CALL],
         };
         let may_be = |word: &&str| word.starts_with(&self.tag) || self.tag.starts_with(word);
         if self.tag.len() > MAX_TAG_BYTES || !wanted.iter().any(may_be) {
-            return Progress::Broken;
+            return CallProgress::Broken;
         }
-        if c == '>' { self.end_tag(functions) } else { Progress::Open }
+        if c == '>' { self.end_tag(functions) } else { CallProgress::Open }
     }
 
-    fn end_tag(&mut self, functions: &[Function]) -> Progress {
+    fn end_tag(&mut self, functions: &[Function]) -> CallProgress {
         let tag = std::mem::take(&mut self.tag);
         if tag == END_OF_CALL {
             self.arguments.push_str(if self.count == 0 { "{}" } else { "}" });
-            return Progress::Whole;
+            return CallProgress::Whole;
         }
         let name = |opening| tag.strip_prefix(opening).map(|rest| rest.trim_end_matches('>').trim());
         match (self.at, name(OPENING), name(PARAMETER)) {
-            (At::Begin, Some(name), _) if !name.is_empty() => {
+            (TagPosition::Begin, Some(name), _) if !name.is_empty() => {
                 self.function = functions.iter().find(|function| function.name == name).cloned();
                 name.clone_into(&mut self.name);
-                self.at = At::Between;
+                self.at = TagPosition::Between;
             }
-            (At::Between, _, Some(key)) if !key.is_empty() => {
+            (TagPosition::Between, _, Some(key)) if !key.is_empty() => {
                 key.clone_into(&mut self.key);
-                self.at = At::Value;
+                self.at = TagPosition::Value;
             }
-            _ => return Progress::Broken,
+            _ => return CallProgress::Broken,
         }
-        Progress::Open
+        CallProgress::Open
     }
 
-    fn in_value(&mut self, c: char) -> Progress {
+    fn in_value(&mut self, c: char) -> CallProgress {
         self.value.push(c);
         self.quotes.push(c);
         if self.value.len() > MAX_VALUE_BYTES {
-            return Progress::Broken;
+            return CallProgress::Broken;
         }
-        let Some(value) = self.value.strip_suffix(END_OF_VALUE) else { return Progress::Open };
-        let takes = self.function.as_ref().map_or(Kinds::TEXT, |function| function.takes(&self.key));
+        let Some(value) = self.value.strip_suffix(END_OF_VALUE) else { return CallProgress::Open };
+        let takes = self.function.as_ref().map_or(JsonKinds::TEXT, |function| function.takes(&self.key));
         if !takes.hold_texts() && self.quotes.is_open {
-            return Progress::Open;
+            return CallProgress::Open;
         }
         // The line breaks belong to the tags.
         let value = value.strip_prefix('\n').unwrap_or(value);
@@ -135,8 +135,8 @@ impl TaggedScanner {
         self.value.clear();
         self.quotes = Quotes::default();
         self.count += 1;
-        self.at = At::Between;
-        Progress::Open
+        self.at = TagPosition::Between;
+        CallProgress::Open
     }
 }
 

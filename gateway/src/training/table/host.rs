@@ -3,7 +3,7 @@
 use serde::de::DeserializeOwned;
 use sqlx::{Connection as _, SqliteConnection};
 
-use super::{FileAdded, JobAdded, Listed, NewJob, Page, before, cut, read, text};
+use super::{FileAdded, JobAdded, ListedPage, NewJob, Page, before, cut, read, text};
 use crate::{
     adapters::database::{Database, DatabaseError},
     training::{
@@ -49,7 +49,11 @@ impl Database {
         self.one("SELECT record FROM files WHERE id = ?1 AND tenant = ?2", id, tenant).await
     }
 
-    pub(super) async fn files(&self, tenant: &str, page: &Page) -> Result<Listed<FileRecord>, DatabaseError> {
+    pub(super) async fn files(
+        &self,
+        tenant: &str,
+        page: &Page,
+    ) -> Result<ListedPage<FileRecord>, DatabaseError> {
         self.page(
             "SELECT record FROM files WHERE tenant = ?1 \
              AND number < COALESCE((SELECT number FROM files WHERE id = ?2), 9223372036854775807) \
@@ -150,7 +154,11 @@ impl Database {
         row.map(|row| read(&row)).transpose().map_err(DatabaseError::of)
     }
 
-    pub(super) async fn jobs(&self, tenant: &str, page: &Page) -> Result<Listed<JobRecord>, DatabaseError> {
+    pub(super) async fn jobs(
+        &self,
+        tenant: &str,
+        page: &Page,
+    ) -> Result<ListedPage<JobRecord>, DatabaseError> {
         self.page(
             "SELECT record FROM jobs WHERE tenant = ?1 \
              AND number < COALESCE((SELECT number FROM jobs WHERE id = ?2), 9223372036854775807) \
@@ -172,7 +180,7 @@ impl Database {
         &self,
         job: &str,
         page: &Page,
-    ) -> Result<Listed<(i64, EventRecord)>, DatabaseError> {
+    ) -> Result<ListedPage<(i64, EventRecord)>, DatabaseError> {
         let rows = sqlx::query_as(
             "SELECT number, record FROM job_events WHERE job = ?1 AND number < ?2 ORDER BY number DESC LIMIT ?3",
         );
@@ -200,7 +208,7 @@ impl Database {
         query: &'static str,
         tenant: &str,
         page: &Page,
-    ) -> Result<Listed<T>, DatabaseError> {
+    ) -> Result<ListedPage<T>, DatabaseError> {
         let rows = sqlx::query_scalar(query).bind(tenant).bind(&page.after).bind(i64::from(page.limit) + 1);
         let mut connection = self.writer().await?;
         let rows: Vec<String> = rows.fetch_all(&mut *connection).await.map_err(DatabaseError::of)?;

@@ -21,9 +21,9 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 
 use self::leases::Fence;
-use super::{By, FileAdded, JobAdded, Listed, NewJob, Page, before, cut, read};
+use super::{FileAdded, JobAdded, ListedPage, NewJob, Page, UpdatedBy, before, cut, read};
 use crate::{
-    adapters::{database::DatabaseError, records::link::Shared},
+    adapters::{database::DatabaseError, records::link::SharedRegistry},
     training::{
         TrainingError,
         records::{EventRecord, FileRecord, JobRecord},
@@ -35,14 +35,14 @@ const CHANNEL: &str = "holobiont_jobs";
 /// See the module's description.
 #[derive(Debug)]
 pub struct SharedTable {
-    link: Arc<Shared>,
+    link: Arc<SharedRegistry>,
     /// What this process is called as a holder: there is no other like it.
     holder: String,
 }
 
 impl SharedTable {
     /// The table of the PostgreSQL behind `link`, for a process that is called `holder` in it.
-    pub(crate) fn new(link: Arc<Shared>, holder: String) -> Self {
+    pub(crate) fn new(link: Arc<SharedRegistry>, holder: String) -> Self {
         Self { link, holder }
     }
 
@@ -74,7 +74,11 @@ impl SharedTable {
         self.one("SELECT record FROM holobiont_files WHERE id = $1 AND tenant = $2", id, tenant).await
     }
 
-    pub(super) async fn files(&self, tenant: &str, page: &Page) -> Result<Listed<FileRecord>, DatabaseError> {
+    pub(super) async fn files(
+        &self,
+        tenant: &str,
+        page: &Page,
+    ) -> Result<ListedPage<FileRecord>, DatabaseError> {
         self.page(
             "SELECT record FROM holobiont_files WHERE tenant = $1 \
              AND number < COALESCE((SELECT number FROM holobiont_files WHERE id = $2), 9223372036854775807) \
@@ -108,7 +112,7 @@ impl SharedTable {
     pub(super) async fn change(
         &self,
         id: &str,
-        by: By,
+        by: UpdatedBy,
         change: impl FnOnce(&mut JobRecord) -> Result<Vec<EventRecord>, TrainingError>,
     ) -> Result<Option<JobRecord>, TrainingError> {
         let pool = self.link.session()?;
@@ -129,7 +133,11 @@ impl SharedTable {
         self.link.within(asked).await
     }
 
-    pub(super) async fn jobs(&self, tenant: &str, page: &Page) -> Result<Listed<JobRecord>, DatabaseError> {
+    pub(super) async fn jobs(
+        &self,
+        tenant: &str,
+        page: &Page,
+    ) -> Result<ListedPage<JobRecord>, DatabaseError> {
         self.page(
             "SELECT record FROM holobiont_jobs WHERE tenant = $1 \
              AND number < COALESCE((SELECT number FROM holobiont_jobs WHERE id = $2), 9223372036854775807) \
@@ -144,7 +152,7 @@ impl SharedTable {
         &self,
         job: &str,
         page: &Page,
-    ) -> Result<Listed<(i64, EventRecord)>, DatabaseError> {
+    ) -> Result<ListedPage<(i64, EventRecord)>, DatabaseError> {
         let rows = sqlx::query_as(
             "SELECT number, record FROM holobiont_job_events WHERE job = $1 AND number < $2 \
              ORDER BY number DESC LIMIT $3",
@@ -159,10 +167,10 @@ impl SharedTable {
     }
 
     /// What a change by somebody names besides the job.
-    fn hand(&self, by: By) -> Option<(&str, Fence)> {
+    fn hand(&self, by: UpdatedBy) -> Option<(&str, Fence)> {
         match by {
-            By::Anyone => None,
-            By::Holder(fence) => Some((&self.holder, fence)),
+            UpdatedBy::Anyone => None,
+            UpdatedBy::Holder(fence) => Some((&self.holder, fence)),
         }
     }
 
@@ -185,7 +193,7 @@ impl SharedTable {
         query: &'static str,
         tenant: &str,
         page: &Page,
-    ) -> Result<Listed<T>, DatabaseError> {
+    ) -> Result<ListedPage<T>, DatabaseError> {
         let pool = self.link.session()?;
         let rows = sqlx::query_scalar(query).bind(tenant).bind(&page.after).bind(i64::from(page.limit) + 1);
         let asked = async {

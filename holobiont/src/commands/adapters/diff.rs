@@ -5,9 +5,9 @@ use std::{collections::BTreeSet, path::PathBuf};
 use model::adapter::named::{NamedLora, NamedModule};
 use serde_json::{Map, Value, json};
 
-use super::{AdaptersError, stats::Target};
+use super::{AdaptersError, stats::TargetStats};
 use crate::terminal::{
-    Format, Ink, Terminal, printable,
+    PrintFormat, Terminal, TextStyle, printable,
     table::{pairs, table},
 };
 
@@ -23,14 +23,14 @@ pub(crate) struct DiffArguments {
 }
 
 /// What two adapters do to one layer.
-struct Pair<'a> {
+struct LayerPair<'a> {
     name: &'a str,
     /// The norm of each, and of their difference.
     norms: [f64; 2],
     distance: f64,
 }
 
-impl Pair<'_> {
+impl LayerPair<'_> {
     /// The difference, as a share of the larger of both.
     fn relative(&self) -> f64 {
         share(self.distance, self.norms)
@@ -39,7 +39,7 @@ impl Pair<'_> {
 
 /// What there is to say.
 struct Difference<'a> {
-    pairs: Vec<Pair<'a>>,
+    pairs: Vec<LayerPair<'a>>,
     /// Layers that one of them alone changes, or that have other shapes.
     apart: [Vec<&'a str>; 2],
     /// Options with the value in each, null where there is none.
@@ -51,8 +51,8 @@ pub(super) fn run(arguments: &DiffArguments, terminal: Terminal) -> Result<(), A
     let (one, other) = (NamedLora::read(&arguments.one)?, NamedLora::read(&arguments.other)?);
     let difference = Difference::of(&one, &other);
     match terminal.format {
-        Format::Json => terminal.print(difference.json()),
-        Format::Human => terminal.print(difference.text(terminal.ink())),
+        PrintFormat::Json => terminal.print(difference.json()),
+        PrintFormat::Human => terminal.print(difference.text(terminal.ink())),
     }
     Ok(())
 }
@@ -68,7 +68,7 @@ impl<'a> Difference<'a> {
         let shape = |module: &NamedModule| [module.outputs, module.inputs];
         for (name, module) in &one.modules {
             match other.modules.get(name) {
-                Some(its) if shape(its) == shape(module) => pairs.push(Pair {
+                Some(its) if shape(its) == shape(module) => pairs.push(LayerPair {
                     name,
                     norms: [module.norm(), its.norm()],
                     distance: module.distance(its),
@@ -76,21 +76,22 @@ impl<'a> Difference<'a> {
                 _ => apart[0].push(name.as_str()),
             }
         }
-        let is_paired = |name: &str| pairs.binary_search_by(|pair: &Pair<'_>| pair.name.cmp(name)).is_ok();
+        let is_paired =
+            |name: &str| pairs.binary_search_by(|pair: &LayerPair<'_>| pair.name.cmp(name)).is_ok();
         apart[1] = other.modules.keys().map(String::as_str).filter(|name| !is_paired(name)).collect();
         Self { pairs, apart, options: options(&one.options, &other.options) }
     }
 
     /// Of all layers that both change.
     fn relative(&self) -> f64 {
-        let root = |of: &dyn Fn(&Pair<'_>) -> f64| {
+        let root = |of: &dyn Fn(&LayerPair<'_>) -> f64| {
             self.pairs.iter().map(|pair| of(pair).powi(2)).sum::<f64>().sqrt()
         };
         share(root(&|pair| pair.distance), [root(&|pair| pair.norms[0]), root(&|pair| pair.norms[1])])
     }
 
     fn json(&self) -> Value {
-        let module = |pair: &Pair<'_>| json!({ "module": pair.name, "relative_difference": pair.relative(), "norms": pair.norms });
+        let module = |pair: &LayerPair<'_>| json!({ "module": pair.name, "relative_difference": pair.relative(), "norms": pair.norms });
         json!({
             "relative_difference": self.relative(),
             "modules": self.pairs.iter().map(module).collect::<Vec<_>>(),
@@ -100,10 +101,10 @@ impl<'a> Difference<'a> {
         })
     }
 
-    fn text(&self, ink: Ink) -> String {
-        let targets: BTreeSet<&str> = self.pairs.iter().map(|pair| Target::of(pair.name)).collect();
+    fn text(&self, ink: TextStyle) -> String {
+        let targets: BTreeSet<&str> = self.pairs.iter().map(|pair| TargetStats::of(pair.name)).collect();
         let rows = targets.into_iter().map(|target| {
-            let of = self.pairs.iter().filter(|pair| Target::of(pair.name) == target);
+            let of = self.pairs.iter().filter(|pair| TargetStats::of(pair.name) == target);
             let largest = of.clone().max_by(|one, other| one.relative().total_cmp(&other.relative()));
             let (count, sum) = of.fold((0, 0.0), |(count, sum), pair| (count + 1, sum + pair.relative()));
             let largest = largest

@@ -1,18 +1,18 @@
 //! `holobiont adapters ls`: every adapter of a gateway, wherever it is.
 
 use crate::{
-    client::{Client, ClientError, LoadedAdapter, list_in},
+    client::{ClientError, GatewayClient, LoadedAdapter, list_in},
     terminal::{
-        Format, Ink, Terminal, printable,
+        PrintFormat, Terminal, TextStyle, printable,
         table::{short_generation, size, table},
     },
 };
 
 /// Lists them; as JSON the gateway's answer as it came.
-pub(super) fn run(of_runs: bool, client: &Client, terminal: Terminal) -> Result<(), ClientError> {
+pub(super) fn run(of_runs: bool, client: &GatewayClient, terminal: Terminal) -> Result<(), ClientError> {
     let route = if of_runs { "/v1/lora_adapters?runs=true" } else { "/v1/lora_adapters" };
     let body = client.get_text(route)?;
-    if terminal.format == Format::Json {
+    if terminal.format == PrintFormat::Json {
         terminal.print(body);
         return Ok(());
     }
@@ -24,7 +24,7 @@ pub(super) fn run(of_runs: bool, client: &Client, terminal: Terminal) -> Result<
     Ok(())
 }
 
-fn text(ink: Ink, adapters: &[LoadedAdapter]) -> String {
+fn text(ink: TextStyle, adapters: &[LoadedAdapter]) -> String {
     let dash = || "-".to_owned();
     let rows = adapters.iter().map(|adapter| {
         let state = match &adapter.error {
@@ -60,7 +60,7 @@ mod tests {
             {"name": "asleep", "generation": "ff", "rank": 4, "bytes": 1024, "tier": "disk", "state": "failed",
              "error": "its files are gone", "tenant": "acme", "pinned": false},
         ]});
-        let text = text(Ink::None, &list_in(body).unwrap());
+        let text = text(TextStyle::None, &list_in(body).unwrap());
         let lines: Vec<Vec<_>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(
             lines[1],

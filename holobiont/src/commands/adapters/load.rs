@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::{AdaptersError, print};
 use crate::{
-    client::Client,
+    client::GatewayClient,
     terminal::{
         Terminal,
         table::{short_generation, size},
@@ -15,7 +15,7 @@ use crate::{
 pub(super) fn run(
     name: &str,
     body: &Value,
-    client: &Client,
+    client: &GatewayClient,
     terminal: Terminal,
 ) -> Result<(), AdaptersError> {
     let progress = terminal.spinner(format!("loading {name}"));

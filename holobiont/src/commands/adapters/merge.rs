@@ -6,7 +6,7 @@ use model::adapter::named::NamedLora;
 use serde_json::json;
 
 use super::AdaptersError;
-use crate::terminal::{Format, Terminal, table::size};
+use crate::terminal::{PrintFormat, Terminal, table::size};
 
 /// Arguments of `adapters merge`.
 #[derive(Debug, clap::Args)]
@@ -35,13 +35,13 @@ pub(super) fn run(arguments: &MergeArguments, terminal: Terminal) -> Result<(), 
     let rank = merged.modules.values().map(|module| module.rank).max().unwrap_or(0);
     let bytes = super::stats::weight_bytes(output);
     match terminal.format {
-        Format::Json => terminal.print(json!({
+        PrintFormat::Json => terminal.print(json!({
             "output": output,
             "modules": merged.modules.len(),
             "rank": rank,
             "bytes": bytes,
         })),
-        Format::Human => terminal.print(format!(
+        PrintFormat::Human => terminal.print(format!(
             "{} is written: rank {rank}, {}, {} modules changed",
             output.display(),
             size(bytes),

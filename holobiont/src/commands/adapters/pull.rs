@@ -11,9 +11,9 @@ use serde_json::json;
 
 use super::AdaptersError;
 use crate::{
-    client::{Client, ClientError},
+    client::{ClientError, GatewayClient},
     terminal::{
-        Format, Terminal,
+        PrintFormat, Terminal,
         table::{short_generation, size},
     },
 };
@@ -30,7 +30,7 @@ pub(crate) struct PullArguments {
 
 /// The files of an adapter, as the gateway lists them.
 #[derive(Debug, Deserialize)]
-struct Files {
+struct AdapterFileList {
     generation: String,
     data: Vec<ListedFile>,
 }
@@ -47,7 +47,7 @@ const ROUTE: &str = "/v1/lora_adapter_files";
 /// Downloads an adapter, whole or not at all.
 pub(super) fn run(
     arguments: &PullArguments,
-    client: &Client,
+    client: &GatewayClient,
     terminal: Terminal,
 ) -> Result<(), AdaptersError> {
     let PullArguments { name, directory } = arguments;
@@ -57,7 +57,7 @@ pub(super) fn run(
     let mut listed = String::new();
     let read = |error| AdaptersError::Download { name: name.clone(), source: error };
     client.read(ROUTE, &[("lora_name", name)])?.read_to_string(&mut listed).map_err(read)?;
-    let files: Files = serde_json::from_str(&listed).map_err(ClientError::Garbled)?;
+    let files: AdapterFileList = serde_json::from_str(&listed).map_err(ClientError::Garbled)?;
     let parent = directory.parent().filter(|parent| !parent.as_os_str().is_empty());
     let partial = tempfile::tempdir_in(parent.unwrap_or(Path::new("."))).map_err(read)?;
     for file in &files.data {
@@ -69,10 +69,10 @@ pub(super) fn run(
     fs::rename(partial.keep(), directory).map_err(read)?;
     let bytes: u64 = files.data.iter().map(|file| file.bytes).sum();
     match terminal.format {
-        Format::Json => terminal.print(json!({
+        PrintFormat::Json => terminal.print(json!({
             "name": name, "generation": files.generation, "directory": directory, "bytes": bytes,
         })),
-        Format::Human => terminal.print(format!(
+        PrintFormat::Human => terminal.print(format!(
             "{name} is in {}: generation {}, {}",
             directory.display(),
             short_generation(&files.generation),
@@ -84,7 +84,7 @@ pub(super) fn run(
 
 /// Downloads one file of a generation into a directory.
 fn fetch(
-    client: &Client,
+    client: &GatewayClient,
     adapter: &str,
     generation: &str,
     file: &ListedFile,

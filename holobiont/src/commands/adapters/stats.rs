@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::AdaptersError;
 use crate::terminal::{
-    Format, Ink, Terminal, printable,
+    PrintFormat, Terminal, TextStyle, printable,
     table::{pairs, size, table},
 };
 
@@ -28,14 +28,14 @@ pub(crate) struct StatsArguments {
 
 /// A kind of layer, by the last part of its name.
 #[derive(Debug, Default)]
-pub(super) struct Target {
+pub(super) struct TargetStats {
     modules: usize,
     ranks: (usize, usize),
     norms: f64,
     largest: (f64, String),
 }
 
-impl Target {
+impl TargetStats {
     /// What a layer is called among those of all blocks.
     pub(super) fn of(module: &str) -> &str {
         module.rsplit('.').next().unwrap_or(module)
@@ -75,7 +75,7 @@ struct Stats {
     parameters: usize,
     bytes: u64,
     norm: f64,
-    targets: BTreeMap<String, Target>,
+    targets: BTreeMap<String, TargetStats>,
 }
 
 /// Says what is in them.
@@ -83,8 +83,8 @@ pub(super) fn run(arguments: &StatsArguments, terminal: Terminal) -> Result<(), 
     for directory in &arguments.directories {
         let stats = Stats::of(directory, NamedLora::read(directory)?);
         match terminal.format {
-            Format::Json => terminal.print(stats.json()),
-            Format::Human => terminal.print(stats.text(terminal.ink())),
+            PrintFormat::Json => terminal.print(stats.json()),
+            PrintFormat::Human => terminal.print(stats.text(terminal.ink())),
         }
     }
     Ok(())
@@ -98,9 +98,9 @@ pub(super) fn weight_bytes(directory: &Path) -> u64 {
 impl Stats {
     fn of(directory: &Path, adapter: NamedLora) -> Self {
         let NamedLora { base_model, modules, .. } = adapter;
-        let mut targets: BTreeMap<String, Target> = BTreeMap::new();
+        let mut targets: BTreeMap<String, TargetStats> = BTreeMap::new();
         for (name, module) in &modules {
-            targets.entry(Target::of(name).to_owned()).or_default().add(name, module);
+            targets.entry(TargetStats::of(name).to_owned()).or_default().add(name, module);
         }
         let numbers = |module: &NamedModule| {
             module.a.len() + module.b.len() + module.magnitude.as_ref().map_or(0, Vec::len)
@@ -125,7 +125,7 @@ impl Stats {
     }
 
     fn json(&self) -> Value {
-        let target = |(name, target): (&String, &Target)| {
+        let target = |(name, target): (&String, &TargetStats)| {
             let (norm, module) = &target.largest;
             json!({
                 "target": name,
@@ -150,7 +150,7 @@ impl Stats {
         })
     }
 
-    fn text(&self, ink: Ink) -> String {
+    fn text(&self, ink: TextStyle) -> String {
         let fact = |name: &str, value: String| (name.to_owned(), value);
         let facts = [
             fact("adapter", self.directory.display().to_string()),

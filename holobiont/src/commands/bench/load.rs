@@ -10,11 +10,11 @@ use std::{
 use serde_json::json;
 
 use super::traffic::{arrivals, prompt};
-use crate::client::{Client, ClientError, Usage};
+use crate::client::{ClientError, GatewayClient, Usage};
 
 /// When requests are sent.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Pace {
+pub(super) enum LoadPattern {
     /// So many are under way at once.
     Closed {
         /// Callers.
@@ -31,13 +31,13 @@ pub(super) enum Pace {
 
 /// The load of one run.
 #[derive(Debug)]
-pub(super) struct Load {
+pub(super) struct LoadPlan {
     /// Whom to ask.
     pub(super) models: Vec<String>,
     /// For each request, the index of its model.
     pub(super) picks: Vec<usize>,
     /// When they are sent.
-    pub(super) pace: Pace,
+    pub(super) pace: LoadPattern,
     /// Tokens of a prompt, about.
     pub(super) prompt_tokens: usize,
     /// Tokens of an answer.
@@ -48,7 +48,7 @@ pub(super) struct Load {
 
 /// What a caller saw of one answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct AnswerTiming {
     /// From sending to the first piece of text.
     pub(super) first_token: Duration,
     /// From sending to the end of the stream.
@@ -61,7 +61,7 @@ pub(super) struct Answer {
 
 /// What became of one request.
 #[derive(Debug)]
-pub(super) struct Fate {
+pub(super) struct RequestFate {
     /// Index of the request.
     pub(super) request: usize,
     /// When it was sent, counted from the start of the run.
@@ -71,10 +71,10 @@ pub(super) struct Fate {
     /// From sending to the end, however it came.
     pub(super) took: Duration,
     /// The answer, or why there is none.
-    pub(super) result: Result<Answer, ClientError>,
+    pub(super) result: Result<AnswerTiming, ClientError>,
 }
 
-impl Fate {
+impl RequestFate {
     /// True if the gateway said at once that it will not, because it is full.
     pub(super) fn is_refusal(&self) -> bool {
         matches!(self.result, Err(ClientError::Refused { status: 429 | 503, .. }))
@@ -83,19 +83,21 @@ impl Fate {
 
 /// What all callers saw.
 #[derive(Debug)]
-pub(super) struct Outcome {
+pub(super) struct LoadResult {
     /// Every request, in order.
-    pub(super) fates: Vec<Fate>,
+    pub(super) fates: Vec<RequestFate>,
     /// From the first request to the end of the last answer.
     pub(super) wall: Duration,
 }
 
-impl Load {
+impl LoadPlan {
     /// Sends all requests and waits for all answers.
-    pub(super) fn run(&self, client: &Client) -> Outcome {
+    pub(super) fn run(&self, client: &GatewayClient) -> LoadResult {
         let (callers, times) = match self.pace {
-            Pace::Closed { concurrency } => (concurrency, None),
-            Pace::Open { per_s, callers } => (callers, Some(arrivals(per_s, self.picks.len(), self.seed))),
+            LoadPattern::Closed { concurrency } => (concurrency, None),
+            LoadPattern::Open { per_s, callers } => {
+                (callers, Some(arrivals(per_s, self.picks.len(), self.seed)))
+            }
         };
         let next = AtomicUsize::new(0);
         let start = Instant::now();
@@ -116,17 +118,17 @@ impl Load {
             callers.into_iter().filter_map(|caller| caller.join().ok()).flatten().collect()
         });
         fates.sort_by_key(|fate| fate.request);
-        Outcome { fates, wall: start.elapsed() }
+        LoadResult { fates, wall: start.elapsed() }
     }
 
-    fn send(&self, client: &Client, request: usize, start: Instant, due: Duration) -> Fate {
+    fn send(&self, client: &GatewayClient, request: usize, start: Instant, due: Duration) -> RequestFate {
         let sent = start.elapsed();
         let result = self.ask(client, request);
         let took = start.elapsed().saturating_sub(sent);
-        Fate { request, sent, late: sent.saturating_sub(due), took, result }
+        RequestFate { request, sent, late: sent.saturating_sub(due), took, result }
     }
 
-    fn ask(&self, client: &Client, request: usize) -> Result<Answer, ClientError> {
+    fn ask(&self, client: &GatewayClient, request: usize) -> Result<AnswerTiming, ClientError> {
         let body = json!({
             "model": self.models[self.picks[request]],
             "prompt": prompt(self.prompt_tokens, self.seed, request),
@@ -152,6 +154,11 @@ impl Load {
         let first = first.unwrap_or(start + total);
         // A gateway that does not count leaves nothing to report.
         let usage = usage.ok_or(ClientError::Lost(None))?;
-        Ok(Answer { first_token: first - start, total, decode: last.saturating_duration_since(first), usage })
+        Ok(AnswerTiming {
+            first_token: first - start,
+            total,
+            decode: last.saturating_duration_since(first),
+            usage,
+        })
     }
 }

@@ -5,14 +5,14 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::{
-    load::{Answer, Fate, Load, Outcome, Pace},
+    load::{AnswerTiming, LoadPattern, LoadPlan, LoadResult, RequestFate},
     traffic::{Distribution, Selection},
 };
 use crate::client::ClientError;
 
 /// Numbers of one run. Times are what callers saw.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Report {
+pub(super) struct BenchReport {
     /// Whom the run asked, as it was written.
     pub(super) selection: String,
     /// Different models asked.
@@ -55,7 +55,7 @@ pub(super) struct Report {
 
 /// What became of one request, as `--each` prints it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Each<'a> {
+pub(super) struct RequestReport<'a> {
     /// Index of the request.
     request: usize,
     /// Whom it asked.
@@ -74,9 +74,9 @@ pub(super) struct Each<'a> {
     completion_tokens: u64,
 }
 
-impl<'a> Each<'a> {
+impl<'a> RequestReport<'a> {
     /// A line for each request, in order.
-    pub(super) fn of(load: &'a Load, outcome: &'a Outcome) -> impl Iterator<Item = Self> {
+    pub(super) fn of(load: &'a LoadPlan, outcome: &'a LoadResult) -> impl Iterator<Item = Self> {
         outcome.fates.iter().map(|fate| {
             let answer = fate.result.as_ref().ok();
             let (status, code) = match &fate.result {
@@ -111,20 +111,20 @@ pub(super) struct Percentiles {
     pub(super) max: f64,
 }
 
-impl Report {
+impl BenchReport {
     /// Sums up a run.
     pub(super) fn new(
         selection: &Selection,
-        load: &Load,
+        load: &LoadPlan,
         distribution: Distribution,
-        outcome: &Outcome,
+        outcome: &LoadResult,
     ) -> Self {
         let fates = &outcome.fates;
         let answers: Vec<_> = fates.iter().filter_map(|fate| fate.result.as_ref().ok()).collect();
         let refusals = || fates.iter().filter(|fate| fate.is_refusal());
         let (concurrency, rate_per_s) = match load.pace {
-            Pace::Closed { concurrency } => (concurrency, None),
-            Pace::Open { per_s, callers } => (callers, Some(per_s)),
+            LoadPattern::Closed { concurrency } => (concurrency, None),
+            LoadPattern::Open { per_s, callers } => (callers, Some(per_s)),
         };
         let wall_s = outcome.wall.as_secs_f64();
         let completion_tokens = answers.iter().map(|answer| answer.usage.completion_tokens).sum();
@@ -147,7 +147,7 @@ impl Report {
             time_per_token_ms: Percentiles::of(answers.iter().filter_map(|answer| time_per_token_ms(answer))),
             request_ms: Percentiles::of(answers.iter().map(|answer| milliseconds(answer.total))),
             refusal_ms: Percentiles::of(refusals().map(|fate| milliseconds(fate.took))),
-            late_ms: Percentiles::of(fates.iter().map(|fate: &Fate| milliseconds(fate.late))),
+            late_ms: Percentiles::of(fates.iter().map(|fate: &RequestFate| milliseconds(fate.late))),
         }
     }
 }
@@ -170,13 +170,13 @@ fn milliseconds(duration: Duration) -> f64 {
 }
 
 /// An answer of one token has no time between tokens.
-fn time_per_token_ms(answer: &Answer) -> Option<f64> {
+fn time_per_token_ms(answer: &AnswerTiming) -> Option<f64> {
     let later_tokens = answer.usage.completion_tokens.checked_sub(1).filter(|tokens| *tokens > 0)?;
     Some(milliseconds(answer.decode) / later_tokens as f64)
 }
 
 /// A table with a row for each run.
-pub(super) fn markdown(reports: &[Report]) -> String {
+pub(super) fn markdown(reports: &[BenchReport]) -> String {
     let mut text = String::from(
         "| asked | adapters | requests | failed | refused | tokens/s | requests/s | first token ms p50 / p90 / p99 | ms per token p50 / p90 / p99 |\n\
          |:---|---:|---:|---:|---:|---:|---:|---:|---:|",
@@ -204,17 +204,17 @@ mod tests {
     use super::*;
     use crate::client::Usage;
 
-    fn fate(request: usize, took_ms: u64, result: Result<Answer, ClientError>) -> Fate {
+    fn fate(request: usize, took_ms: u64, result: Result<AnswerTiming, ClientError>) -> RequestFate {
         let late = Duration::from_millis(1);
-        Fate { request, sent: Duration::ZERO, late, took: Duration::from_millis(took_ms), result }
+        RequestFate { request, sent: Duration::ZERO, late, took: Duration::from_millis(took_ms), result }
     }
 
     fn refused(status: u16) -> ClientError {
         ClientError::Refused { status, code: Some("queue_full".into()), message: String::new() }
     }
 
-    fn answer(first_ms: u64, tokens: u64) -> Answer {
-        Answer {
+    fn answer(first_ms: u64, tokens: u64) -> AnswerTiming {
+        AnswerTiming {
             first_token: Duration::from_millis(first_ms),
             total: Duration::from_millis(first_ms + 100),
             decode: Duration::from_millis(100),
@@ -233,15 +233,15 @@ mod tests {
 
     #[test]
     fn a_report_counts_what_was_answered_by_the_time_it_took() {
-        let load = Load {
+        let load = LoadPlan {
             models: vec!["a".into(), "b".into()],
             picks: vec![0, 1, 1, 0],
-            pace: Pace::Open { per_s: 9.0, callers: 2 },
+            pace: LoadPattern::Open { per_s: 9.0, callers: 2 },
             prompt_tokens: 5,
             max_tokens: 11,
             seed: 0,
         };
-        let outcome = Outcome {
+        let outcome = LoadResult {
             fates: vec![
                 fate(0, 110, Ok(answer(10, 11))),
                 fate(1, 130, Ok(answer(30, 1))),
@@ -250,11 +250,11 @@ mod tests {
             ],
             wall: Duration::from_secs(2),
         };
-        let report = Report::new(&"zipf:2".parse().unwrap(), &load, Distribution::Zipf, &outcome);
+        let report = BenchReport::new(&"zipf:2".parse().unwrap(), &load, Distribution::Zipf, &outcome);
         assert_eq!((report.prompt_tokens, report.completion_tokens), (10, 12));
         assert_eq!((report.failed, report.refused, report.rate_per_s), (2, 1, Some(9.0)));
         assert_eq!((report.refusal_ms.max, report.late_ms.max), (4.0, 1.0));
-        let each: Vec<_> = Each::of(&load, &outcome).collect();
+        let each: Vec<_> = RequestReport::of(&load, &outcome).collect();
         assert_eq!(
             (each[0].status, each[0].first_token_ms, each[0].completion_tokens),
             (Some(200), Some(10.0), 11)

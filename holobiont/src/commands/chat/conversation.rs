@@ -6,24 +6,24 @@ use serde_json::{Value, json};
 
 use super::{
     ChatError,
-    editor::{Line, LineEditor},
-    input::{self, Input},
-    interrupt::{Answering, Interrupt},
-    screen::Screen,
-    settings::Settings,
+    editor::{EditedLine, LineEditor},
+    input::{self, ChatInput},
+    interrupt::{AnswerGuard, Interrupt},
+    screen::AnswerScreen,
+    settings::ChatSettings,
     target::choose,
 };
 use crate::{
-    client::{Client, ClientError, Usage},
-    terminal::{Format, Terminal},
+    client::{ClientError, GatewayClient, Usage},
+    terminal::{PrintFormat, Terminal},
 };
 
 /// A conversation with one model at a time.
 pub(super) struct Conversation {
-    client: Client,
+    client: GatewayClient,
     model: String,
     system: Option<String>,
-    settings: Settings,
+    settings: ChatSettings,
     messages: Vec<Value>,
     last: Option<Stats>,
     interrupt: Interrupt,
@@ -47,16 +47,16 @@ struct Stats {
 }
 
 /// An answer, as far as it came.
-struct Answer {
+struct ChatAnswer {
     thought: String,
     text: String,
     stats: Stats,
-    ending: Ending,
+    ending: AnswerEnd,
 }
 
 /// How an answer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ending {
+enum AnswerEnd {
     Complete,
     Interrupted,
 }
@@ -71,10 +71,10 @@ enum Flow {
 impl Conversation {
     /// One in which nothing has been said.
     pub(super) fn new(
-        client: Client,
+        client: GatewayClient,
         model: String,
         system: Option<String>,
-        settings: Settings,
+        settings: ChatSettings,
         interrupt: Interrupt,
         (terminal, drafts): (Terminal, Drafts),
     ) -> Self {
@@ -97,8 +97,8 @@ impl Conversation {
             return Err(ChatError::NoQuestion);
         }
         match self.ask(prompt)? {
-            Ending::Complete => Ok(()),
-            Ending::Interrupted => Err(ChatError::Interrupted),
+            AnswerEnd::Complete => Ok(()),
+            AnswerEnd::Interrupted => Err(ChatError::Interrupted),
         }
     }
 
@@ -110,12 +110,12 @@ impl Conversation {
         }
         loop {
             let flow = match editor.read(&self.model).map_err(ChatError::Read)? {
-                Line::Text(text) => self.obey(input::parse(&text)),
-                Line::GivenUp => {
+                EditedLine::Text(text) => self.obey(input::parse(&text)),
+                EditedLine::GivenUp => {
                     self.hint("Ctrl-D or /bye ends");
                     Flow::Continue
                 }
-                Line::End => Flow::Done,
+                EditedLine::End => Flow::Done,
             };
             if flow == Flow::Done {
                 return Ok(());
@@ -123,21 +123,21 @@ impl Conversation {
         }
     }
 
-    fn obey(&mut self, input: Input) -> Flow {
+    fn obey(&mut self, input: ChatInput) -> Flow {
         match input {
-            Input::End => return Flow::Done,
-            Input::Nothing => {}
-            Input::Say(text) => self.ask_and_go_on(&text),
-            Input::Adapter(name) => self.switch(&name),
-            Input::System(text) => self.begin_with(text),
-            Input::Set(name, value) => self.set(&name, &value),
-            Input::Stats => self.show_stats(),
-            Input::Clear => {
+            ChatInput::End => return Flow::Done,
+            ChatInput::Nothing => {}
+            ChatInput::Say(text) => self.ask_and_go_on(&text),
+            ChatInput::Adapter(name) => self.switch(&name),
+            ChatInput::System(text) => self.begin_with(text),
+            ChatInput::Set(name, value) => self.set(&name, &value),
+            ChatInput::Stats => self.show_stats(),
+            ChatInput::Clear => {
                 self.messages.clear();
                 self.terminal.note("a new conversation");
             }
-            Input::Help => self.terminal.note(input::help()),
-            Input::Unknown(command) => {
+            ChatInput::Help => self.terminal.note(input::help()),
+            ChatInput::Unknown(command) => {
                 self.terminal.note(format_args!("{command} is no command; /help lists them"));
             }
         }
@@ -151,8 +151,8 @@ impl Conversation {
     /// One failed answer does not end a conversation; the question is taken back.
     fn ask_and_go_on(&mut self, text: &str) {
         match self.ask(text) {
-            Ok(Ending::Complete) => {}
-            Ok(Ending::Interrupted) => self.hint("stopped"),
+            Ok(AnswerEnd::Complete) => {}
+            Ok(AnswerEnd::Interrupted) => self.hint("stopped"),
             Err(error) => self.terminal.error(&error),
         }
     }
@@ -199,7 +199,7 @@ impl Conversation {
     }
 
     /// Asks, prints the answer as it comes, and remembers both; neither, if nothing was answered.
-    fn ask(&mut self, question: &str) -> Result<Ending, ChatError> {
+    fn ask(&mut self, question: &str) -> Result<AnswerEnd, ChatError> {
         let message = json!({"role": "user", "content": question});
         let body = self.body(&message);
         let (client, line) = self.client.apart();
@@ -208,11 +208,16 @@ impl Conversation {
     }
 
     /// An answer, until it ends or is hung up on.
-    fn hear(&self, client: &Client, body: &Value, answering: &Answering<'_>) -> Result<Answer, ClientError> {
+    fn hear(
+        &self,
+        client: &GatewayClient,
+        body: &Value,
+        answering: &AnswerGuard<'_>,
+    ) -> Result<ChatAnswer, ClientError> {
         let start = Instant::now();
         let mut stats = Stats { first_token: Duration::ZERO, total: Duration::ZERO, usage: None };
         let (mut thought, mut text) = (String::new(), String::new());
-        let mut screen = Screen::new(self.terminal);
+        let mut screen = AnswerScreen::new(self.terminal);
         let mut listen = || {
             for piece in client.stream("/v1/chat/completions", body)? {
                 let piece = piece?;
@@ -230,13 +235,13 @@ impl Conversation {
         let heard = listen();
         screen.end();
         let ending = match heard {
-            Ok(()) => Ending::Complete,
+            Ok(()) => AnswerEnd::Complete,
             // The connection is gone because it was closed here.
-            Err(_) if answering.was_pressed() => Ending::Interrupted,
+            Err(_) if answering.was_pressed() => AnswerEnd::Interrupted,
             Err(error) => return Err(error),
         };
         stats.total = start.elapsed();
-        Ok(Answer { thought, text, stats, ending })
+        Ok(ChatAnswer { thought, text, stats, ending })
     }
 
     fn body(&self, message: &Value) -> Value {
@@ -256,11 +261,11 @@ impl Conversation {
         body
     }
 
-    fn finish(&mut self, question: Value, answer: Answer) -> Ending {
-        let Answer { thought, text, stats, ending } = answer;
+    fn finish(&mut self, question: Value, answer: ChatAnswer) -> AnswerEnd {
+        let ChatAnswer { thought, text, stats, ending } = answer;
         match self.terminal.format {
-            Format::Human => self.terminal.print(""),
-            Format::Json => {
+            PrintFormat::Human => self.terminal.print(""),
+            PrintFormat::Json => {
                 let usage = stats.usage.map(|usage| {
                     json!({"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens})
                 });
@@ -271,7 +276,7 @@ impl Conversation {
                 self.terminal.print(told);
             }
         }
-        if ending == Ending::Complete || !text.is_empty() {
+        if ending == AnswerEnd::Complete || !text.is_empty() {
             self.messages.extend([question, json!({"role": "assistant", "content": text})]);
         }
         self.last = Some(stats);

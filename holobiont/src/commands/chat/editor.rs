@@ -24,7 +24,7 @@ const MAX_HISTORY_LINES: usize = 1000;
 
 /// What came of reading.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Line {
+pub(super) enum EditedLine {
     /// A text, perhaps of several lines.
     Text(String),
     /// Ctrl-C: the line was given up.
@@ -35,7 +35,7 @@ pub(super) enum Line {
 
 /// Reads lines from a terminal.
 pub(super) struct LineEditor {
-    editor: Editor<Names, DefaultHistory>,
+    editor: Editor<NameCompleter, DefaultHistory>,
     history: PathBuf,
 }
 
@@ -51,7 +51,7 @@ impl LineEditor {
             .history_ignore_space(true)
             .build();
         let mut editor = Editor::with_config(config).map_err(io::Error::other)?;
-        editor.set_helper(Some(Names::default()));
+        editor.set_helper(Some(NameCompleter::default()));
         // The first conversation has none, and one that cannot be read is no reason not to talk.
         let _ = editor.load_history(&history);
         Ok(Self { editor, history })
@@ -59,18 +59,18 @@ impl LineEditor {
 
     /// From now on these names are completed.
     pub(super) fn complete(&mut self, served: Vec<String>) {
-        self.editor.set_helper(Some(Names { served }));
+        self.editor.set_helper(Some(NameCompleter { served }));
     }
 
     /// Reads one line, or one text of several.
-    pub(super) fn read(&mut self, model: &str) -> io::Result<Line> {
+    pub(super) fn read(&mut self, model: &str) -> io::Result<EditedLine> {
         match self.editor.readline(&format!("{model}> ")) {
             Ok(text) => {
                 self.remember(&text);
-                Ok(Line::Text(text))
+                Ok(EditedLine::Text(text))
             }
-            Err(ReadlineError::Interrupted) => Ok(Line::GivenUp),
-            Err(ReadlineError::Eof) => Ok(Line::End),
+            Err(ReadlineError::Interrupted) => Ok(EditedLine::GivenUp),
+            Err(ReadlineError::Eof) => Ok(EditedLine::End),
             Err(ReadlineError::Io(error)) => Err(error),
             Err(error) => Err(io::Error::other(error)),
         }
@@ -90,11 +90,11 @@ impl LineEditor {
 
 /// Knows what a word may become.
 #[derive(Debug, Default)]
-struct Names {
+struct NameCompleter {
     served: Vec<String>,
 }
 
-impl Names {
+impl NameCompleter {
     /// Where the word at the end of `typed` begins, and what it may become.
     fn candidates(&self, typed: &str) -> (usize, Vec<String>) {
         let start = typed.rfind(char::is_whitespace).map_or(0, |space| space + 1);
@@ -118,7 +118,7 @@ fn with_room_for(name: &str, argument: &str) -> String {
     if argument.is_empty() { name.to_owned() } else { format!("{name} ") }
 }
 
-impl Completer for Names {
+impl Completer for NameCompleter {
     type Candidate = String;
 
     fn complete(
@@ -131,7 +131,7 @@ impl Completer for Names {
     }
 }
 
-impl Validator for Names {
+impl Validator for NameCompleter {
     fn validate(&self, context: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
         Ok(match input::is_unfinished(context.input()) {
             true => ValidationResult::Incomplete,
@@ -140,13 +140,13 @@ impl Validator for Names {
     }
 }
 
-impl Hinter for Names {
+impl Hinter for NameCompleter {
     type Hint = String;
 }
 
-impl Highlighter for Names {}
+impl Highlighter for NameCompleter {}
 
-impl Helper for Names {}
+impl Helper for NameCompleter {}
 
 #[cfg(test)]
 mod tests {
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn commands_adapters_and_settings_are_completed_and_what_is_said_is_not() {
-        let names = Names { served: vec!["smol".into(), "pirate".into()] };
+        let names = NameCompleter { served: vec!["smol".into(), "pirate".into()] };
         let cases = [
             ("/se", 0, vec!["/set "]),
             ("/st", 0, vec!["/stats"]),

@@ -1,7 +1,7 @@
 //! What a person types into a conversation: something to say, or a command.
 
 /// A command, what it takes, and what it does.
-pub(super) struct Command {
+pub(super) struct ChatCommand {
     /// As it is typed.
     pub(super) name: &'static str,
     /// What may follow; empty for nothing.
@@ -9,12 +9,12 @@ pub(super) struct Command {
     meaning: &'static str,
 }
 
-const fn command(name: &'static str, argument: &'static str, meaning: &'static str) -> Command {
-    Command { name, argument, meaning }
+const fn command(name: &'static str, argument: &'static str, meaning: &'static str) -> ChatCommand {
+    ChatCommand { name, argument, meaning }
 }
 
 /// The commands, in the order of `/help`.
-pub(super) const COMMANDS: [Command; 7] = [
+pub(super) const COMMANDS: [ChatCommand; 7] = [
     command(
         "/adapter",
         "NAME",
@@ -30,7 +30,7 @@ pub(super) const COMMANDS: [Command; 7] = [
 
 /// What `/help` prints.
 pub(super) fn help() -> String {
-    let lines = COMMANDS.iter().map(|Command { name, argument, meaning }| {
+    let lines = COMMANDS.iter().map(|ChatCommand { name, argument, meaning }| {
         let typed = format!("{name} {argument}");
         format!("{typed:<16} {meaning}")
     });
@@ -44,7 +44,7 @@ pub(super) fn help() -> String {
 
 /// One thing said or asked for.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Input {
+pub(super) enum ChatInput {
     /// A message for the model.
     Say(String),
     /// `/adapter`, with a name or an empty text.
@@ -75,33 +75,33 @@ pub(super) fn is_unfinished(typed: &str) -> bool {
 }
 
 /// What was meant. A text of several lines is something to say, whatever it begins with.
-pub(super) fn parse(typed: &str) -> Input {
+pub(super) fn parse(typed: &str) -> ChatInput {
     let typed = typed.trim();
     if let Some(rest) = typed.strip_prefix(FENCE) {
         let text = rest.split_once(FENCE).map_or(rest, |(text, _)| text);
-        return Input::Say(text.trim().to_owned());
+        return ChatInput::Say(text.trim().to_owned());
     }
     if typed.contains('\n') {
-        return Input::Say(typed.to_owned());
+        return ChatInput::Say(typed.to_owned());
     }
     let (command, argument) = split(typed);
     match command {
-        "" => Input::Nothing,
-        "/adapter" => Input::Adapter(argument.to_owned()),
-        "/system" => Input::System(argument.to_owned()),
+        "" => ChatInput::Nothing,
+        "/adapter" => ChatInput::Adapter(argument.to_owned()),
+        "/system" => ChatInput::System(argument.to_owned()),
         "/set" => {
             let (name, value) = split(argument);
-            Input::Set(name.to_owned(), value.to_owned())
+            ChatInput::Set(name.to_owned(), value.to_owned())
         }
-        "/stats" => Input::Stats,
-        "/clear" => Input::Clear,
-        "/help" | "/?" => Input::Help,
-        "/bye" | "/exit" => Input::End,
+        "/stats" => ChatInput::Stats,
+        "/clear" => ChatInput::Clear,
+        "/help" | "/?" => ChatInput::Help,
+        "/bye" | "/exit" => ChatInput::End,
         // A path or a fraction is something to say; `/word` alone was meant as a command.
         _ if command.starts_with('/') && command[1..].chars().all(char::is_alphabetic) => {
-            Input::Unknown(command.to_owned())
+            ChatInput::Unknown(command.to_owned())
         }
-        _ => Input::Say(typed.to_owned()),
+        _ => ChatInput::Say(typed.to_owned()),
     }
 }
 
@@ -118,20 +118,20 @@ mod tests {
     #[test]
     fn lines_are_said_and_commands_are_obeyed() {
         let cases = [
-            ("hello there", Input::Say("hello there".into())),
-            ("", Input::Nothing),
-            ("/adapter pirate", Input::Adapter("pirate".into())),
-            ("/adapter", Input::Adapter(String::new())),
-            ("/system Be brief.", Input::System("Be brief.".into())),
-            ("/set top_p 0.5", Input::Set("top_p".into(), "0.5".into())),
-            ("/set  stop  a b ", Input::Set("stop".into(), "a b".into())),
-            ("/set", Input::Set(String::new(), String::new())),
-            ("/stats", Input::Stats),
-            ("/clear", Input::Clear),
-            ("/bye", Input::End),
-            ("/frobnicate", Input::Unknown("/frobnicate".into())),
-            ("/usr/bin is a path", Input::Say("/usr/bin is a path".into())),
-            ("/set a\nand so on", Input::Say("/set a\nand so on".into())),
+            ("hello there", ChatInput::Say("hello there".into())),
+            ("", ChatInput::Nothing),
+            ("/adapter pirate", ChatInput::Adapter("pirate".into())),
+            ("/adapter", ChatInput::Adapter(String::new())),
+            ("/system Be brief.", ChatInput::System("Be brief.".into())),
+            ("/set top_p 0.5", ChatInput::Set("top_p".into(), "0.5".into())),
+            ("/set  stop  a b ", ChatInput::Set("stop".into(), "a b".into())),
+            ("/set", ChatInput::Set(String::new(), String::new())),
+            ("/stats", ChatInput::Stats),
+            ("/clear", ChatInput::Clear),
+            ("/bye", ChatInput::End),
+            ("/frobnicate", ChatInput::Unknown("/frobnicate".into())),
+            ("/usr/bin is a path", ChatInput::Say("/usr/bin is a path".into())),
+            ("/set a\nand so on", ChatInput::Say("/set a\nand so on".into())),
         ];
         for (typed, input) in cases {
             assert_eq!(parse(typed), input, "{typed:?}");
@@ -141,15 +141,19 @@ mod tests {
     #[test]
     fn a_fenced_text_keeps_its_lines_and_its_slashes() {
         let text = "\"\"\"one\n\n/stats\ntwo\"\"\"";
-        assert_eq!(parse(text), Input::Say("one\n\n/stats\ntwo".into()));
-        assert_eq!(parse("\"\"\"same line\"\"\""), Input::Say("same line".into()));
+        assert_eq!(parse(text), ChatInput::Say("one\n\n/stats\ntwo".into()));
+        assert_eq!(parse("\"\"\"same line\"\"\""), ChatInput::Say("same line".into()));
         assert!(is_unfinished("\"\"\"one\n") && !is_unfinished(text) && !is_unfinished("one"));
     }
 
     #[test]
     fn every_command_of_the_help_exists() {
         for command in COMMANDS {
-            assert!(!matches!(parse(command.name), Input::Unknown(_) | Input::Say(_)), "{}", command.name);
+            assert!(
+                !matches!(parse(command.name), ChatInput::Unknown(_) | ChatInput::Say(_)),
+                "{}",
+                command.name
+            );
             assert!(help().contains(command.name));
         }
     }

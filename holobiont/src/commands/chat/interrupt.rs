@@ -5,11 +5,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::client::HangUp;
+use crate::client::ConnectionCloser;
 
 /// What Ctrl-C means while nobody answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Otherwise {
+pub(super) enum IdleInterrupt {
     /// The end, as of any program.
     Ends,
     /// Nothing: the line editor sees the key itself, and the terminal is its.
@@ -17,20 +17,20 @@ pub(super) enum Otherwise {
 }
 
 #[derive(Debug)]
-enum State {
+enum InterruptState {
     Listening,
-    Answering(HangUp),
+    Answering(ConnectionCloser),
     Pressed,
 }
 
 /// Listens for Ctrl-C.
 #[derive(Debug)]
-pub(super) struct Interrupt(Arc<Mutex<State>>);
+pub(super) struct Interrupt(Arc<Mutex<InterruptState>>);
 
 impl Interrupt {
     /// Listens on a thread of its own. Where that is not possible, Ctrl-C ends the program as ever.
-    pub(super) fn new(otherwise: Otherwise) -> Self {
-        let interrupt = Self(Arc::new(Mutex::new(State::Listening)));
+    pub(super) fn new(otherwise: IdleInterrupt) -> Self {
+        let interrupt = Self(Arc::new(Mutex::new(InterruptState::Listening)));
         let pressed = Self(Arc::clone(&interrupt.0));
         if let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() {
             std::thread::spawn(move || {
@@ -42,41 +42,43 @@ impl Interrupt {
         interrupt
     }
 
-    fn press(&self, otherwise: Otherwise) {
-        match (self.replace(State::Pressed), otherwise) {
-            (State::Answering(line), _) => line.hang_up(),
+    fn press(&self, otherwise: IdleInterrupt) {
+        match (self.replace(InterruptState::Pressed), otherwise) {
+            (InterruptState::Answering(line), _) => line.hang_up(),
             // What a shell expects of a program that SIGINT ended.
-            (State::Listening, Otherwise::Ends) => std::process::exit(130),
-            (State::Listening, Otherwise::Nothing) => drop(self.replace(State::Listening)),
-            (State::Pressed, _) => {}
+            (InterruptState::Listening, IdleInterrupt::Ends) => std::process::exit(130),
+            (InterruptState::Listening, IdleInterrupt::Nothing) => {
+                drop(self.replace(InterruptState::Listening))
+            }
+            (InterruptState::Pressed, _) => {}
         }
     }
 
     /// Until the returned value is dropped, a press ends what comes over `line`.
-    pub(super) fn answering(&self, line: HangUp) -> Answering<'_> {
-        self.replace(State::Answering(line));
-        Answering(self)
+    pub(super) fn answering(&self, line: ConnectionCloser) -> AnswerGuard<'_> {
+        self.replace(InterruptState::Answering(line));
+        AnswerGuard(self)
     }
 
-    fn replace(&self, state: State) -> State {
+    fn replace(&self, state: InterruptState) -> InterruptState {
         std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), state)
     }
 }
 
 /// An answer under way.
 #[derive(Debug)]
-pub(super) struct Answering<'a>(&'a Interrupt);
+pub(super) struct AnswerGuard<'a>(&'a Interrupt);
 
-impl Answering<'_> {
+impl AnswerGuard<'_> {
     /// True if this answer was hung up on.
     pub(super) fn was_pressed(&self) -> bool {
-        matches!(*self.0.0.lock().unwrap_or_else(PoisonError::into_inner), State::Pressed)
+        matches!(*self.0.0.lock().unwrap_or_else(PoisonError::into_inner), InterruptState::Pressed)
     }
 }
 
-impl Drop for Answering<'_> {
+impl Drop for AnswerGuard<'_> {
     fn drop(&mut self) {
-        self.0.replace(State::Listening);
+        self.0.replace(InterruptState::Listening);
     }
 }
 
@@ -84,18 +86,19 @@ impl Drop for Answering<'_> {
 mod tests {
     use super::*;
     use crate::{
-        client::Client,
-        terminal::{Format, Terminal, Volume},
+        client::GatewayClient,
+        terminal::{PrintFormat, Terminal, Volume},
     };
 
     #[test]
     fn a_press_is_seen_while_answering_only() {
-        let client = Client::new("http://127.0.0.1:1", Terminal::new(Format::Human, Volume::Quiet));
-        let interrupt = Interrupt(Arc::new(Mutex::new(State::Listening)));
-        interrupt.press(Otherwise::Nothing);
+        let client =
+            GatewayClient::new("http://127.0.0.1:1", Terminal::new(PrintFormat::Human, Volume::Quiet));
+        let interrupt = Interrupt(Arc::new(Mutex::new(InterruptState::Listening)));
+        interrupt.press(IdleInterrupt::Nothing);
         let answering = interrupt.answering(client.apart().1);
         assert!(!answering.was_pressed(), "a press before it is not its own");
-        interrupt.press(Otherwise::Ends);
+        interrupt.press(IdleInterrupt::Ends);
         assert!(answering.was_pressed());
         drop(answering);
         assert!(!interrupt.answering(client.apart().1).was_pressed());

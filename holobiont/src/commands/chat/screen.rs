@@ -9,8 +9,8 @@ use std::io::{self, IsTerminal as _, Write};
 use unicode_width::UnicodeWidthChar as _;
 
 use crate::{
-    client::Piece,
-    terminal::{Format, Terminal, printable},
+    client::StreamDelta,
+    terminal::{PrintFormat, Terminal, printable},
 };
 
 /// Erases from the cursor to the end of the line.
@@ -22,27 +22,29 @@ const END_DIM: &str = "\u{1b}[0m\u{1b}[?7h\u{1b}8";
 const TAB: usize = 8;
 
 /// Where an answer goes while it comes.
-pub(super) enum Screen {
+pub(super) enum AnswerScreen {
     /// Nowhere: it is printed as a whole.
     Whole,
     /// To a file or a program.
     Plain,
     /// To a person.
-    Drawn(Drawing<io::Stdout>),
+    Drawn(TerminalAnswer<io::Stdout>),
 }
 
-impl Screen {
+impl AnswerScreen {
     /// That of an answer which begins now.
     pub(super) fn new(terminal: Terminal) -> Self {
         match terminal.format {
-            Format::Json => Self::Whole,
-            Format::Human if io::stdout().is_terminal() => Self::Drawn(Drawing::new(io::stdout(), columns)),
-            Format::Human => Self::Plain,
+            PrintFormat::Json => Self::Whole,
+            PrintFormat::Human if io::stdout().is_terminal() => {
+                Self::Drawn(TerminalAnswer::new(io::stdout(), columns))
+            }
+            PrintFormat::Human => Self::Plain,
         }
     }
 
     /// Shows what has come. Whoever reads stdout and has gone is no error.
-    pub(super) fn show(&mut self, piece: &Piece) {
+    pub(super) fn show(&mut self, piece: &StreamDelta) {
         let _ = match self {
             Self::Whole => Ok(()),
             Self::Plain => {
@@ -67,7 +69,7 @@ fn columns() -> Option<usize> {
 }
 
 /// A terminal with an answer on it, which began in the first column.
-pub(super) struct Drawing<W> {
+pub(super) struct TerminalAnswer<W> {
     out: W,
     columns_now: fn() -> Option<usize>,
     columns: Option<usize>,
@@ -80,14 +82,14 @@ pub(super) struct Drawing<W> {
     thinks: bool,
 }
 
-impl<W: Write> Drawing<W> {
+impl<W: Write> TerminalAnswer<W> {
     fn new(out: W, columns_now: fn() -> Option<usize>) -> Self {
         let columns = columns_now();
         let (column, provisional) = (Some(0), String::new());
         Self { out, columns_now, columns, column, provisional, is_dimmed: false, thinks: false }
     }
 
-    fn show(&mut self, piece: &Piece) -> io::Result<()> {
+    fn show(&mut self, piece: &StreamDelta) -> io::Result<()> {
         if (self.columns_now)() != self.columns {
             // The line may have been broken anew.
             (self.columns, self.column) = ((self.columns_now)(), None);
@@ -177,20 +179,20 @@ mod tests {
         Some(COLUMNS.into())
     }
 
-    fn said(text: &str) -> Piece {
-        Piece { text: text.to_owned(), ..Piece::default() }
+    fn said(text: &str) -> StreamDelta {
+        StreamDelta { text: text.to_owned(), ..StreamDelta::default() }
     }
 
-    fn told(text: &str) -> Piece {
-        Piece { provisional: text.to_owned(), ..Piece::default() }
+    fn told(text: &str) -> StreamDelta {
+        StreamDelta { provisional: text.to_owned(), ..StreamDelta::default() }
     }
 
-    fn retracted(characters: usize) -> Piece {
-        Piece { retracted: characters, ..Piece::default() }
+    fn retracted(characters: usize) -> StreamDelta {
+        StreamDelta { retracted: characters, ..StreamDelta::default() }
     }
 
     /// A small terminal to which all of that was written.
-    fn seen(drawing: &Drawing<Vec<u8>>) -> vt100::Parser {
+    fn seen(drawing: &TerminalAnswer<Vec<u8>>) -> vt100::Parser {
         let mut terminal = vt100::Parser::new(ROWS, COLUMNS, 0);
         // As a line discipline does.
         let text = String::from_utf8_lossy(&drawing.out).replace('\n', "\r\n");
@@ -198,8 +200,8 @@ mod tests {
         terminal
     }
 
-    fn after(pieces: &[Piece]) -> vt100::Parser {
-        let mut drawing = Drawing::new(Vec::new(), twenty);
+    fn after(pieces: &[StreamDelta]) -> vt100::Parser {
+        let mut drawing = TerminalAnswer::new(Vec::new(), twenty);
         pieces.iter().for_each(|piece| drawing.show(piece).unwrap());
         seen(&drawing)
     }
@@ -228,7 +230,7 @@ mod tests {
 
     #[test]
     fn what_is_thought_stands_dimmed_before_what_is_said() {
-        let thought = |text: &str| Piece { thought: text.to_owned(), ..Piece::default() };
+        let thought = |text: &str| StreamDelta { thought: text.to_owned(), ..StreamDelta::default() };
         let terminal = after(&[thought("hm, "), thought("so\n"), said("Yes."), said(" No")]);
         assert_eq!(terminal.screen().contents(), "hm, so\n\n\nYes. No");
         assert_eq!((dimmed(&terminal).as_str(), terminal.screen().cursor_position()), ("hm, so", (3, 7)));
@@ -253,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_window_of_another_size_or_of_none_shows_no_drafts_until_the_next_line() {
-        let mut drawing = Drawing::new(Vec::new(), twenty);
+        let mut drawing = TerminalAnswer::new(Vec::new(), twenty);
         drawing.show(&said("one ")).unwrap();
         drawing.columns_now = || Some(30);
         drawing.show(&told("two")).unwrap();
@@ -261,7 +263,7 @@ mod tests {
         drawing.show(&said("2\n")).unwrap();
         drawing.show(&told("three")).unwrap();
         assert_eq!(dimmed(&seen(&drawing)), "three");
-        let mut drawing = Drawing::new(Vec::new(), || None);
+        let mut drawing = TerminalAnswer::new(Vec::new(), || None);
         drawing.show(&told("one")).unwrap();
         assert!(drawing.out.is_empty());
     }
@@ -272,7 +274,7 @@ mod tests {
             steps in proptest::collection::vec(("[ab日 \t\n]{0,12}", "[ab日e\u{301}\n]{0,30}", 0..9usize), 0..20),
         ) {
             let (mut drawing, mut plain) =
-                (Drawing::new(Vec::new(), twenty), Drawing::new(Vec::new(), twenty));
+                (TerminalAnswer::new(Vec::new(), twenty), TerminalAnswer::new(Vec::new(), twenty));
             for (text, guess, back) in &steps {
                 [said(text), told(guess), retracted(*back)].iter().for_each(|piece| drawing.show(piece).unwrap());
                 plain.show(&said(text)).unwrap();

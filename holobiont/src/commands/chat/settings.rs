@@ -4,25 +4,25 @@ use serde_json::{Map, Value};
 
 /// What a value is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum SettingKind {
     Number,
     Integer,
     Text,
 }
 
 /// What requests take, in the order of their importance.
-const KNOWN: [(&str, Kind); 11] = [
-    ("temperature", Kind::Number),
-    ("max_tokens", Kind::Integer),
-    ("seed", Kind::Integer),
-    ("top_p", Kind::Number),
-    ("top_k", Kind::Integer),
-    ("min_p", Kind::Number),
-    ("min_tokens", Kind::Integer),
-    ("repetition_penalty", Kind::Number),
-    ("presence_penalty", Kind::Number),
-    ("frequency_penalty", Kind::Number),
-    ("stop", Kind::Text),
+const KNOWN: [(&str, SettingKind); 11] = [
+    ("temperature", SettingKind::Number),
+    ("max_tokens", SettingKind::Integer),
+    ("seed", SettingKind::Integer),
+    ("top_p", SettingKind::Number),
+    ("top_k", SettingKind::Integer),
+    ("min_p", SettingKind::Number),
+    ("min_tokens", SettingKind::Integer),
+    ("repetition_penalty", SettingKind::Number),
+    ("presence_penalty", SettingKind::Number),
+    ("frequency_penalty", SettingKind::Number),
+    ("stop", SettingKind::Text),
 ];
 
 /// Why something was not set.
@@ -53,9 +53,9 @@ pub(super) fn names() -> impl Iterator<Item = &'static str> {
 
 /// What was set; the rest is the model's and the gateway's choice.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Settings(Map<String, Value>);
+pub(super) struct ChatSettings(Map<String, Value>);
 
-impl Settings {
+impl ChatSettings {
     /// What the command line said.
     pub(super) fn new(max_tokens: Option<u32>, temperature: Option<f64>, seed: Option<i64>) -> Self {
         let given = [
@@ -97,7 +97,7 @@ impl Settings {
     }
 }
 
-impl Kind {
+impl SettingKind {
     fn parse(self, text: &str) -> Option<Value> {
         match self {
             Self::Number => text.parse::<f64>().ok().filter(|number| number.is_finite()).map(Value::from),
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn what_is_set_stands_in_requests_until_it_is_given_back() {
-        let mut settings = Settings::new(Some(9), None, Some(-1));
+        let mut settings = ChatSettings::new(Some(9), None, Some(-1));
         settings.set("temperature", "0.5").unwrap();
         settings.set("stop", "END OF").unwrap();
         settings.set("seed", "").unwrap();
@@ -134,12 +134,12 @@ mod tests {
 
     #[test]
     fn what_requests_do_not_take_is_refused_by_name() {
-        let mut settings = Settings::default();
+        let mut settings = ChatSettings::default();
         let error = settings.set("temprature", "1").unwrap_err();
         assert!(error.to_string().contains("temprature") && error.to_string().contains("temperature,"));
         for (name, text) in [("temperature", "warm"), ("temperature", "NaN"), ("max_tokens", "1.5")] {
             assert!(settings.set(name, text).unwrap_err().to_string().contains(text), "{name} {text}");
         }
-        assert_eq!(settings, Settings::default());
+        assert_eq!(settings, ChatSettings::default());
     }
 }

@@ -139,13 +139,13 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct SplitCommandLine {
         #[command(flatten)]
         arguments: ChatArguments,
     }
 
     fn words(line: &[&str]) -> Result<Vec<String>, SplitError> {
-        let arguments = Line::parse_from([&["chat"], line].concat()).arguments;
+        let arguments = SplitCommandLine::parse_from([&["chat"], line].concat()).arguments;
         let executor = arguments.split.split.clone().unwrap().unwrap();
         let command = command(&arguments, Path::new(&executor), Path::new("client"))?;
         Ok(command.get_args().map(|word| word.to_string_lossy().into_owned()).collect())
@@ -197,6 +197,6 @@ mod tests {
 
     #[test]
     fn what_belongs_to_a_split_is_refused_without_one() {
-        assert!(Line::try_parse_from(["chat", "--adapter", "d", "", "why?"]).is_err());
+        assert!(SplitCommandLine::try_parse_from(["chat", "--adapter", "d", "", "why?"]).is_err());
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use keys::KeyFile;
 use settings::LayersSection;
 
-use crate::{deployment::config::Config, terminal::findings::Finding};
+use crate::{deployment::config::DeploymentConfig, terminal::findings::Finding};
 
 /// What gateway and executor would say of a key file; and nobody else can read it.
 pub(super) fn keys(name: &str, path: &Path) -> Finding {
@@ -30,7 +30,7 @@ pub(super) fn keys(name: &str, path: &Path) -> Finding {
 }
 
 /// Every tenant that a class names has a key: a name that is misspelt would be of the default class in silence.
-pub(super) fn classes(config: &Config) -> Option<Finding> {
+pub(super) fn classes(config: &DeploymentConfig) -> Option<Finding> {
     const NAME: &str = "[[class]] tenants";
     let path = config.gateway.api_key_file.as_ref();
     let keys = path.and_then(|path| KeyFile::open(path).ok()).map_or_else(Vec::new, |(_, keys)| keys);
@@ -50,7 +50,7 @@ pub(super) fn classes(config: &Config) -> Option<Finding> {
 }
 
 /// The port is free, and not open to everybody by accident.
-pub(super) fn listen(config: &Config) -> Finding {
+pub(super) fn listen(config: &DeploymentConfig) -> Finding {
     const NAME: &str = "[gateway] listen";
     let listen = config.listen();
     let open = !listen.ip().is_loopback() && config.gateway.api_key_file.is_none();
@@ -130,7 +130,7 @@ mod tests {
         ] {
             std::fs::write(file.path(), &text).unwrap();
             let accepted = KeyFile::open(file.path()).is_ok();
-            let mut config = Config::default();
+            let mut config = DeploymentConfig::default();
             config.layers.key_file = Some(file.path().to_owned());
             let approved = |finding: &Finding| finding.health != Health::Fail;
             let found = [keys("[gateway] api_key_file", file.path()), layers(&config.layers).remove(0)];
@@ -145,19 +145,19 @@ mod tests {
         std::fs::write(file.path(), keys::line_of("user", "alice", "1")).unwrap();
         let found = |tenants: &str| {
             let text = format!("[[class]]\nname = 'gold'\ntenants = {tenants}");
-            let mut config: Config = toml::from_str(&text).unwrap();
+            let mut config: DeploymentConfig = toml::from_str(&text).unwrap();
             config.gateway.api_key_file = Some(file.path().to_owned());
             classes(&config).unwrap()
         };
         assert_eq!(found("['alice']").health, Health::Ok);
         let finding = found("['alice', 'alcie']");
         assert_eq!((finding.health, finding.found.as_str()), (Health::Warn, "no key is of alcie"));
-        assert!(classes(&Config::default()).is_none());
+        assert!(classes(&DeploymentConfig::default()).is_none());
     }
 
     #[test]
     fn an_open_port_without_keys_fails_and_says_three_ways_out() {
-        let mut config = Config::default();
+        let mut config = DeploymentConfig::default();
         config.gateway.listen = Some("0.0.0.0:0".parse().unwrap());
         let finding = listen(&config);
         assert_eq!(finding.health, Health::Fail);

@@ -3,15 +3,15 @@
 use std::path::Path;
 
 use files::{model_files::ModelFiles, token_list::TokenList};
-use settings::Draft;
+use settings::DraftChoice;
 
-use crate::{deployment::config::Config, home::Home, models, terminal::findings::Finding};
+use crate::{deployment::config::DeploymentConfig, home::HomeDirectory, models, terminal::findings::Finding};
 
 const NAME: &str = "[speculation] draft";
 
 /// What there is to say of the model that drafts, if one is named: it is there, and has the base's tokens.
-pub(super) fn model(config: &Config, home: &Home) -> Option<Finding> {
-    let Some(Draft::Model(path)) = &config.speculation.draft else { return None };
+pub(super) fn model(config: &DeploymentConfig, home: &HomeDirectory) -> Option<Finding> {
+    let Some(DraftChoice::Model(path)) = &config.speculation.draft else { return None };
     let base = models::find(config.model.name.as_deref(), home).ok();
     Some(match compared(path, base.as_deref()) {
         Ok(()) => Finding::ok(NAME, path.display().to_string()),
@@ -44,7 +44,7 @@ mod tests {
     fn a_model_that_is_to_draft_is_looked_for_and_words_are_none() {
         let finding = |draft: &str| {
             let config = toml::from_str(&format!("speculation.draft = '{draft}'")).unwrap();
-            model(&config, &Home::from_environment())
+            model(&config, &HomeDirectory::from_environment())
         };
         assert!(finding("auto").is_none() && finding("self").is_none());
         let missing = finding("./nowhere.gguf").unwrap();

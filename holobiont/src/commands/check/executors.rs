@@ -9,14 +9,14 @@ use std::{
     time::Duration,
 };
 
-use settings::{ByteCount, DeviceChoice, MemoryPart, Preset};
+use settings::{ByteCount, DeviceChoice, MemoryFraction, Preset};
 use text::sandbox::{MEMORY_BYTES, PROCESSES};
 use tls::address::HostPort;
 
 use crate::{
     deployment::{
-        config::{Config, Member},
-        cores::Split,
+        config::{DeployedExecutor, DeploymentConfig},
+        cores::CoreSplit,
         machine,
     },
     terminal::{findings::Finding, table::size},
@@ -26,7 +26,7 @@ use crate::{
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
 /// The finding as that of `member`: of one of several it says which.
-pub(super) fn named(mut finding: Finding, member: &Member) -> Finding {
+pub(super) fn named(mut finding: Finding, member: &DeployedExecutor) -> Finding {
     if let Some(name) = &member.name {
         finding.name = format!("{name}: {}", finding.name);
     }
@@ -34,7 +34,7 @@ pub(super) fn named(mut finding: Finding, member: &Member) -> Finding {
 }
 
 /// What only shows of all together.
-pub(super) fn together(members: &[Member], splits: &[Split]) -> Vec<Finding> {
+pub(super) fn together(members: &[DeployedExecutor], splits: &[CoreSplit]) -> Vec<Finding> {
     if members.len() < 2 {
         return Vec::new();
     }
@@ -42,12 +42,12 @@ pub(super) fn together(members: &[Member], splits: &[Split]) -> Vec<Finding> {
 }
 
 /// The memory that all processes of this host may keep together, by their settings.
-pub(super) fn memory(config: &Config, members: &[Member]) -> Finding {
+pub(super) fn memory(config: &DeploymentConfig, members: &[DeployedExecutor]) -> Finding {
     memory_of(members, gateway_bytes(config), machine_bytes())
 }
 
 /// No core computes for two executors: each would wait for the other within every step.
-fn cores(members: &[Member], splits: &[Split]) -> Finding {
+fn cores(members: &[DeployedExecutor], splits: &[CoreSplit]) -> Finding {
     const NAME: &str = "[[executor]] cores";
     const FIX: &str = "give each its own cores, or leave them out: they are divided";
     let mut of: BTreeMap<u32, &str> = BTreeMap::new();
@@ -70,12 +70,12 @@ fn cores(members: &[Member], splits: &[Split]) -> Finding {
 }
 
 /// The sum of the memory settings, beside the memory of this machine. Executors alone must not hold more than the machine has.
-fn memory_of(members: &[Member], gateway_bytes: u64, machine_bytes: u64) -> Finding {
+fn memory_of(members: &[DeployedExecutor], gateway_bytes: u64, machine_bytes: u64) -> Finding {
     const NAME: &str = "memory";
     const FIX: &str =
         "lower [memory] process, or leave it out of each [[executor]]: each has an even part then";
-    let of = |member: &Member| match member.config.memory.process {
-        Some(MemoryPart::Bytes(bytes)) => bytes.0,
+    let of = |member: &DeployedExecutor| match member.config.memory.process {
+        Some(MemoryFraction::Bytes(bytes)) => bytes.0,
         Some(part) => part.bytes_of(machine_bytes),
         // The default of `--process-memory`: fifteen sixteenths of the machine.
         None => machine_bytes / 16 * 15,
@@ -101,7 +101,7 @@ fn memory_of(members: &[Member], gateway_bytes: u64, machine_bytes: u64) -> Find
 }
 
 /// The memory that requests may keep in the gateway: `memory_bytes` of `[gateway]`, or its default.
-fn gateway_bytes(config: &Config) -> u64 {
+fn gateway_bytes(config: &DeploymentConfig) -> u64 {
     let preset = || {
         let setting = settings::all().find(|setting| setting.flag == "memory-bytes")?;
         let Preset::Is(value) = setting.preset else { return None };
@@ -117,7 +117,7 @@ fn machine_bytes() -> u64 {
 }
 
 /// No two write one file of keys and values.
-fn stores(members: &[Member]) -> Finding {
+fn stores(members: &[DeployedExecutor]) -> Finding {
     const NAME: &str = "[[executor]] memory.directory";
     let mut of: BTreeMap<PathBuf, &str> = BTreeMap::new();
     for member in members {
@@ -134,7 +134,7 @@ fn stores(members: &[Member]) -> Finding {
 }
 
 /// Executors of other hosts: what the gateway shows them is there, and somebody listens.
-pub(super) fn elsewhere(config: &Config) -> Vec<Finding> {
+pub(super) fn elsewhere(config: &DeploymentConfig) -> Vec<Finding> {
     let mut findings: Vec<Finding> =
         config.elsewhere().map(|(name, address)| reachable(name, address)).collect();
     if !findings.is_empty() {
@@ -183,9 +183,9 @@ mod tests {
     use crate::terminal::findings::Health;
 
     fn found(file: &str) -> Vec<Finding> {
-        let config: Config = toml::from_str(file).unwrap();
+        let config: DeploymentConfig = toml::from_str(file).unwrap();
         let members = config.members();
-        together(&members, &Split::each(&members, &"0-7".parse().unwrap()))
+        together(&members, &CoreSplit::each(&members, &"0-7".parse().unwrap()))
     }
 
     fn two(of_each: [&str; 2]) -> String {
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn executors_that_hold_more_together_than_there_is_are_told() {
         let of = |each: [&str; 2], machine_bytes| {
-            let config: Config = toml::from_str(&two(each)).unwrap();
+            let config: DeploymentConfig = toml::from_str(&two(each)).unwrap();
             memory_of(&config.members(), 100, machine_bytes)
         };
         assert_eq!(of(["", ""], 1000).health, Health::Ok, "each has an even part");
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn memory_of_executors_and_gateway_is_summed_up() {
         let of = |file: &str| {
-            let config: Config = toml::from_str(file).unwrap();
+            let config: DeploymentConfig = toml::from_str(file).unwrap();
             (gateway_bytes(&config), memory_of(&config.members(), gateway_bytes(&config), 16 << 30))
         };
         let (bytes, found) = of("");

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use super::said_finding;
 use crate::{
-    deployment::{config::Config, sibling},
+    deployment::{config::DeploymentConfig, sibling},
     terminal::findings::Finding,
 };
 
@@ -12,7 +12,7 @@ use crate::{
 const FIX: &str = "see docs/guides/fleet.md";
 
 /// The registry and the store, each if it is shared.
-pub(super) fn shared(config: &Config) -> Vec<Finding> {
+pub(super) fn shared(config: &DeploymentConfig) -> Vec<Finding> {
     const REGISTRY: &str = "[gateway] registry";
     const STORE: &str = "[gateway] store";
     let (registry, store) = (&config.gateway.registry, &config.gateway.store);
@@ -30,7 +30,7 @@ pub(super) fn shared(config: &Config) -> Vec<Finding> {
 }
 
 /// Keys that the registry brings.
-fn keys(config: &Config) -> Finding {
+fn keys(config: &DeploymentConfig) -> Finding {
     const KEYS: &str = "[gateway] shared_keys";
     match (&config.gateway.registry, &config.gateway.api_key_file) {
         (None, _) => Finding::fail(KEYS, "there is no registry that could have them", "set registry"),

@@ -6,21 +6,21 @@ use std::{
     process::{Command, Output},
 };
 
-use keys::{Draft, Key, KeyFileError};
+use keys::{Key, KeyFileEdit, KeyFileError};
 
 use crate::{
     commands::registry::GATEWAY,
     deployment::{
-        config::{Config, ConfigError},
+        config::{DeploymentConfig, DeploymentConfigError},
         sibling,
     },
     exit::{Exit, Explain},
-    home::Home,
+    home::HomeDirectory,
 };
 
 /// Which keys are meant.
 #[derive(Debug, clap::Args)]
-pub(crate) struct PlaceArguments {
+pub(crate) struct KeyStoreArguments {
     /// The key file [default: [gateway].api_key_file, else api-keys in the state directory]
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -34,7 +34,7 @@ pub(crate) struct PlaceArguments {
 
 /// Where keys are.
 #[derive(Debug, Clone)]
-pub(crate) enum Place {
+pub(crate) enum KeyStore {
     /// In a file of this host.
     File(PathBuf),
     /// In a registry of many hosts.
@@ -43,7 +43,7 @@ pub(crate) enum Place {
 
 /// Why keys cannot be read or changed where they are.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum PlaceError {
+pub(crate) enum KeyStoreError {
     /// The key file.
     #[error(transparent)]
     File(#[from] KeyFileError),
@@ -61,7 +61,7 @@ pub(crate) enum PlaceError {
     Foreign(&'static str),
 }
 
-impl Explain for PlaceError {
+impl Explain for KeyStoreError {
     fn exit(&self) -> Exit {
         match self {
             Self::File(error) => error.exit(),
@@ -75,46 +75,47 @@ impl Explain for PlaceError {
     }
 }
 
-impl PlaceArguments {
+impl KeyStoreArguments {
     /// Where the keys are that are meant.
-    pub(super) fn place(&self) -> Result<Place, ConfigError> {
+    pub(super) fn place(&self) -> Result<KeyStore, DeploymentConfigError> {
         match (&self.file, &self.registry) {
-            (Some(file), _) => return Ok(Place::File(file.clone())),
-            (None, Some(registry)) => return Ok(Place::Registry(registry.clone())),
+            (Some(file), _) => return Ok(KeyStore::File(file.clone())),
+            (None, Some(registry)) => return Ok(KeyStore::Registry(registry.clone())),
             (None, None) => {}
         }
-        let Config { gateway, deployment, .. } = Config::layered(Config::default(), self.config.as_deref())?;
+        let DeploymentConfig { gateway, deployment, .. } =
+            DeploymentConfig::layered(DeploymentConfig::default(), self.config.as_deref())?;
         if let (Some(true), Some(registry)) = (gateway.shared_keys, gateway.registry) {
-            return Ok(Place::Registry(registry));
+            return Ok(KeyStore::Registry(registry));
         }
-        let state = || deployment.state.unwrap_or_else(|| Home::from_environment().state());
-        Ok(Place::File(gateway.api_key_file.unwrap_or_else(|| state().join("api-keys"))))
+        let state = || deployment.state.unwrap_or_else(|| HomeDirectory::from_environment().state());
+        Ok(KeyStore::File(gateway.api_key_file.unwrap_or_else(|| state().join("api-keys"))))
     }
 }
 
-impl Place {
+impl KeyStore {
     /// All keys.
-    pub(super) fn keys(&self) -> Result<Vec<Key>, PlaceError> {
+    pub(super) fn keys(&self) -> Result<Vec<Key>, KeyStoreError> {
         match self {
-            Self::File(path) => Ok(Draft::read(path)?.keys().cloned().collect()),
+            Self::File(path) => Ok(KeyFileEdit::read(path)?.keys().cloned().collect()),
             Self::Registry(url) => asked(url, &[]),
         }
     }
 
     /// Adds a key.
-    pub(super) fn add(&self, key: Key) -> Result<(), PlaceError> {
+    pub(super) fn add(&self, key: Key) -> Result<(), KeyStoreError> {
         match self {
-            Self::File(path) => Ok(Draft::edit(path, |draft| draft.push(key))?),
+            Self::File(path) => Ok(KeyFileEdit::edit(path, |draft| draft.push(key))?),
             Self::Registry(url) => asked(url, &["--add".to_owned(), key.to_string()]).map(drop),
         }
     }
 
     /// Revokes keys; returns how many there were.
-    pub(super) fn revoke(&self, keys: &[Key]) -> Result<usize, PlaceError> {
+    pub(super) fn revoke(&self, keys: &[Key]) -> Result<usize, KeyStoreError> {
         match self {
             Self::File(path) => {
                 let is_meant = |key: &Key| keys.iter().any(|meant| meant.hash == key.hash);
-                Ok(Draft::edit(path, |draft| draft.remove(is_meant))?)
+                Ok(KeyFileEdit::edit(path, |draft| draft.remove(is_meant))?)
             }
             Self::Registry(url) => {
                 let each = keys.iter().flat_map(|key| ["--revoke".to_owned(), key.hash.to_hex()]);
@@ -133,20 +134,20 @@ impl Place {
 }
 
 /// The keys of a registry, once the gateway's program has changed them.
-fn asked(url: &str, change: &[String]) -> Result<Vec<Key>, PlaceError> {
-    let program = sibling::find(GATEWAY).ok_or(PlaceError::NoGateway)?;
+fn asked(url: &str, change: &[String]) -> Result<Vec<Key>, KeyStoreError> {
+    let program = sibling::find(GATEWAY).ok_or(KeyStoreError::NoGateway)?;
     let mut command = Command::new(program);
     command.args(["registry", "keys", "--registry", url]).args(change);
-    let Output { status, stdout, stderr } = command.output().map_err(PlaceError::Run)?;
+    let Output { status, stdout, stderr } = command.output().map_err(KeyStoreError::Run)?;
     if !status.success() {
-        return Err(PlaceError::Refused(String::from_utf8_lossy(&stderr).into_owned()));
+        return Err(KeyStoreError::Refused(String::from_utf8_lossy(&stderr).into_owned()));
     }
     let lines = String::from_utf8_lossy(&stdout);
     let keys: Result<_, _> = lines.lines().map(Key::parse).collect();
-    keys.map_err(PlaceError::Foreign)
+    keys.map_err(KeyStoreError::Foreign)
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for KeyStore {
     /// As people know it: an address has no password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -17,10 +17,10 @@ pub(super) fn of(facts: &Value) -> Vec<(String, String)> {
     known.collect()
 }
 
-type Row = (&'static str, Option<String>);
+type ShowRow = (&'static str, Option<String>);
 
 /// A model: what is served of it if it is, and its files if they are here.
-fn model(facts: &Value) -> Vec<Row> {
+fn model(facts: &Value) -> Vec<ShowRow> {
     let files = if facts["files"].is_object() { &facts["files"] } else { facts };
     let number = |name: &str| files[name].as_u64();
     let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -93,7 +93,7 @@ fn sampling(defaults: &Value) -> Option<String> {
 }
 
 /// An adapter that is served.
-fn adapter(facts: &Value) -> Vec<Row> {
+fn adapter(facts: &Value) -> Vec<ShowRow> {
     let text = |name: &str| facts[name].as_str().map(str::to_owned);
     let number = |name: &str| facts[name].as_u64();
     vec![

@@ -2,33 +2,33 @@
 
 use serde::Deserialize;
 
-use super::{Adapters, Device, Memory, Requests, Workers};
+use super::{Adapters, DeviceStatus, MemoryStatus, RequestCounts, Workers};
 use crate::terminal::{
-    Ink, printable,
+    TextStyle, printable,
     table::{size, table},
 };
 
 /// One of several executors.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Executor {
+pub(super) struct ExecutorStatus {
     name: String,
     /// Where it is, on another host.
     address: Option<String>,
     state: String,
     detail: Option<String>,
-    requests: Requests,
-    tokens_per_s: Rates,
+    requests: RequestCounts,
+    tokens_per_s: ExecutorRates,
     adapters: Adapters,
-    device: Device,
-    memory: Memory,
+    device: DeviceStatus,
+    memory: MemoryStatus,
     workers: Workers,
     sequences: Sequences,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Rates {
+struct ExecutorRates {
     generated: f64,
 }
 
@@ -40,7 +40,7 @@ struct Sequences {
 }
 
 /// All of them, and below why one is not used.
-pub(super) fn all(ink: Ink, executors: &[Executor]) -> Vec<String> {
+pub(super) fn all(ink: TextStyle, executors: &[ExecutorStatus]) -> Vec<String> {
     if executors.is_empty() {
         return Vec::new();
     }
@@ -51,8 +51,8 @@ pub(super) fn all(ink: Ink, executors: &[Executor]) -> Vec<String> {
     parts
 }
 
-fn row(executor: &Executor) -> [String; 9] {
-    let Executor { requests, adapters, sequences, .. } = executor;
+fn row(executor: &ExecutorStatus) -> [String; 9] {
+    let ExecutorStatus { requests, adapters, sequences, .. } = executor;
     [
         called(executor),
         printable(&executor.state),
@@ -66,14 +66,14 @@ fn row(executor: &Executor) -> [String; 9] {
     ]
 }
 
-fn called(executor: &Executor) -> String {
+fn called(executor: &ExecutorStatus) -> String {
     match &executor.address {
         Some(address) => printable(&format!("{} ({address})", executor.name)),
         None => printable(&executor.name),
     }
 }
 
-fn trouble(executor: &Executor) -> Option<String> {
+fn trouble(executor: &ExecutorStatus) -> Option<String> {
     let why =
         executor.detail.clone().map(|detail| printable(&detail)).or_else(|| executor.workers.missing())?;
     Some(format!("{}: {why}", called(executor)))

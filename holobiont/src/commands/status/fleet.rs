@@ -17,7 +17,7 @@ pub(super) struct Registry {
 /// Where adapters' files are.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Store {
+pub(super) struct SharedStoreStatus {
     address: Option<String>,
     cached_bytes: u64,
     fetched: u64,
@@ -41,7 +41,7 @@ impl Registry {
     }
 }
 
-impl Store {
+impl SharedStoreStatus {
     /// Nothing where nobody else has it.
     pub(super) fn text(&self) -> Option<String> {
         let address = printable(self.address.as_deref()?);

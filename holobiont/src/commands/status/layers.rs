@@ -5,36 +5,36 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use crate::terminal::{
-    Ink, printable,
+    TextStyle, printable,
     table::{size, table},
 };
 
 /// What split clients use.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Layers {
+pub(super) struct LayerServiceStatus {
     open: u64,
     refused: u64,
     broken: u64,
     joined_rows: u64,
-    used: Used,
-    sessions: Vec<Session>,
+    used: LayerUsage,
+    sessions: Vec<SplitSessionStatus>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Session {
+struct SplitSessionStatus {
     tenant: String,
     name: String,
     masking: String,
     route: String,
     waiting_rows: u64,
-    used: Used,
+    used: LayerUsage,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Used {
+struct LayerUsage {
     calls: u64,
     refused: u64,
     rows: BTreeMap<String, u64>,
@@ -44,7 +44,7 @@ struct Used {
     mean_batch_rows: f64,
 }
 
-impl Layers {
+impl LayerServiceStatus {
     /// How many there are, and what they have used.
     pub(super) fn text(&self) -> String {
         let rows: u64 = self.used.rows.values().sum();
@@ -61,7 +61,7 @@ impl Layers {
 }
 
 /// Every split client that is here.
-pub(super) fn sessions(ink: Ink, layers: &Layers) -> Option<String> {
+pub(super) fn sessions(ink: TextStyle, layers: &LayerServiceStatus) -> Option<String> {
     let rows: Vec<_> = layers.sessions.iter().map(session_row).collect();
     let head = [
         "TENANT", "CLIENT", "ROUTE", "MASKING", "CALLS", "REFUSED", "ROWS", "BATCH", "IN", "OUT", "WAITED",
@@ -71,7 +71,7 @@ pub(super) fn sessions(ink: Ink, layers: &Layers) -> Option<String> {
 }
 
 /// A split client, with what it has used since it came.
-fn session_row(session: &Session) -> [String; 12] {
+fn session_row(session: &SplitSessionStatus) -> [String; 12] {
     let used = &session.used;
     [
         printable(&session.tenant),

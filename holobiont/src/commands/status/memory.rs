@@ -10,21 +10,21 @@ const BAR: u64 = 24;
 /// `memory` of `/v1/status`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Memory {
+pub(super) struct MemoryStatus {
     block_bytes: u64,
-    device: Pool,
-    host: Slots,
-    disk: Slots,
-    blocks: Moves,
+    device: BlockPoolStatus,
+    host: TierSlotStatus,
+    disk: TierSlotStatus,
+    blocks: BlockMoves,
     kv_wait_ms: f64,
-    held: Held,
-    weights: Weights,
+    held: HostMemoryStatus,
+    weights: StreamedWeightStatus,
 }
 
 /// Weights that come from a disk.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Weights {
+struct StreamedWeightStatus {
     read_bytes: u64,
     read_ms: f64,
     waited_ms: f64,
@@ -35,7 +35,7 @@ struct Weights {
 /// Bytes of the executor's host's memory.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Held {
+struct HostMemoryStatus {
     limit_bytes: u64,
     weights_bytes: u64,
     blocks_bytes: u64,
@@ -49,7 +49,7 @@ struct Held {
 /// Blocks of the device.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Pool {
+struct BlockPoolStatus {
     total: u64,
     running: u64,
     history: u64,
@@ -58,24 +58,24 @@ struct Pool {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Slots {
+struct TierSlotStatus {
     total: u64,
     used: u64,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Moves {
+struct BlockMoves {
     fetched_host: u64,
     fetched_disk: u64,
     lost: u64,
     failed: u64,
 }
 
-impl Memory {
+impl MemoryStatus {
     /// How the device is divided: `#` runs, `=` is history, `a` are adapters, `.` is free.
     pub(super) fn device(&self) -> String {
-        let Pool { total, running, history, adapters } = self.device;
+        let BlockPoolStatus { total, running, history, adapters } = self.device;
         if total == 0 {
             return "-".into();
         }
@@ -120,7 +120,7 @@ impl Memory {
 
     /// Where the weights are, and what was read of those that are not in memory.
     pub(super) fn weights(&self) -> String {
-        let Weights { read_bytes, read_ms, waited_ms, bytes_per_token } = self.weights;
+        let StreamedWeightStatus { read_bytes, read_ms, waited_ms, bytes_per_token } = self.weights;
         if read_bytes == 0 {
             return "in memory".into();
         }
@@ -136,7 +136,7 @@ impl Memory {
     /// What lies below the device, and what came back from there.
     pub(super) fn below(&self) -> String {
         let bytes = |blocks: u64| size(blocks.saturating_mul(self.block_bytes));
-        let tier = |name: &str, slots: &Slots| {
+        let tier = |name: &str, slots: &TierSlotStatus| {
             (slots.total > 0).then(|| format!("{name} {} of {}", bytes(slots.used), bytes(slots.total)))
         };
         let tiers: Vec<String> =
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn the_bar_shows_every_part_and_adds_up() {
-        let memory: Memory = serde_json::from_value(json!({
+        let memory: MemoryStatus = serde_json::from_value(json!({
             "block_bytes": 1024, "device": {"total": 24, "running": 6, "history": 12, "adapters": 0},
             "disk": {"total": 100, "used": 10}, "blocks": {"fetched_disk": 3, "lost": 1}, "kv_wait_ms": 2.5,
         }))
@@ -175,20 +175,20 @@ mod tests {
             memory.below(),
             "disk 10.00 KiB of 100.00 KiB; 3.00 KiB came back in 2.5 ms; 1.00 KiB found no room"
         );
-        assert_eq!(Memory::default().device(), "-");
+        assert_eq!(MemoryStatus::default().device(), "-");
         let held = json!({"held": {"limit_bytes": 4096, "weights_bytes": 1024, "clients_bytes": 2048}});
-        let memory: Memory = serde_json::from_value(held).unwrap();
+        let memory: MemoryStatus = serde_json::from_value(held).unwrap();
         assert_eq!(memory.held(), "1.00 KiB weights, 2.00 KiB clients, of 4.00 KiB");
     }
 
     #[test]
     fn weights_from_a_disk_are_told_by_token_and_by_what_of_the_reading_was_hidden() {
         let weights = json!({"weights": {"read_bytes": 4096, "read_ms": 8.0, "waited_ms": 2.0, "bytes_per_token": 1024}});
-        let memory: Memory = serde_json::from_value(weights).unwrap();
+        let memory: MemoryStatus = serde_json::from_value(weights).unwrap();
         assert_eq!(
             memory.weights(),
             "4.00 KiB read from the disk, 1.00 KiB for each token generated, 75 % of the time hidden behind computing"
         );
-        assert_eq!(Memory::default().weights(), "in memory");
+        assert_eq!(MemoryStatus::default().weights(), "in memory");
     }
 }

@@ -2,20 +2,20 @@
 
 use serde::Deserialize;
 
-use crate::terminal::{Ink, printable, table::table};
+use crate::terminal::{TextStyle, printable, table::table};
 
 /// Jobs, and models that are trained step by step.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Training {
+pub(super) struct TrainingStatus {
     trains: bool,
-    jobs: Vec<Job>,
-    runs: Vec<Run>,
+    jobs: Vec<JobSummary>,
+    runs: Vec<RunSummary>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Job {
+struct JobSummary {
     name: String,
     tenant: String,
     status: String,
@@ -27,7 +27,7 @@ struct Job {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Run {
+struct RunSummary {
     name: String,
     tenant: String,
     status: String,
@@ -35,7 +35,7 @@ struct Run {
     loss_sum: Option<f64>,
 }
 
-impl Training {
+impl TrainingStatus {
     /// How much there is.
     pub(super) fn text(&self) -> String {
         let count = |count: usize, what: &str| match count {
@@ -54,12 +54,12 @@ impl Training {
 }
 
 /// Everything that is trained now.
-pub(super) fn under_way(ink: Ink, training: &Training) -> Option<String> {
+pub(super) fn under_way(ink: TextStyle, training: &TrainingStatus) -> Option<String> {
     let rows: Vec<_> = training.jobs.iter().map(job_row).chain(training.runs.iter().map(run_row)).collect();
     (!rows.is_empty()).then(|| table(ink, ["TRAINED", "TENANT", "STATE", "STEP", "TOKENS/S", "LOSS"], &rows))
 }
 
-fn job_row(job: &Job) -> [String; 6] {
+fn job_row(job: &JobSummary) -> [String; 6] {
     let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     [
         printable(&job.name),
@@ -72,7 +72,7 @@ fn job_row(job: &Job) -> [String; 6] {
 }
 
 /// Nobody but its client knows how many steps there will be; its losses are sums.
-fn run_row(run: &Run) -> [String; 6] {
+fn run_row(run: &RunSummary) -> [String; 6] {
     [
         printable(&run.name),
         printable(&run.tenant),

@@ -1,6 +1,6 @@
 //! What a look sees, for people: the same words in lines and on a screen.
 
-use super::figures::{Executor, Look, Row, Status};
+use super::figures::{DashboardSnapshot, TopExecutor, TopRow, TopStatus};
 use crate::terminal::printable;
 
 /// Titles of the cells of an executor.
@@ -10,8 +10,8 @@ pub(super) const EXECUTORS: [&str; 5] = ["EXECUTOR", "STATE", "REQS", "TOK/S", "
 pub(super) const MODELS: [&str; 7] = ["MODEL", "TIER", "REQS", "TOK/S", "FIRST TOKEN", "95 %", "ANSWERS"];
 
 /// What there is to say of the whole.
-pub(super) fn facts(look: &Look) -> [(&'static str, String); 3] {
-    let Status { version, uptime_s, ready, requests, tokens_per_s, .. } = &look.status;
+pub(super) fn facts(look: &DashboardSnapshot) -> [(&'static str, String); 3] {
+    let TopStatus { version, uptime_s, ready, requests, tokens_per_s, .. } = &look.status;
     let state = if *ready { "serving" } else { "not ready" };
     [
         ("model", format!("{}, {state} for {uptime_s} s, version {}", look.model(), printable(version))),
@@ -24,7 +24,7 @@ pub(super) fn facts(look: &Look) -> [(&'static str, String); 3] {
 }
 
 /// An executor.
-pub(super) fn executor(one: &Executor) -> [String; 5] {
+pub(super) fn executor(one: &TopExecutor) -> [String; 5] {
     let requests = match one.requests.waiting {
         0 => one.requests.running.to_string(),
         waiting => format!("{} (+{waiting} waiting)", one.requests.running),
@@ -33,7 +33,7 @@ pub(super) fn executor(one: &Executor) -> [String; 5] {
 }
 
 /// The base or an adapter.
-pub(super) fn model(row: &Row) -> [String; 7] {
+pub(super) fn model(row: &TopRow) -> [String; 7] {
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
     [
         row.name.clone(),

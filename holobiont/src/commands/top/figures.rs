@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::exposition::{Histogram, histograms};
 use crate::{
-    client::{Client, ClientError, LoadedAdapter, list_in},
+    client::{ClientError, GatewayClient, LoadedAdapter, list_in},
     terminal::printable,
 };
 
@@ -19,10 +19,10 @@ const BASE: &str = "base";
 
 /// What a deployment does at one moment.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Look {
-    pub(super) status: Status,
+pub(super) struct DashboardSnapshot {
+    pub(super) status: TopStatus,
     /// A single one has no name of its own.
-    pub(super) executors: Vec<Executor>,
+    pub(super) executors: Vec<TopExecutor>,
     adapters: Vec<LoadedAdapter>,
     /// Since the gateway began, by what the metric calls an adapter.
     first_tokens: BTreeMap<String, Histogram>,
@@ -31,26 +31,26 @@ pub(super) struct Look {
 /// `/v1/status`, as far as it is about the whole deployment.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Status {
+pub(super) struct TopStatus {
     pub(super) model: Option<String>,
     pub(super) version: String,
     pub(super) uptime_s: u64,
     pub(super) ready: bool,
-    pub(super) requests: Requests,
-    pub(super) tokens_per_s: Rates,
-    executors: Vec<Executor>,
+    pub(super) requests: TopRequests,
+    pub(super) tokens_per_s: TopRates,
+    executors: Vec<TopExecutor>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
-pub(super) struct Requests {
+pub(super) struct TopRequests {
     pub(super) running: u64,
     pub(super) waiting: u64,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize, Serialize)]
 #[serde(default)]
-pub(super) struct Rates {
+pub(super) struct TopRates {
     pub(super) generated: f64,
     pub(super) prompt: f64,
 }
@@ -58,35 +58,35 @@ pub(super) struct Rates {
 /// What an executor does and holds.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Executor {
+pub(super) struct TopExecutor {
     pub(super) name: String,
     pub(super) state: Option<String>,
-    pub(super) requests: Requests,
-    pub(super) tokens_per_s: Rates,
-    device: Device,
-    memory: Memory,
+    pub(super) requests: TopRequests,
+    pub(super) tokens_per_s: TopRates,
+    device: TopDevice,
+    memory: TopMemory,
     workers: Workers,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-struct Device {
+struct TopDevice {
     kind: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-struct Memory {
+struct TopMemory {
     block_bytes: u64,
     /// Blocks of keys, values and adapters, by who has them.
-    device: Pool,
+    device: TopPool,
     /// Bytes of the host's memory, by kind: `weights_bytes` and its like.
     held: BTreeMap<String, u64>,
 }
 
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(default)]
-struct Pool {
+struct TopPool {
     total: u64,
     running: u64,
     history: u64,
@@ -98,19 +98,19 @@ struct Pool {
 struct Workers {
     expected: u64,
     lost: u64,
-    seated: Vec<Worker>,
+    seated: Vec<TopWorker>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-struct Worker {
+struct TopWorker {
     core: u32,
     share: f64,
 }
 
 /// Memory of one kind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(super) struct Kind {
+pub(super) struct MemoryKind {
     /// `blocks` of the pool that keys, values and adapters share, or `host`: all that the executor holds of its host's memory.
     pub(super) of: &'static str,
     /// What it is for.
@@ -122,7 +122,7 @@ pub(super) struct Kind {
 
 /// An adapter or the base, for a line of a table.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Row {
+pub(super) struct TopRow {
     pub(super) name: String,
     pub(super) tier: Option<String>,
     pub(super) requests: Option<u64>,
@@ -138,40 +138,40 @@ pub(super) struct FirstToken {
     pub(super) p95_ms: Option<f64>,
 }
 
-impl Look {
+impl DashboardSnapshot {
     /// Asks the gateway.
-    pub(super) fn take(client: &Client) -> Result<Self, ClientError> {
+    pub(super) fn take(client: &GatewayClient) -> Result<Self, ClientError> {
         let status = client.get("/v1/status")?;
         let adapters = list_in(client.get("/v1/lora_adapters")?)?;
         Self::read(status, adapters, &client.get_text("/metrics")?)
     }
 
     fn read(body: Value, adapters: Vec<LoadedAdapter>, metrics: &str) -> Result<Self, ClientError> {
-        let mut status: Status = serde_json::from_value(body.clone()).map_err(ClientError::Garbled)?;
+        let mut status: TopStatus = serde_json::from_value(body.clone()).map_err(ClientError::Garbled)?;
         let mut executors = std::mem::take(&mut status.executors);
         if executors.is_empty() {
             // What is said of a single one stands beside what is said of all.
-            let only: Executor = serde_json::from_value(body).map_err(ClientError::Garbled)?;
-            executors.push(Executor { name: "executor".into(), ..only });
+            let only: TopExecutor = serde_json::from_value(body).map_err(ClientError::Garbled)?;
+            executors.push(TopExecutor { name: "executor".into(), ..only });
         }
         executors.iter_mut().for_each(|one| one.name = in_a_line(&one.name));
         Ok(Self { status, executors, adapters, first_tokens: histograms(metrics, FIRST_TOKEN, "adapter") })
     }
 
     /// The base and the adapters that are not on disk alone, the busiest first; first tokens are those since `before`.
-    pub(super) fn rows(&self, before: Option<&Self>) -> Vec<Row> {
+    pub(super) fn rows(&self, before: Option<&Self>) -> Vec<TopRow> {
         let mut adapters: Vec<&LoadedAdapter> =
             self.adapters.iter().filter(|one| one.tier.as_deref() != Some("disk")).collect();
         let rate = |one: &LoadedAdapter| one.tokens_per_s.unwrap_or_default();
         adapters.sort_by(|a, b| rate(b).total_cmp(&rate(a)).then_with(|| a.name.cmp(&b.name)));
-        let base = Row {
+        let base = TopRow {
             name: self.model(),
             tier: Some(BASE.into()),
             requests: None,
             tokens_per_s: None,
             first_token: self.first_token(BASE, before),
         };
-        let row = |one: &LoadedAdapter| Row {
+        let row = |one: &LoadedAdapter| TopRow {
             name: in_a_line(&one.name),
             tier: one.tier.as_deref().map(in_a_line),
             requests: one.requests,
@@ -202,8 +202,8 @@ impl Look {
 
     /// All of it, for programs.
     pub(super) fn json(&self) -> Value {
-        let Status { version, uptime_s, ready, requests, tokens_per_s, .. } = &self.status;
-        let executor = |one: &Executor| {
+        let TopStatus { version, uptime_s, ready, requests, tokens_per_s, .. } = &self.status;
+        let executor = |one: &TopExecutor| {
             json!({
                 "name": one.name, "state": one.state, "device": one.device.kind, "requests": one.requests,
                 "tokens_per_s": one.tokens_per_s, "memory": one.memory(),
@@ -218,13 +218,13 @@ impl Look {
     }
 }
 
-impl Executor {
+impl TopExecutor {
     /// Its memory, by kind; what there is none of is left out.
-    pub(super) fn memory(&self) -> Vec<Kind> {
-        let Memory { block_bytes, device, held } = &self.memory;
+    pub(super) fn memory(&self) -> Vec<MemoryKind> {
+        let TopMemory { block_bytes, device, held } = &self.memory;
         let blocks = |blocks: u64| blocks.saturating_mul(*block_bytes);
         let pool = [("running", device.running), ("history", device.history), ("adapters", device.adapters)];
-        let pool = pool.map(|(name, count)| Kind {
+        let pool = pool.map(|(name, count)| MemoryKind {
             of: "blocks",
             name: name.to_owned(),
             bytes: blocks(count),
@@ -233,7 +233,7 @@ impl Executor {
         let limit_bytes = held.get("limit_bytes").copied().unwrap_or_default();
         let host = held.iter().filter_map(|(field, &bytes)| {
             let name = field.strip_suffix("_bytes").filter(|name| *name != "limit")?;
-            Some(Kind { of: "host", name: in_a_line(name), bytes, limit_bytes })
+            Some(MemoryKind { of: "host", name: in_a_line(name), bytes, limit_bytes })
         });
         pool.into_iter().chain(host).filter(|kind| kind.bytes > 0).collect()
     }
@@ -269,7 +269,7 @@ pub(super) mod tests {
     use super::*;
 
     /// A look at a deployment of one executor.
-    pub(in super::super) fn look(generated: f64, first_tokens: u64) -> Look {
+    pub(in super::super) fn look(generated: f64, first_tokens: u64) -> DashboardSnapshot {
         let status = json!({
             "model": "smol", "version": "1.2", "uptime_s": 9, "ready": true, "requests": {"running": 2, "waiting": 1},
             "tokens_per_s": {"generated": generated, "prompt": 5.0}, "device": {"kind": "cpu"},
@@ -292,7 +292,7 @@ pub(super) mod tests {
              {FIRST_TOKEN}_sum{{adapter=\"pirate\"}} {}\n{FIRST_TOKEN}_count{{adapter=\"pirate\"}} {first_tokens}\n",
             0.05 * f64::from(u32::try_from(first_tokens).unwrap()),
         );
-        Look::read(status, serde_json::from_value(adapters).unwrap(), &metrics).unwrap()
+        DashboardSnapshot::read(status, serde_json::from_value(adapters).unwrap(), &metrics).unwrap()
     }
 
     #[test]
@@ -325,7 +325,7 @@ pub(super) mod tests {
     #[test]
     fn several_executors_are_told_each_by_its_name() {
         let status = json!({"model": "smol", "executors": [{"name": "left", "state": "ready"}, {"name": "right", "state": "lost"}]});
-        let look = Look::read(status, Vec::new(), "").unwrap();
+        let look = DashboardSnapshot::read(status, Vec::new(), "").unwrap();
         let told: Vec<_> = look.executors.iter().map(|one| (one.name.as_str(), one.state())).collect();
         assert_eq!(told, [("left", "ready".to_owned()), ("right", "lost".to_owned())]);
         assert_eq!(look.json()["executors"][1]["state"], "lost");

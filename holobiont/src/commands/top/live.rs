@@ -12,19 +12,24 @@ use ratatui::{
 };
 
 use super::{
-    figures::Look,
+    figures::DashboardSnapshot,
     page::{Next, Page},
 };
 use crate::{
-    client::{Client, ClientError},
-    terminal::Ink,
+    client::{ClientError, GatewayClient},
+    terminal::TextStyle,
 };
 
 /// How long a key or a new look may go unseen.
 const NOTICED_WITHIN: Duration = Duration::from_millis(100);
 
 /// Draws the deployment until somebody quits, and leaves the terminal as it was.
-pub(super) fn watch(client: Client, first: Look, interval: Duration, ink: Ink) -> io::Result<()> {
+pub(super) fn watch(
+    client: GatewayClient,
+    first: DashboardSnapshot,
+    interval: Duration,
+    ink: TextStyle,
+) -> io::Result<()> {
     let page = Page::new(client.url(), first, ink);
     let looks = look_again(client, interval);
     let ended = ratatui::try_init().and_then(|terminal| until_quit(terminal, page, &looks));
@@ -33,12 +38,12 @@ pub(super) fn watch(client: Client, first: Look, interval: Duration, ink: Ink) -
 }
 
 /// Looks again and again, on a thread of its own: a gateway that does not answer must not keep anybody from quitting.
-fn look_again(client: Client, interval: Duration) -> Receiver<Result<Look, ClientError>> {
+fn look_again(client: GatewayClient, interval: Duration) -> Receiver<Result<DashboardSnapshot, ClientError>> {
     let (seen, looks) = mpsc::channel();
     std::thread::spawn(move || {
         loop {
             std::thread::sleep(interval);
-            if seen.send(Look::take(&client)).is_err() {
+            if seen.send(DashboardSnapshot::take(&client)).is_err() {
                 return;
             }
         }
@@ -49,7 +54,7 @@ fn look_again(client: Client, interval: Duration) -> Receiver<Result<Look, Clien
 fn until_quit(
     mut terminal: DefaultTerminal,
     mut page: Page,
-    looks: &Receiver<Result<Look, ClientError>>,
+    looks: &Receiver<Result<DashboardSnapshot, ClientError>>,
 ) -> io::Result<()> {
     loop {
         looks.try_iter().for_each(|look| page.take(look));

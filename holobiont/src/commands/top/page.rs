@@ -13,11 +13,11 @@ use ratatui::{
 
 use super::{
     cells,
-    figures::{Executor, Kind, Look},
+    figures::{DashboardSnapshot, MemoryKind, TopExecutor},
 };
 use crate::{
     client::ClientError,
-    terminal::{Ink, printable, table::size},
+    terminal::{TextStyle, printable, table::size},
 };
 
 /// Rates that are kept: more than the widest terminal shows.
@@ -42,10 +42,10 @@ pub(super) enum Next {
 #[derive(Debug)]
 pub(super) struct Page {
     url: String,
-    ink: Ink,
+    ink: TextStyle,
     /// What first tokens are counted from.
-    first: Look,
-    last: Look,
+    first: DashboardSnapshot,
+    last: DashboardSnapshot,
     /// Tokens generated a second, in tenths, newest last.
     rates: VecDeque<u64>,
     /// Why there was no look lately.
@@ -56,13 +56,13 @@ pub(super) struct Page {
 
 impl Page {
     /// The page after a first look.
-    pub(super) fn new(url: &str, first: Look, ink: Ink) -> Self {
+    pub(super) fn new(url: &str, first: DashboardSnapshot, ink: TextStyle) -> Self {
         let rates = VecDeque::from([tenths(first.status.tokens_per_s.generated)]);
         Self { url: printable(url), ink, last: first.clone(), first, rates, trouble: None, scrolled: 0 }
     }
 
     /// Takes in another look, or that there was none: then the last one stays.
-    pub(super) fn take(&mut self, look: Result<Look, ClientError>) {
+    pub(super) fn take(&mut self, look: Result<DashboardSnapshot, ClientError>) {
         match look {
             Ok(look) => {
                 self.rates.push_back(tenths(look.status.tokens_per_s.generated));
@@ -145,13 +145,13 @@ impl Page {
 
     /// A bar for each kind of memory.
     fn memory(&self) -> Vec<Line<'static>> {
-        let of = |one: &Executor| -> Vec<Line<'static>> {
+        let of = |one: &TopExecutor| -> Vec<Line<'static>> {
             one.memory().iter().map(|kind| self.kind(&one.name, kind)).collect()
         };
         self.last.executors.iter().flat_map(of).collect()
     }
 
-    fn kind(&self, executor: &str, kind: &Kind) -> Line<'static> {
+    fn kind(&self, executor: &str, kind: &MemoryKind) -> Line<'static> {
         let whose = if self.last.executors.len() > 1 { format!("{executor:<10} ") } else { String::new() };
         let what = format!("{whose}{:<6} {:<10} ", kind.of, kind.name);
         let bar = Span::styled(bar(kind.bytes, kind.limit_bytes), self.styled(Color::Cyan));
@@ -191,11 +191,11 @@ impl Page {
 
     /// Without ink nothing is marked up.
     fn modified(&self, modifier: Modifier) -> Style {
-        if self.ink == Ink::Ansi { Style::new().add_modifier(modifier) } else { Style::new() }
+        if self.ink == TextStyle::Ansi { Style::new().add_modifier(modifier) } else { Style::new() }
     }
 
     fn styled(&self, color: Color) -> Style {
-        if self.ink == Ink::Ansi { Style::new().fg(color) } else { Style::new() }
+        if self.ink == TextStyle::Ansi { Style::new().fg(color) } else { Style::new() }
     }
 }
 
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_page_shows_everything_side_by_side_or_below_each_other() {
-        let mut page = Page::new("http://gateway", look(0.0, 4), Ink::Ansi);
+        let mut page = Page::new("http://gateway", look(0.0, 4), TextStyle::Ansi);
         page.take(Ok(look(37.5, 6)));
         for (columns, rows) in [(140, 36), (80, 40)] {
             let text = shown(&page, columns, rows);
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_terminal_may_be_as_small_as_it_likes() {
-        let page = Page::new("http://gateway", look(1.0, 1), Ink::None);
+        let page = Page::new("http://gateway", look(1.0, 1), TextStyle::None);
         for (columns, rows) in [(1, 1), (20, 5), (300, 3), (10, 100)] {
             let _ = shown(&page, columns, rows);
         }
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn who_does_not_answer_is_named_and_the_last_figures_stay_until_there_are_new_ones() {
-        let mut page = Page::new("http://gateway", look(1.0, 1), Ink::None);
+        let mut page = Page::new("http://gateway", look(1.0, 1), TextStyle::None);
         page.take(Err(ClientError::Lost(None)));
         let text = shown(&page, 120, 36);
         assert!(text.contains("http://gateway does not answer") && text.contains("pirate"), "{text}");
@@ -281,7 +281,7 @@ mod tests {
 
     #[test]
     fn keys_scroll_as_far_as_there_is_something_and_quit() {
-        let mut page = Page::new("http://gateway", look(1.0, 1), Ink::None);
+        let mut page = Page::new("http://gateway", look(1.0, 1), TextStyle::None);
         for _ in 0..9 {
             assert_eq!(page.press(key(KeyCode::Down)), Next::Stay);
         }

@@ -17,10 +17,10 @@ use std::{
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use training_protocol::{Message, Prompt};
+use training_protocol::{ConversationMessage, TeacherPrompt};
 
 use crate::{
-    client::{Client, ClientError},
+    client::{ClientError, GatewayClient},
     terminal::stop_signals::StopSignals,
 };
 
@@ -36,7 +36,7 @@ const BETWEEN_ATTEMPTS: Duration = Duration::from_secs(1);
 
 /// Whom is asked, and how. The same asked in the same way answers the same.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Asking {
+pub(super) struct TeacherSettings {
     /// As requests call it.
     pub(super) model: String,
     /// What it is: an adapter's generation, or the base's file.
@@ -49,7 +49,7 @@ pub(super) struct Asking {
 
 /// How asking ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(super) enum CollectionEnd {
     /// All prompts are answered.
     Done,
     /// Somebody wanted it to stop.
@@ -69,18 +69,18 @@ pub(super) enum AskError {
 
 /// A file of answers, and who gives them.
 #[derive(Debug)]
-pub(super) struct Answers<'a> {
+pub(super) struct TeacherOutputs<'a> {
     /// Takes a line for each prompt.
     pub(super) file: &'a Path,
     /// Says how they were asked for.
     pub(super) asking_file: &'a Path,
     /// How they are.
-    pub(super) asking: &'a Asking,
+    pub(super) asking: &'a TeacherSettings,
     /// What is asked.
-    pub(super) prompts: &'a [Prompt],
+    pub(super) prompts: &'a [TeacherPrompt],
 }
 
-impl Answers<'_> {
+impl TeacherOutputs<'_> {
     /// How many of the prompts have been answered, the first ones.
     pub(super) fn kept(&self) -> io::Result<usize> {
         Ok(self.kept_lines()?.0)
@@ -102,7 +102,7 @@ impl Answers<'_> {
             line.clear();
             let length = lines.read_until(b'\n', &mut line)?;
             if line.last() != Some(&b'\n')
-                || !serde_json::from_slice(&line).is_ok_and(|kept: Kept| kept.is_of(prompt))
+                || !serde_json::from_slice(&line).is_ok_and(|kept: KeptLine| kept.is_of(prompt))
             {
                 break;
             }
@@ -114,9 +114,9 @@ impl Answers<'_> {
     /// Asks `client` what has not been answered; `told` hears how many have. The first stop signal ends it.
     pub(super) fn ask(
         &self,
-        client: &Client,
+        client: &GatewayClient,
         told: &mut dyn FnMut(usize) -> io::Result<()>,
-    ) -> Result<Ended, AskError> {
+    ) -> Result<CollectionEnd, AskError> {
         let (kept, bytes) = self.kept_lines()?;
         let mut file = File::options().write(true).create(true).truncate(false).open(self.file)?;
         file.set_len(bytes)?;
@@ -131,22 +131,22 @@ impl Answers<'_> {
 
     async fn collect(
         &self,
-        client: &Client,
+        client: &GatewayClient,
         kept: usize,
         file: &mut File,
         told: &mut dyn FnMut(usize) -> io::Result<()>,
-    ) -> Result<Ended, AskError> {
+    ) -> Result<CollectionEnd, AskError> {
         let mut signals = StopSignals::new()?;
         let (client, hang_up) = client.apart();
         let (mut answered, asked) = self.start(&client, kept)?;
-        let mut collected = Collected { next: kept, waiting: BTreeMap::new() };
+        let mut collected = OrderedLines { next: kept, waiting: BTreeMap::new() };
         let ended = loop {
             let answer = tokio::select! {
                 answer = answered.recv() => answer,
-                _ = signals.next() => break Ok(Ended::Stopped),
+                _ = signals.next() => break Ok(CollectionEnd::Stopped),
             };
             match answer {
-                None => break Ok(Ended::Done),
+                None => break Ok(CollectionEnd::Done),
                 Some((_, Err(error))) => break Err(error.into()),
                 Some((number, Ok(line))) => collected.add(number, line, file, told)?,
             }
@@ -157,8 +157,12 @@ impl Answers<'_> {
     }
 
     /// Starts whoever asks; what is answered comes with the prompt's number.
-    fn start(&self, client: &Client, kept: usize) -> io::Result<(UnboundedReceiver<Answered>, Arc<Queue>)> {
-        let queue = Arc::new(Queue {
+    fn start(
+        &self,
+        client: &GatewayClient,
+        kept: usize,
+    ) -> io::Result<(UnboundedReceiver<TeacherOutput>, Arc<PromptQueue>)> {
+        let queue = Arc::new(PromptQueue {
             asking: self.asking.clone(),
             prompts: self.prompts.to_vec(),
             next: AtomicUsize::new(kept),
@@ -175,29 +179,29 @@ impl Answers<'_> {
 
 /// Of a line that is kept, what was asked.
 #[derive(Deserialize)]
-struct Kept {
+struct KeptLine {
     kind: String,
-    messages: Vec<Message>,
+    messages: Vec<ConversationMessage>,
     #[serde(rename = "answers")]
     _answers: Vec<IgnoredAny>,
 }
 
-impl Kept {
-    fn is_of(&self, prompt: &Prompt) -> bool {
+impl KeptLine {
+    fn is_of(&self, prompt: &TeacherPrompt) -> bool {
         self.kind == prompt.kind && self.messages == prompt.messages
     }
 }
 
 /// A prompt's number, and its line.
-type Answered = (usize, Result<String, ClientError>);
+type TeacherOutput = (usize, Result<String, ClientError>);
 
 /// Lines that come in any order, and go into a file in theirs.
-struct Collected {
+struct OrderedLines {
     next: usize,
     waiting: BTreeMap<usize, String>,
 }
 
-impl Collected {
+impl OrderedLines {
     fn add(
         &mut self,
         number: usize,
@@ -217,15 +221,15 @@ impl Collected {
 
 /// Prompts that nobody has taken yet.
 #[derive(Debug)]
-struct Queue {
-    asking: Asking,
-    prompts: Vec<Prompt>,
+struct PromptQueue {
+    asking: TeacherSettings,
+    prompts: Vec<TeacherPrompt>,
     next: AtomicUsize,
     is_over: AtomicBool,
 }
 
-impl Queue {
-    fn work(&self, client: &Client, answers: &UnboundedSender<Answered>) {
+impl PromptQueue {
+    fn work(&self, client: &GatewayClient, answers: &UnboundedSender<TeacherOutput>) {
         while !self.is_over.load(Ordering::Relaxed) {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(prompt) = self.prompts.get(number) else { return };
@@ -238,7 +242,12 @@ impl Queue {
     }
 
     /// What a prompt was answered, as a line of data.
-    fn line(&self, client: &Client, number: usize, prompt: &Prompt) -> Result<String, ClientError> {
+    fn line(
+        &self,
+        client: &GatewayClient,
+        number: usize,
+        prompt: &TeacherPrompt,
+    ) -> Result<String, ClientError> {
         let answers = TEMPERATURES.map(|temperature| self.answer(client, number, prompt, temperature));
         let answers = answers.into_iter().collect::<Result<Vec<_>, _>>()?;
         let line = json!({ "kind": prompt.kind, "messages": prompt.messages, "answers": answers });
@@ -247,12 +256,12 @@ impl Queue {
 
     fn answer(
         &self,
-        client: &Client,
+        client: &GatewayClient,
         number: usize,
-        prompt: &Prompt,
+        prompt: &TeacherPrompt,
         temperature: f64,
     ) -> Result<Value, ClientError> {
-        let Asking { model, max_tokens, seed, .. } = &self.asking;
+        let TeacherSettings { model, max_tokens, seed, .. } = &self.asking;
         let body = json!({
             "model": model,
             "messages": prompt.messages,
@@ -284,11 +293,11 @@ fn patiently(ask: impl Fn() -> Result<String, ClientError>) -> Result<String, Cl
 
 #[derive(Deserialize)]
 struct Completion {
-    choices: Vec<Choice>,
+    choices: Vec<LogprobChoice>,
 }
 
 #[derive(Deserialize)]
-struct Choice {
+struct LogprobChoice {
     logprobs: Logprobs,
 }
 

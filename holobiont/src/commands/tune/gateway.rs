@@ -6,13 +6,13 @@ use serde_json::{Value, json};
 
 use super::{errors::TuneError, name::RunName};
 use crate::{
-    client::{Client, ClientError},
+    client::{ClientError, GatewayClient},
     terminal::quoted,
 };
 
 /// What the gateway says before a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct PublishTarget {
     /// Below here it reads adapters.
     pub(super) adapter_root: PathBuf,
     /// The generation of the adapter that has the name.
@@ -20,7 +20,7 @@ pub(super) struct Place {
 }
 
 /// Looks where the adapter `name` will be put, and whether it can be.
-pub(super) fn look(client: &Client, name: &RunName) -> Result<Place, TuneError> {
+pub(super) fn look(client: &GatewayClient, name: &RunName) -> Result<PublishTarget, TuneError> {
     let status = client.get("/v1/status")?;
     if status["model"] == name.as_str() {
         return Err(TuneError::NameOfBase(name.clone()));
@@ -30,11 +30,11 @@ pub(super) fn look(client: &Client, name: &RunName) -> Result<Place, TuneError> 
     // One that is draining has lost the name already.
     let mut named = adapters.into_iter().filter(|adapter| adapter.state != "draining");
     let taken_by = named.find(|adapter| adapter.name == name.as_str()).map(|adapter| adapter.generation);
-    Ok(Place { adapter_root: root.ok_or(TuneError::NoAdapterRoot)?, taken_by })
+    Ok(PublishTarget { adapter_root: root.ok_or(TuneError::NoAdapterRoot)?, taken_by })
 }
 
 /// The model that requests call `name`, or the base: its name, and what it is.
-pub(super) fn target(client: &Client, name: Option<&str>) -> Result<(String, String), TuneError> {
+pub(super) fn target(client: &GatewayClient, name: Option<&str>) -> Result<(String, String), TuneError> {
     let status = client.get("/v1/status")?;
     let base = status["model"].as_str().unwrap_or_default();
     let Some(name) = name.filter(|name| *name != base) else {
@@ -49,7 +49,7 @@ pub(super) fn target(client: &Client, name: Option<&str>) -> Result<(String, Str
 
 /// Puts the adapter in `output` under `name`, if the name still stands for `replaces`; the gateway's answer.
 pub(super) fn publish(
-    client: &Client,
+    client: &GatewayClient,
     name: &RunName,
     output: &Path,
     replaces: Option<&str>,

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 /// What an adapter changes of the base.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum Method {
+enum AdapterMethod {
     /// Linear layers, by low-rank deltas
     Lora,
     /// Outputs of linear layers, by a factor each
@@ -32,7 +32,7 @@ enum Schedule {
 /// With what numbers the base's layers are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum Precision {
+enum TrainPrecision {
     /// As requests get them
     Serving,
     /// As exactly as the weights allow
@@ -75,7 +75,7 @@ pub(super) struct TrainingArguments {
     draft_shortlist: Option<u32>,
     /// What the adapter changes of the base
     #[arg(long, value_enum, value_name = "METHOD")]
-    method: Option<Method>,
+    method: Option<AdapterMethod>,
     /// Rank of the deltas
     #[arg(long, value_name = "N")]
     rank: Option<u32>,
@@ -132,7 +132,7 @@ pub(super) struct TrainingArguments {
     checkpoint_steps: Option<u64>,
     /// With what numbers the base's layers are computed
     #[arg(long, value_enum, value_name = "PRECISION")]
-    precision: Option<Precision>,
+    precision: Option<TrainPrecision>,
     /// With what numbers the adapter is stored
     #[arg(long, value_enum, value_name = "DTYPE")]
     save_dtype: Option<Dtype>,
@@ -144,22 +144,22 @@ pub(super) struct TrainingArguments {
 /// Options by name, as a run keeps them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(super) struct Options(Map<String, Value>);
+pub(super) struct TrainingOptions(Map<String, Value>);
 
 impl TrainingArguments {
     /// Those that were given, with paths that mean the same from everywhere; else the path that is not there.
-    pub(super) fn given(mut self) -> Result<Options, (PathBuf, io::Error)> {
+    pub(super) fn given(mut self) -> Result<TrainingOptions, (PathBuf, io::Error)> {
         for path in [&mut self.validation, &mut self.from].into_iter().flatten() {
             *path = path.canonicalize().map_err(|source| (path.clone(), source))?;
         }
         let options = serde_json::to_value(self).unwrap_or_default();
         let given = |value: &Value| !matches!(value, Value::Null | Value::Bool(false));
-        let Value::Object(options) = options else { return Ok(Options::default()) };
-        Ok(Options(options.into_iter().filter(|(_, value)| given(value)).collect()))
+        let Value::Object(options) = options else { return Ok(TrainingOptions::default()) };
+        Ok(TrainingOptions(options.into_iter().filter(|(_, value)| given(value)).collect()))
     }
 }
 
-impl Options {
+impl TrainingOptions {
     /// Whether a draft is trained.
     pub(super) fn are_of_draft(&self) -> bool {
         self.0.get("draft").is_some_and(|draft| draft == &Value::Bool(true))
@@ -203,16 +203,16 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct TrainingCommandLine {
         #[command(flatten)]
         training: TrainingArguments,
     }
 
-    fn options(line: &[&str]) -> Options {
-        Line::try_parse_from([&["tune"], line].concat()).unwrap().training.given().unwrap()
+    fn options(line: &[&str]) -> TrainingOptions {
+        TrainingCommandLine::try_parse_from([&["tune"], line].concat()).unwrap().training.given().unwrap()
     }
 
-    fn text(options: &Options) -> String {
+    fn text(options: &TrainingOptions) -> String {
         options.arguments().map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" ")
     }
 
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn every_option_is_kept_under_the_name_it_is_given_by() {
-        let command = Line::command();
+        let command = TrainingCommandLine::command();
         let known: Vec<_> = command.get_arguments().filter_map(clap::Arg::get_long).collect();
         let Value::Object(kept) = serde_json::to_value(TrainingArguments::default()).unwrap() else {
             panic!()
@@ -246,9 +246,9 @@ mod tests {
     #[test]
     fn what_is_no_number_and_what_is_not_there_is_refused() {
         for wrong in [["--alpha", "nan"], ["--rank", "-1"], ["--schedule", "square"]] {
-            assert!(Line::try_parse_from(["tune"].iter().chain(&wrong)).is_err(), "{wrong:?}");
+            assert!(TrainingCommandLine::try_parse_from(["tune"].iter().chain(&wrong)).is_err(), "{wrong:?}");
         }
-        let training = Line::parse_from(["tune", "--from", "/nowhere"]).training;
+        let training = TrainingCommandLine::parse_from(["tune", "--from", "/nowhere"]).training;
         assert_eq!(training.given().unwrap_err().0, PathBuf::from("/nowhere"));
     }
 }

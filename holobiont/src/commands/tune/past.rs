@@ -3,19 +3,19 @@
 use std::{fs, path::PathBuf, time::Duration};
 
 use serde_json::json;
-use training_protocol::{Correctness, Event, Step};
+use training_protocol::{Correctness, StepReport, TrainingEvent};
 
 use super::{
     errors::TuneError,
     name::RunName,
     plot,
-    record::{Record, RunDirectory, now},
+    record::{RunDirectory, RunRecord, now},
     words,
 };
 use crate::{
-    home::Home,
+    home::HomeDirectory,
     terminal::{
-        Format, Terminal, printable, quoted,
+        PrintFormat, Terminal, printable, quoted,
         table::{pairs, short_generation, table},
     },
 };
@@ -25,7 +25,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(60);
 
 /// What can be done with runs that are kept.
 #[derive(Debug, clap::Subcommand)]
-pub(super) enum PastCommand {
+pub(super) enum RunHistoryCommand {
     /// Lists the runs of this user, the last one first
     Ls,
     /// Shows what was asked of a run, how far it is and what came of it
@@ -54,20 +54,24 @@ pub(super) struct ShowArguments {
 }
 
 /// Tells of runs, or stops one.
-pub(super) fn run(command: &PastCommand, home: &Home, terminal: Terminal) -> Result<(), TuneError> {
+pub(super) fn run(
+    command: &RunHistoryCommand,
+    home: &HomeDirectory,
+    terminal: Terminal,
+) -> Result<(), TuneError> {
     match command {
-        PastCommand::Ls => {
+        RunHistoryCommand::Ls => {
             list(home, terminal);
             Ok(())
         }
-        PastCommand::Show(arguments) => show(arguments, home, terminal),
-        PastCommand::Logs(NameArgument { name }) => logs(name, home, terminal),
-        PastCommand::Cancel(NameArgument { name }) => cancel(name, home, terminal),
+        RunHistoryCommand::Show(arguments) => show(arguments, home, terminal),
+        RunHistoryCommand::Logs(NameArgument { name }) => logs(name, home, terminal),
+        RunHistoryCommand::Cancel(NameArgument { name }) => cancel(name, home, terminal),
     }
 }
 
 /// A run's directory and what is kept there.
-fn kept(name: &RunName, home: &Home) -> Result<(RunDirectory, Record), TuneError> {
+fn kept(name: &RunName, home: &HomeDirectory) -> Result<(RunDirectory, RunRecord), TuneError> {
     let directory = RunDirectory::of(home, name);
     let record = directory.record().map_err(keep(&directory))?;
     Ok((directory, record.ok_or_else(|| TuneError::NoRun(name.clone()))?))
@@ -77,12 +81,12 @@ fn keep(directory: &RunDirectory) -> impl Fn(std::io::Error) -> TuneError {
     |source| TuneError::Keep { path: directory.path().to_owned(), source }
 }
 
-fn list(home: &Home, terminal: Terminal) {
+fn list(home: &HomeDirectory, terminal: Terminal) {
     let records = RunDirectory::records(home);
     match (terminal.format, records.is_empty()) {
-        (Format::Json, _) => terminal.print(json!({"runs": records})),
-        (Format::Human, true) => terminal.note("no runs yet; try: holobiont tune DATA --name NAME"),
-        (Format::Human, false) => {
+        (PrintFormat::Json, _) => terminal.print(json!({"runs": records})),
+        (PrintFormat::Human, true) => terminal.note("no runs yet; try: holobiont tune DATA --name NAME"),
+        (PrintFormat::Human, false) => {
             let rows: Vec<_> = records.iter().map(|record| row(record, home)).collect();
             terminal.print(table(
                 terminal.ink(),
@@ -93,8 +97,8 @@ fn list(home: &Home, terminal: Terminal) {
     }
 }
 
-fn row(record: &Record, home: &Home) -> [String; 6] {
-    let progress = Progress::of(&RunDirectory::of(home, &record.name).events().unwrap_or_default());
+fn row(record: &RunRecord, home: &HomeDirectory) -> [String; 6] {
+    let progress = RunProgress::of(&RunDirectory::of(home, &record.name).events().unwrap_or_default());
     let loss = |loss: Option<f64>| loss.map_or_else(|| "-".to_owned(), |loss| format!("{loss:.3}"));
     [
         record.name.to_string(),
@@ -108,21 +112,21 @@ fn row(record: &Record, home: &Home) -> [String; 6] {
 
 /// How far a run is.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Progress {
-    step: Option<Step>,
+struct RunProgress {
+    step: Option<StepReport>,
     held_out_loss: Option<f64>,
     /// How often a draft was right when it was last judged.
     drafted: Option<Vec<Correctness>>,
 }
 
-impl Progress {
-    fn of(events: &[Event]) -> Self {
+impl RunProgress {
+    fn of(events: &[TrainingEvent]) -> Self {
         let mut progress = Self::default();
         for event in events {
             match event {
-                Event::Step(step) => progress.step = Some(step.clone()),
-                Event::Evaluation { loss, .. } => progress.held_out_loss = Some(*loss),
-                Event::Drafted { kinds, .. } => progress.drafted = Some(kinds.clone()),
+                TrainingEvent::Step(step) => progress.step = Some(step.clone()),
+                TrainingEvent::Evaluation { loss, .. } => progress.held_out_loss = Some(*loss),
+                TrainingEvent::Drafted { kinds, .. } => progress.drafted = Some(kinds.clone()),
                 _ => {}
             }
         }
@@ -130,13 +134,13 @@ impl Progress {
     }
 }
 
-fn show(arguments: &ShowArguments, home: &Home, terminal: Terminal) -> Result<(), TuneError> {
+fn show(arguments: &ShowArguments, home: &HomeDirectory, terminal: Terminal) -> Result<(), TuneError> {
     let name = &arguments.run.name;
     let (directory, record) = kept(name, home)?;
     let events = directory.events().map_err(keep(&directory))?;
     match terminal.format {
-        Format::Json => terminal.print(json!(record)),
-        Format::Human => terminal.print(pairs(terminal.ink(), &rows(&record, &events, &directory))),
+        PrintFormat::Json => terminal.print(json!(record)),
+        PrintFormat::Human => terminal.print(pairs(terminal.ink(), &rows(&record, &events, &directory))),
     }
     match &arguments.plot {
         Some(path) => plot::draw(path, name.as_str(), &events),
@@ -144,8 +148,8 @@ fn show(arguments: &ShowArguments, home: &Home, terminal: Terminal) -> Result<()
     }
 }
 
-fn rows(record: &Record, events: &[Event], directory: &RunDirectory) -> Vec<(String, String)> {
-    let progress = Progress::of(events);
+fn rows(record: &RunRecord, events: &[TrainingEvent], directory: &RunDirectory) -> Vec<(String, String)> {
+    let progress = RunProgress::of(events);
     let mut rows = vec![("run", record.name.to_string()), ("state", record.state.word().to_owned())];
     rows.extend(record.error.as_deref().map(|error| ("why", printable(error))));
     rows.push(("started", ago(record.started_at)));
@@ -169,25 +173,25 @@ fn ago(then: u64) -> String {
 }
 
 /// The events, and what was said besides.
-fn logs(name: &RunName, home: &Home, terminal: Terminal) -> Result<(), TuneError> {
+fn logs(name: &RunName, home: &HomeDirectory, terminal: Terminal) -> Result<(), TuneError> {
     let (directory, _) = kept(name, home)?;
     for line in directory.lines().map_err(keep(&directory))? {
         match (terminal.format, training_protocol::parse(&line)) {
-            (Format::Json, _) if serde_json::from_str::<serde_json::Value>(&line).is_err() => {}
-            (Format::Json, _) => terminal.print(line),
-            (Format::Human, event) => {
+            (PrintFormat::Json, _) if serde_json::from_str::<serde_json::Value>(&line).is_err() => {}
+            (PrintFormat::Json, _) => terminal.print(line),
+            (PrintFormat::Human, event) => {
                 words::event(&event).into_iter().for_each(|text| terminal.print(text));
             }
         }
     }
     let said = fs::read(directory.trainer_log()).unwrap_or_default();
-    if terminal.format == Format::Human && !said.is_empty() {
+    if terminal.format == PrintFormat::Human && !said.is_empty() {
         terminal.print(printable(String::from_utf8_lossy(&said).trim_end()));
     }
     Ok(())
 }
 
-fn cancel(name: &RunName, home: &Home, terminal: Terminal) -> Result<(), TuneError> {
+fn cancel(name: &RunName, home: &HomeDirectory, terminal: Terminal) -> Result<(), TuneError> {
     let (directory, record) = kept(name, home)?;
     let process = record.under_way().ok_or_else(|| TuneError::NotUnderWay(name.clone()))?;
     process.terminate().map_err(keep(&directory))?;
@@ -200,17 +204,17 @@ fn cancel(name: &RunName, home: &Home, terminal: Terminal) -> Result<(), TuneErr
     let (_, record) = kept(name, home)?;
     let checkpoint = directory.checkpoint().map_err(keep(&directory))?;
     match (terminal.format, checkpoint) {
-        (Format::Json, _) => {
+        (PrintFormat::Json, _) => {
             terminal.print(json!({"name": name, "state": record.state, "checkpoint": checkpoint}))
         }
-        (Format::Human, Some(step)) => {
+        (PrintFormat::Human, Some(step)) => {
             terminal.print(format_args!(
                 "{name} is {}; a checkpoint is kept, after step {step}",
                 record.state.word()
             ));
             terminal.note(format_args!("try: holobiont tune --name {} --resume", quoted(name.as_str())));
         }
-        (Format::Human, None) => terminal.print(format_args!("{name} is {}", record.state.word())),
+        (PrintFormat::Human, None) => terminal.print(format_args!("{name} is {}", record.state.word())),
     }
     Ok(())
 }
@@ -226,7 +230,7 @@ mod tests {
             r#"{"event":"evaluation","step":1,"loss":2.5}"#,
             r#"{"event":"step","step":2,"steps":4,"loss":2.0}"#,
         ];
-        let progress = Progress::of(&lines.map(training_protocol::parse));
+        let progress = RunProgress::of(&lines.map(training_protocol::parse));
         assert_eq!(progress.held_out_loss, Some(2.5));
         assert_eq!(words::share(&progress.step.unwrap()), "2 of 4 (50 %)");
     }

@@ -10,7 +10,7 @@ use plotters::{
     style::Color,
 };
 
-use training_protocol::Event;
+use training_protocol::TrainingEvent;
 
 use super::errors::TuneError;
 
@@ -22,22 +22,22 @@ const LOSS: RGBColor = RGBColor(0, 114, 178);
 const HELD_OUT: RGBColor = RGBColor(213, 94, 0);
 
 /// Losses by step.
-type Curve = BTreeMap<u64, f64>;
+type LossCurve = BTreeMap<u64, f64>;
 
 /// Draws the losses that `events` tell of.
-pub(super) fn draw(path: &Path, title: &str, events: &[Event]) -> Result<(), TuneError> {
+pub(super) fn draw(path: &Path, title: &str, events: &[TrainingEvent]) -> Result<(), TuneError> {
     let (loss, held_out) = curves(events);
     chart(path, title, &[("loss", &loss, LOSS), ("held out", &held_out, HELD_OUT)])
         .map_err(|reason| TuneError::Plot { path: path.to_owned(), reason })
 }
 
 /// The losses of steps, and of what is held out. A run that was resumed has taken steps twice: the last time counts.
-fn curves(events: &[Event]) -> (Curve, Curve) {
-    let (mut loss, mut held_out) = (Curve::new(), Curve::new());
+fn curves(events: &[TrainingEvent]) -> (LossCurve, LossCurve) {
+    let (mut loss, mut held_out) = (LossCurve::new(), LossCurve::new());
     for event in events {
         match event {
-            Event::Step(step) => drop(loss.insert(step.step, step.loss)),
-            Event::Evaluation { step, loss } => drop(held_out.insert(*step, *loss)),
+            TrainingEvent::Step(step) => drop(loss.insert(step.step, step.loss)),
+            TrainingEvent::Evaluation { step, loss } => drop(held_out.insert(*step, *loss)),
             _ => {}
         }
     }
@@ -47,7 +47,7 @@ fn curves(events: &[Event]) -> (Curve, Curve) {
     (loss, held_out)
 }
 
-fn chart(path: &Path, title: &str, curves: &[(&str, &Curve, RGBColor)]) -> Result<(), String> {
+fn chart(path: &Path, title: &str, curves: &[(&str, &LossCurve, RGBColor)]) -> Result<(), String> {
     fn failed(error: impl std::fmt::Display) -> String {
         error.to_string()
     }
@@ -90,10 +90,10 @@ mod tests {
 
     use super::*;
 
-    fn events() -> Vec<Event> {
+    fn events() -> Vec<TrainingEvent> {
         let step =
             |step, loss| parse(&format!(r#"{{"event":"step","step":{step},"steps":3,"loss":{loss}}}"#));
-        let held_out = Event::Evaluation { step: 2, loss: 2.5 };
+        let held_out = TrainingEvent::Evaluation { step: 2, loss: 2.5 };
         vec![step(1, 3.0), step(2, 9.0), step(2, 2.0), held_out, step(3, 1.0)]
     }
 

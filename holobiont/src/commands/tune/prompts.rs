@@ -7,12 +7,12 @@ use std::{
     process::Stdio,
 };
 
-use training_protocol::{Event, Prompt};
+use training_protocol::{TeacherPrompt, TrainingEvent};
 
 use super::{
     errors::TuneError,
-    trainer::{self, Listener, Recipe, TRAINER},
-    watch::Watch,
+    trainer::{self, TRAINER, TrainerCommandSpec, TrainerListener},
+    watch::ProgressView,
 };
 use crate::{deployment::running::ProcessId, exit::Exit, terminal::Terminal};
 
@@ -21,15 +21,19 @@ const SHIPPED: &str = include_str!("../../../../examples/drafts/prompts.jsonl");
 
 /// What data ask.
 #[derive(Debug)]
-pub(super) enum Asked {
+pub(super) enum DataPrompts {
     /// These.
-    Prompts(Vec<Prompt>),
+    Prompts(Vec<TeacherPrompt>),
     /// Nothing: they are answers.
     Answered,
 }
 
 /// Lets the trainer read the prompts of `data`; without any, those that come with the command.
-pub(super) fn read(program: PathBuf, data: Option<&Path>, terminal: Terminal) -> Result<Asked, TuneError> {
+pub(super) fn read(
+    program: PathBuf,
+    data: Option<&Path>,
+    terminal: Terminal,
+) -> Result<DataPrompts, TuneError> {
     let stdin = match data {
         Some(path) => {
             File::open(path).map_err(|source| TuneError::Input { path: path.to_owned(), source })?
@@ -37,11 +41,17 @@ pub(super) fn read(program: PathBuf, data: Option<&Path>, terminal: Terminal) ->
         None => shipped().map_err(TuneError::Run)?,
     };
     let log = tempfile::tempfile().map_err(TuneError::Run)?;
-    let recipe = Recipe { program, arguments: vec!["prompts".into()], stdin: Stdio::from(stdin), log };
-    let mut ears = Ears { watch: Watch::new(terminal), faults: 0, prompts: Vec::new(), is_answered: false };
+    let recipe =
+        TrainerCommandSpec { program, arguments: vec!["prompts".into()], stdin: Stdio::from(stdin), log };
+    let mut ears = PromptReader {
+        watch: ProgressView::new(terminal),
+        faults: 0,
+        prompts: Vec::new(),
+        is_answered: false,
+    };
     let ending = trainer::run(recipe, &mut ears).map_err(TuneError::Run)?;
     if ending.status.success() {
-        return Ok(if ears.is_answered { Asked::Answered } else { Asked::Prompts(ears.prompts) });
+        return Ok(if ears.is_answered { DataPrompts::Answered } else { DataPrompts::Prompts(ears.prompts) });
     }
     if ears.faults > 0 {
         return Err(TuneError::Data { data: data.map(Path::to_owned), faults: ears.faults });
@@ -62,23 +72,23 @@ fn shipped() -> io::Result<File> {
 }
 
 /// Hears prompts.
-struct Ears {
-    watch: Watch,
+struct PromptReader {
+    watch: ProgressView,
     faults: usize,
-    prompts: Vec<Prompt>,
+    prompts: Vec<TeacherPrompt>,
     is_answered: bool,
 }
 
-impl Listener for Ears {
+impl TrainerListener for PromptReader {
     fn started(&mut self, _: ProcessId) -> io::Result<()> {
         Ok(())
     }
 
     fn line(&mut self, line: &str) -> io::Result<()> {
         match training_protocol::parse(line) {
-            Event::Prompt(prompt) => self.prompts.push(prompt),
-            Event::Answered {} => self.is_answered = true,
-            event @ Event::Problem { .. } => {
+            TrainingEvent::Prompt(prompt) => self.prompts.push(prompt),
+            TrainingEvent::Answered {} => self.is_answered = true,
+            event @ TrainingEvent::Problem { .. } => {
                 self.faults += 1;
                 self.watch.show(&event, line);
             }

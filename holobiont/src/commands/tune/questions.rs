@@ -3,19 +3,19 @@
 use std::{io, path::Path};
 
 use serde_json::json;
-use training_protocol::{Event, Prompt};
+use training_protocol::{TeacherPrompt, TrainingEvent};
 
 use super::{
-    answers::{Answers, AskError, Asking, Ended},
+    answers::{AskError, CollectionEnd, TeacherOutputs, TeacherSettings},
     errors::TuneError,
     gateway,
     name::RunName,
-    prompts::{self, Asked},
-    record::{Asks, Record, RunDirectory},
+    prompts::{self, DataPrompts},
+    record::{RunDirectory, RunRecord, TeacherOptions},
 };
 use crate::{
-    client::Client,
-    terminal::{Format, Terminal, printable, table::pairs},
+    client::GatewayClient,
+    terminal::{PrintFormat, Terminal, printable, table::pairs},
 };
 
 /// Tokens of an answer at most, unless something else is said.
@@ -23,35 +23,36 @@ const USUAL_ANSWER_TOKENS: u32 = 256;
 
 /// Prompts, and who is to answer them.
 #[derive(Debug)]
-pub(super) struct Questions {
-    asking: Asking,
-    prompts: Vec<Prompt>,
+pub(super) struct TeacherPrompts {
+    asking: TeacherSettings,
+    prompts: Vec<TeacherPrompt>,
 }
 
-impl Questions {
+impl TeacherPrompts {
     /// Those of a run; none if it is of no draft, or its data are answers.
     pub(super) fn of(
-        record: &Record,
+        record: &RunRecord,
         program: &Path,
-        client: &Client,
+        client: &GatewayClient,
         terminal: Terminal,
     ) -> Result<Option<Self>, TuneError> {
         if !record.options.are_of_draft() {
             return Ok(None);
         }
-        let Asked::Prompts(prompts) = prompts::read(program.to_owned(), record.data.as_deref(), terminal)?
+        let DataPrompts::Prompts(prompts) =
+            prompts::read(program.to_owned(), record.data.as_deref(), terminal)?
         else {
             return Ok(None);
         };
-        let Asks { model, answer_tokens } = &record.asks;
+        let TeacherOptions { model, answer_tokens } = &record.asks;
         let (model, weights) = gateway::target(client, model.as_deref())?;
         let max_tokens = answer_tokens.unwrap_or(USUAL_ANSWER_TOKENS);
-        let asking = Asking { model, weights, max_tokens, seed: record.options.seed() };
+        let asking = TeacherSettings { model, weights, max_tokens, seed: record.options.seed() };
         Ok(Some(Self { asking, prompts }))
     }
 
-    fn answers<'a>(&'a self, file: &'a Path, asking_file: &'a Path) -> Answers<'a> {
-        Answers { file, asking_file, asking: &self.asking, prompts: &self.prompts }
+    fn answers<'a>(&'a self, file: &'a Path, asking_file: &'a Path) -> TeacherOutputs<'a> {
+        TeacherOutputs { file, asking_file, asking: &self.asking, prompts: &self.prompts }
     }
 
     /// Says what would be asked; true if all of it has been answered.
@@ -60,8 +61,10 @@ impl Questions {
         let kept = self.answers(&file, &asking_file).kept().unwrap_or_default();
         let of = self.prompts.len();
         match terminal.format {
-            Format::Json => terminal.print(json!(Event::Asked { prompts: kept as u64, of: of as u64 })),
-            Format::Human => terminal.print(pairs(
+            PrintFormat::Json => {
+                terminal.print(json!(TrainingEvent::Asked { prompts: kept as u64, of: of as u64 }))
+            }
+            PrintFormat::Human => terminal.print(pairs(
                 terminal.ink(),
                 &[
                     ("asked".to_owned(), printable(&self.asking.model)),
@@ -78,18 +81,20 @@ impl Questions {
         &self,
         directory: &RunDirectory,
         name: &RunName,
-        client: &Client,
-        tell: &mut dyn FnMut(&Event) -> io::Result<()>,
+        client: &GatewayClient,
+        tell: &mut dyn FnMut(&TrainingEvent) -> io::Result<()>,
     ) -> Result<(), TuneError> {
         let (file, asking_file, of) = (directory.answers(), directory.asking(), self.prompts.len());
         let mut answered = 0;
         let asked = self.answers(&file, &asking_file).ask(client, &mut |prompts| {
             answered = prompts;
-            tell(&Event::Asked { prompts: prompts as u64, of: of as u64 })
+            tell(&TrainingEvent::Asked { prompts: prompts as u64, of: of as u64 })
         });
         match asked {
-            Ok(Ended::Done) => Ok(()),
-            Ok(Ended::Stopped) => Err(TuneError::AskingStopped { answered, of, resume: name.resume() }),
+            Ok(CollectionEnd::Done) => Ok(()),
+            Ok(CollectionEnd::Stopped) => {
+                Err(TuneError::AskingStopped { answered, of, resume: name.resume() })
+            }
             Err(AskError::Client(source)) => {
                 Err(TuneError::NotAnswered { answered, of, resume: name.resume(), source })
             }

@@ -21,18 +21,18 @@ use std::{
 
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
-use training_protocol::{Event, Outcome};
+use training_protocol::{RunResult, TrainingEvent};
 
-use super::{name::RunName, options::Options};
+use super::{name::RunName, options::TrainingOptions};
 use crate::{
     deployment::running::{ProcessId, RunningProcess},
-    home::Home,
+    home::HomeDirectory,
 };
 
 /// How a run stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum State {
+pub(super) enum RunState {
     /// It is under way.
     Running,
     /// Its adapter is served.
@@ -43,7 +43,7 @@ pub(super) enum State {
     Stopped,
 }
 
-impl State {
+impl RunState {
     /// As tables show it.
     pub(super) fn word(self) -> &'static str {
         match self {
@@ -57,7 +57,7 @@ impl State {
 
 /// What is said of who answers the prompts of a draft.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Asks {
+pub(super) struct TeacherOptions {
     /// The model; else the base.
     pub(super) model: Option<String>,
     /// Tokens of an answer at most.
@@ -66,18 +66,18 @@ pub(super) struct Asks {
 
 /// What `run.json` holds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Record {
+pub(super) struct RunRecord {
     /// Of the run and its adapter.
     pub(super) name: RunName,
-    /// How it stands, as far as this was written; see [`Record::settled`].
-    pub(super) state: State,
+    /// How it stands, as far as this was written; see [`RunRecord::settled`].
+    pub(super) state: RunState,
     /// The training data; nothing of a draft that learns from prompts of the command's own.
     pub(super) data: Option<PathBuf>,
     /// Of a draft, who is asked, and how.
     #[serde(default)]
-    pub(super) asks: Asks,
+    pub(super) asks: TeacherOptions,
     /// How is trained.
-    pub(super) options: Options,
+    pub(super) options: TrainingOptions,
     /// Where the adapter is written.
     pub(super) output: PathBuf,
     /// What the name stood for when the run began: nothing else is replaced.
@@ -91,16 +91,16 @@ pub(super) struct Record {
     /// The same of its end.
     pub(super) ended_at: Option<u64>,
     /// What came of it.
-    pub(super) result: Option<Outcome>,
+    pub(super) result: Option<RunResult>,
     /// Why it is not done.
     pub(super) error: Option<String>,
 }
 
-impl Record {
+impl RunRecord {
     /// As it stands now: a run whose processes were killed could not write that it has failed.
     pub(super) fn settled(mut self) -> Self {
-        if self.state == State::Running && self.under_way().is_none() {
-            self.state = State::Failed;
+        if self.state == RunState::Running && self.under_way().is_none() {
+            self.state = RunState::Failed;
             self.error = Some("its processes ended without a word".into());
         }
         self
@@ -109,7 +109,9 @@ impl Record {
     /// The process to ask for an end: the command, or a trainer that has outlived it.
     pub(super) fn under_way(&self) -> Option<RunningProcess> {
         let mut processes = [Some(self.process), self.trainer].into_iter().flatten();
-        processes.find_map(|process| process.open().ok().flatten()).filter(|_| self.state == State::Running)
+        processes
+            .find_map(|process| process.open().ok().flatten())
+            .filter(|_| self.state == RunState::Running)
     }
 }
 
@@ -119,15 +121,15 @@ pub(super) struct RunDirectory(PathBuf);
 
 impl RunDirectory {
     /// That of the run called `name`, which need not be there.
-    pub(super) fn of(home: &Home, name: &RunName) -> Self {
+    pub(super) fn of(home: &HomeDirectory, name: &RunName) -> Self {
         Self(home.runs().join(name.file_name()))
     }
 
     /// What is kept of every run, the last one first. What cannot be read is left out.
-    pub(super) fn records(home: &Home) -> Vec<Record> {
+    pub(super) fn records(home: &HomeDirectory) -> Vec<RunRecord> {
         let directories = fs::read_dir(home.runs()).into_iter().flatten().flatten();
         let records = directories.filter_map(|entry| Self(entry.path()).record().ok().flatten());
-        let mut records: Vec<Record> = records.collect();
+        let mut records: Vec<RunRecord> = records.collect();
         records.sort_by_key(|record| std::cmp::Reverse(record.started_at));
         records
     }
@@ -162,8 +164,8 @@ impl RunDirectory {
     }
 
     /// What is kept, as it stands now; `None` if there never was such a run.
-    pub(super) fn record(&self) -> io::Result<Option<Record>> {
-        let record: Record = match fs::read(self.0.join("run.json")) {
+    pub(super) fn record(&self) -> io::Result<Option<RunRecord>> {
+        let record: RunRecord = match fs::read(self.0.join("run.json")) {
             Ok(bytes) => serde_json::from_slice(&bytes)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
@@ -181,23 +183,25 @@ impl RunDirectory {
     }
 
     /// What was said, as far as it is understood.
-    pub(super) fn events(&self) -> io::Result<Vec<Event>> {
+    pub(super) fn events(&self) -> io::Result<Vec<TrainingEvent>> {
         Ok(self.lines()?.iter().map(|line| training_protocol::parse(line)).collect())
     }
 
     /// The step of the last checkpoint, if it is still there.
     pub(super) fn checkpoint(&self) -> io::Result<Option<u64>> {
-        let step = |event: &Event| if let Event::Checkpoint { step } = event { Some(*step) } else { None };
+        let step = |event: &TrainingEvent| {
+            if let TrainingEvent::Checkpoint { step } = event { Some(*step) } else { None }
+        };
         let last = self.events()?.iter().rev().find_map(step);
         Ok(last.filter(|_| self.checkpoints().is_dir()))
     }
 
     /// Takes the run for this process; `None` if another has it.
-    pub(super) fn claim(&self) -> io::Result<Option<Claim>> {
+    pub(super) fn claim(&self) -> io::Result<Option<RunLock>> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
         let lock = File::options().read(true).append(true).create(true).open(self.0.join("lock"))?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Claim { directory: self.clone(), lock })),
+            Ok(()) => Ok(Some(RunLock { directory: self.clone(), lock })),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
             Err(errno) => Err(errno.into()),
         }
@@ -206,12 +210,12 @@ impl RunDirectory {
 
 /// A run that this process may write to, until this and every copy of its lock is dropped.
 #[derive(Debug)]
-pub(super) struct Claim {
+pub(super) struct RunLock {
     directory: RunDirectory,
     lock: File,
 }
 
-impl Claim {
+impl RunLock {
     /// Where the run is kept.
     pub(super) fn directory(&self) -> &RunDirectory {
         &self.directory
@@ -223,7 +227,7 @@ impl Claim {
     }
 
     /// Replaces `run.json`.
-    pub(super) fn write(&self, record: &Record) -> io::Result<()> {
+    pub(super) fn write(&self, record: &RunRecord) -> io::Result<()> {
         let mut new = tempfile::Builder::new().prefix(".new-").tempfile_in(&self.directory.0)?;
         serde_json::to_writer_pretty(&mut new, record)?;
         new.write_all(b"\n")?;
@@ -286,13 +290,13 @@ pub(super) fn now() -> u64 {
 mod tests {
     use super::*;
 
-    fn record() -> Record {
-        Record {
+    fn record() -> RunRecord {
+        RunRecord {
             name: "pirate".parse().unwrap(),
-            state: State::Running,
+            state: RunState::Running,
             data: Some("/d.jsonl".into()),
-            asks: Asks::default(),
-            options: Options::default(),
+            asks: TeacherOptions::default(),
+            options: TrainingOptions::default(),
             output: "/o".into(),
             replaces: None,
             process: ProcessId::this(),
@@ -314,24 +318,24 @@ mod tests {
 
     fn directory() -> (tempfile::TempDir, RunDirectory) {
         let home = tempfile::tempdir().unwrap();
-        let directory = RunDirectory::of(&Home::at(home.path()), &"org/pirate".parse().unwrap());
+        let directory = RunDirectory::of(&HomeDirectory::at(home.path()), &"org/pirate".parse().unwrap());
         (home, directory)
     }
 
     #[test]
     fn a_run_is_running_as_long_as_one_of_its_processes_is() {
-        assert_eq!(record().settled().state, State::Running);
-        let orphaned = Record { process: ended(), trainer: Some(ProcessId::this()), ..record() };
-        assert_eq!(orphaned.settled().state, State::Running);
-        let killed = Record { process: ended(), trainer: Some(ended()), ..record() }.settled();
-        assert_eq!(killed.state, State::Failed);
+        assert_eq!(record().settled().state, RunState::Running);
+        let orphaned = RunRecord { process: ended(), trainer: Some(ProcessId::this()), ..record() };
+        assert_eq!(orphaned.settled().state, RunState::Running);
+        let killed = RunRecord { process: ended(), trainer: Some(ended()), ..record() }.settled();
+        assert_eq!(killed.state, RunState::Failed);
         assert!(killed.error.unwrap().contains("without a word"));
     }
 
     #[test]
     fn a_run_that_is_over_is_not_under_way_whoever_has_its_process_id() {
-        for state in [State::Done, State::Failed, State::Stopped] {
-            let record = Record { state, ..record() };
+        for state in [RunState::Done, RunState::Failed, RunState::Stopped] {
+            let record = RunRecord { state, ..record() };
             assert!(record.under_way().is_none());
             assert_eq!(record.settled().state, state);
         }
@@ -356,10 +360,14 @@ mod tests {
         let claim = directory.claim().unwrap().unwrap();
         claim.write(&record()).unwrap();
         assert_eq!(directory.record().unwrap(), Some(record()));
-        assert_eq!(RunDirectory::records(&Home::at(home.path())), [record()]);
+        assert_eq!(RunDirectory::records(&HomeDirectory::at(home.path())), [record()]);
         fs::write(directory.events_path(), "{\"event\":\"checkpoint\",\"step\":5}\n{\"event\":\"st").unwrap();
         claim.events().unwrap().add("{\"event\":\"checkpoint\",\"step\":10}").unwrap();
-        let expected = [Event::Checkpoint { step: 5 }, Event::Other, Event::Checkpoint { step: 10 }];
+        let expected = [
+            TrainingEvent::Checkpoint { step: 5 },
+            TrainingEvent::Other,
+            TrainingEvent::Checkpoint { step: 10 },
+        ];
         assert_eq!(directory.events().unwrap(), expected);
         assert_eq!(directory.checkpoint().unwrap(), None, "its files are not there");
         fs::create_dir(directory.checkpoints()).unwrap();

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use super::{
     errors::TuneError,
-    gateway::Place,
+    gateway::PublishTarget,
     name::RunName,
     options::TrainingArguments,
-    record::{Asks, Record, State, now},
+    record::{RunRecord, RunState, TeacherOptions, now},
 };
 use crate::deployment::running::ProcessId;
 
@@ -55,9 +55,9 @@ impl RunArguments {
 /// What the run will be, as it will be kept.
 pub(super) fn requested(
     arguments: RunArguments,
-    earlier: Option<Record>,
-    place: Place,
-) -> Result<Record, TuneError> {
+    earlier: Option<RunRecord>,
+    place: PublishTarget,
+) -> Result<RunRecord, TuneError> {
     let name = arguments.name();
     let input = |(path, source)| TuneError::Input { path, source };
     let options = arguments.training.given().map_err(input)?;
@@ -66,7 +66,7 @@ pub(super) fn requested(
     let earlier = match (arguments.resume, earlier) {
         (false, _) => None,
         (true, None) => return Err(TuneError::NoRun(name)),
-        (true, Some(Record { state: State::Done, output, .. })) => {
+        (true, Some(RunRecord { state: RunState::Done, output, .. })) => {
             return Err(TuneError::AlreadyDone { name, output });
         }
         (true, earlier) => earlier,
@@ -79,13 +79,13 @@ pub(super) fn requested(
     let fresh = || tuned.join(format!("{}-{:08x}", name.file_name(), rand::random::<u32>()));
     let output = earlier.as_ref().map(|it| it.output.clone()).filter(|it| it.starts_with(&tuned));
     let (old, old_options) = earlier.map(|it| ((it.data, it.asks), it.options)).unzip();
-    let (old_data, old_asks): (Option<PathBuf>, Asks) = old.unwrap_or_default();
-    let asks = Asks {
+    let (old_data, old_asks): (Option<PathBuf>, TeacherOptions) = old.unwrap_or_default();
+    let asks = TeacherOptions {
         model: arguments.model.or(old_asks.model),
         answer_tokens: arguments.answer_tokens.or(old_asks.answer_tokens),
     };
-    Ok(Record {
-        state: State::Running,
+    Ok(RunRecord {
+        state: RunState::Running,
         data: data.or(old_data),
         asks,
         options: options.over(old_options.unwrap_or_default()),
@@ -121,14 +121,18 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct RunCommandLine {
         #[command(flatten)]
         run: RunArguments,
     }
 
-    fn draft(line: &[&str], earlier: Option<&Record>, taken_by: Option<&str>) -> Result<Record, TuneError> {
-        let arguments = Line::parse_from([&["tune", "--name", "a/b"], line].concat()).run;
-        let place = Place { adapter_root: "/root".into(), taken_by: taken_by.map(str::to_owned) };
+    fn draft(
+        line: &[&str],
+        earlier: Option<&RunRecord>,
+        taken_by: Option<&str>,
+    ) -> Result<RunRecord, TuneError> {
+        let arguments = RunCommandLine::parse_from([&["tune", "--name", "a/b"], line].concat()).run;
+        let place = PublishTarget { adapter_root: "/root".into(), taken_by: taken_by.map(str::to_owned) };
         requested(arguments, earlier.cloned(), place)
     }
 
@@ -155,7 +159,7 @@ mod tests {
     #[test]
     fn a_resumed_run_goes_on_where_it_was_and_replaces_what_it_was_to_replace() {
         let first = draft(&[DATA, "--replace", "--rank", "4", "--epochs", "1"], None, Some("abc")).unwrap();
-        let stopped = Record { state: State::Stopped, error: Some("stopped".into()), ..first.clone() };
+        let stopped = RunRecord { state: RunState::Stopped, error: Some("stopped".into()), ..first.clone() };
         let again = draft(&["--resume", "--epochs", "2"], Some(&stopped), Some("abc")).unwrap();
         assert_eq!(
             (&again.output, &again.data, &again.replaces),
@@ -163,7 +167,7 @@ mod tests {
         );
         let options: Vec<_> = again.options.arguments().collect();
         assert_eq!(options, ["--rank", "4", "--epochs", "2"]);
-        assert_eq!((again.state, again.error), (State::Running, None));
+        assert_eq!((again.state, again.error), (RunState::Running, None));
 
         let changed = draft(&["--resume"], Some(&stopped), Some("def")).unwrap_err();
         assert!(matches!(changed, TuneError::NameTaken { .. }), "{changed}");
@@ -176,7 +180,7 @@ mod tests {
     #[test]
     fn there_must_be_something_to_resume() {
         assert!(matches!(draft(&["--resume"], None, None), Err(TuneError::NoRun(_))));
-        let done = Record { state: State::Done, ..draft(&[DATA], None, None).unwrap() };
+        let done = RunRecord { state: RunState::Done, ..draft(&[DATA], None, None).unwrap() };
         assert!(matches!(draft(&["--resume"], Some(&done), None), Err(TuneError::AlreadyDone { .. })));
     }
 }

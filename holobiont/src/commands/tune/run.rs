@@ -9,24 +9,24 @@ use std::{
 
 use serde_json::json;
 use settings::exit::in_one_line;
-use training_protocol::{Event, Outcome};
+use training_protocol::{RunResult, TrainingEvent};
 
 use super::{
     errors::TuneError,
     gateway, plot,
-    questions::Questions,
-    record::{Claim, EventLog, Record, RunDirectory, State, now},
+    questions::TeacherPrompts,
+    record::{EventLog, RunDirectory, RunLock, RunRecord, RunState, now},
     request::{RunArguments, requested},
-    trainer::{self, Ending, Listener, Recipe, TRAINER},
-    watch::Watch,
+    trainer::{self, TRAINER, TrainerCommandSpec, TrainerExit, TrainerListener},
+    watch::ProgressView,
     words,
 };
 use crate::{
-    client::Client,
+    client::GatewayClient,
     deployment::{paths::layer_socket, running::ProcessId, selection::GatewayArguments, sibling},
     exit::Exit,
-    home::Home,
-    terminal::{Format, Terminal, quoted, table::short_generation},
+    home::HomeDirectory,
+    terminal::{PrintFormat, Terminal, quoted, table::short_generation},
 };
 
 /// Exit codes of a program that a signal asked to end, as shells number them: SIGINT's and SIGTERM's.
@@ -36,7 +36,7 @@ const STOPPED: [i32; 2] = [130, 143];
 pub(super) fn run(
     arguments: RunArguments,
     gateway: &GatewayArguments,
-    home: &Home,
+    home: &HomeDirectory,
     terminal: Terminal,
 ) -> Result<(), TuneError> {
     let program = sibling::find(TRAINER).ok_or(TuneError::NoTrainer)?;
@@ -45,13 +45,13 @@ pub(super) fn run(
     if executor.symlink_metadata().is_err() {
         return Err(TuneError::NoLayers(state));
     }
-    let client = Client::new(&gateway.url()?, terminal);
+    let client = GatewayClient::new(&gateway.url()?, terminal);
     let directory = RunDirectory::of(home, &arguments.name());
     let (is_resumed, is_dry, plot) = (arguments.resume, arguments.dry_run, arguments.plot.clone());
     let earlier = directory.record().map_err(keep(directory.path()))?;
     let place = gateway::look(&client, &arguments.name())?;
     let record = requested(arguments, earlier, place)?;
-    let questions = Questions::of(&record, &program, &client, terminal)?;
+    let questions = TeacherPrompts::of(&record, &program, &client, terminal)?;
     let mut command = command(&record, &directory, &executor, questions.as_ref());
     command.extend(is_resumed.then(|| "--resume".into()));
     if is_dry {
@@ -62,7 +62,7 @@ pub(super) fn run(
         return rehearse(program, command, &record, terminal);
     }
     let claim = claimed(&directory, &record, is_resumed, terminal)?;
-    let mut run = Run::new(record, claim, terminal).map_err(keep(directory.path()))?;
+    let mut run = ActiveRun::new(record, claim, terminal).map_err(keep(directory.path()))?;
     let log = File::options().append(true).read(true).create(true).open(directory.trainer_log());
     let log = log.map_err(keep(&directory.trainer_log()))?;
     let answered = questions.map_or(Ok(()), |questions| run.ask(&questions, &client));
@@ -79,10 +79,10 @@ pub(super) fn run(
 
 /// The arguments of the trainer, for a run that begins.
 fn command(
-    record: &Record,
+    record: &RunRecord,
     directory: &RunDirectory,
     executor: &Path,
-    questions: Option<&Questions>,
+    questions: Option<&TeacherPrompts>,
 ) -> Vec<std::ffi::OsString> {
     let (checkpoints, answers) = (directory.checkpoints(), directory.answers());
     let data = match questions {
@@ -104,10 +104,10 @@ fn command(
 /// Takes the run's directory, and forgets what an earlier run left there, unless it is to go on.
 fn claimed(
     directory: &RunDirectory,
-    record: &Record,
+    record: &RunRecord,
     is_resumed: bool,
     terminal: Terminal,
-) -> Result<Claim, TuneError> {
+) -> Result<RunLock, TuneError> {
     let keep = || keep(directory.path());
     let claim = directory.claim().map_err(keep())?;
     let claim = claim.ok_or_else(|| TuneError::UnderWay(record.name.clone()))?;
@@ -135,32 +135,32 @@ fn keep(path: &Path) -> impl Fn(io::Error) -> TuneError + use<> {
 fn rehearse(
     program: PathBuf,
     arguments: Vec<std::ffi::OsString>,
-    record: &Record,
+    record: &RunRecord,
     terminal: Terminal,
 ) -> Result<(), TuneError> {
     let log = tempfile::tempfile().map_err(TuneError::Run)?;
-    let mut ears = Ears { watch: Watch::new(terminal), heard: Heard::default() };
-    let recipe = Recipe { program, arguments, stdin: Stdio::null(), log };
+    let mut ears = EventReader { watch: ProgressView::new(terminal), heard: EventSummary::default() };
+    let recipe = TrainerCommandSpec { program, arguments, stdin: Stdio::null(), log };
     let ending = trainer::run(recipe, &mut ears).map_err(TuneError::Run)?;
     conclude(&ending, &ears.heard, record)
 }
 
 /// What a trainer has said that decides how its run ends.
 #[derive(Debug, Default)]
-struct Heard {
+struct EventSummary {
     faults: usize,
     checkpoint: Option<u64>,
-    outcome: Option<Outcome>,
+    outcome: Option<RunResult>,
 }
 
 /// Hears a trainer and shows what it says.
 #[derive(Debug)]
-struct Ears {
-    watch: Watch,
-    heard: Heard,
+struct EventReader {
+    watch: ProgressView,
+    heard: EventSummary,
 }
 
-impl Listener for Ears {
+impl TrainerListener for EventReader {
     fn started(&mut self, _: ProcessId) -> io::Result<()> {
         Ok(())
     }
@@ -169,9 +169,9 @@ impl Listener for Ears {
         let event = training_protocol::parse(line);
         self.watch.show(&event, line);
         match event {
-            Event::Problem { .. } => self.heard.faults += 1,
-            Event::Checkpoint { step } => self.heard.checkpoint = Some(step),
-            Event::Done(outcome) => self.heard.outcome = Some(outcome),
+            TrainingEvent::Problem { .. } => self.heard.faults += 1,
+            TrainingEvent::Checkpoint { step } => self.heard.checkpoint = Some(step),
+            TrainingEvent::Done(outcome) => self.heard.outcome = Some(outcome),
             _ => {}
         }
         Ok(())
@@ -179,7 +179,7 @@ impl Listener for Ears {
 }
 
 /// How it ended: well, or why not.
-fn conclude(ending: &Ending, heard: &Heard, record: &Record) -> Result<(), TuneError> {
+fn conclude(ending: &TrainerExit, heard: &EventSummary, record: &RunRecord) -> Result<(), TuneError> {
     let code = ending.status.code();
     let resume = record.name.resume();
     if ending.asked || code.is_some_and(|code| STOPPED.contains(&code)) {
@@ -202,21 +202,21 @@ fn conclude(ending: &Ending, heard: &Heard, record: &Record) -> Result<(), TuneE
 
 /// A run under way, which is kept as it goes.
 #[derive(Debug)]
-struct Run {
-    record: Record,
-    claim: Claim,
+struct ActiveRun {
+    record: RunRecord,
+    claim: RunLock,
     log: EventLog,
-    ears: Ears,
+    ears: EventReader,
     terminal: Terminal,
 }
 
-impl Run {
-    fn new(record: Record, claim: Claim, terminal: Terminal) -> io::Result<Self> {
+impl ActiveRun {
+    fn new(record: RunRecord, claim: RunLock, terminal: Terminal) -> io::Result<Self> {
         claim.write(&record)?;
-        let heard = Heard { checkpoint: claim.directory().checkpoint()?, ..Heard::default() };
+        let heard = EventSummary { checkpoint: claim.directory().checkpoint()?, ..EventSummary::default() };
         Ok(Self {
             log: claim.events()?,
-            ears: Ears { watch: Watch::new(terminal), heard },
+            ears: EventReader { watch: ProgressView::new(terminal), heard },
             record,
             claim,
             terminal,
@@ -224,7 +224,7 @@ impl Run {
     }
 
     /// Has the model answer what a draft is to learn from.
-    fn ask(&mut self, questions: &Questions, client: &Client) -> Result<(), TuneError> {
+    fn ask(&mut self, questions: &TeacherPrompts, client: &GatewayClient) -> Result<(), TuneError> {
         let directory = self.claim.directory().clone();
         questions.ask(&directory, &self.record.name.clone(), client, &mut |event| {
             self.line(&serde_json::to_string(event)?)
@@ -236,9 +236,9 @@ impl Run {
         program: PathBuf,
         arguments: Vec<std::ffi::OsString>,
         log: File,
-    ) -> Result<Outcome, TuneError> {
+    ) -> Result<RunResult, TuneError> {
         let lock = self.claim.shared().map_err(TuneError::Run)?;
-        let recipe = Recipe { program, arguments, stdin: lock.into(), log };
+        let recipe = TrainerCommandSpec { program, arguments, stdin: lock.into(), log };
         let ending = trainer::run(recipe, self).map_err(TuneError::Run);
         self.ears.watch.end();
         conclude(&ending?, &self.ears.heard, &self.record)?;
@@ -251,9 +251,9 @@ impl Run {
     }
 
     /// Puts the adapter under its name.
-    fn serve(&mut self, client: &Client, outcome: &Outcome) -> Result<(), TuneError> {
+    fn serve(&mut self, client: &GatewayClient, outcome: &RunResult) -> Result<(), TuneError> {
         self.record.result = Some(outcome.clone());
-        let Record { name, output, replaces, .. } = &self.record;
+        let RunRecord { name, output, replaces, .. } = &self.record;
         let answer = gateway::publish(client, name, output, replaces.as_deref())?;
         let generation = answer["generation"].as_str().unwrap_or_default();
         let line = json!({"event": "published", "name": name, "generation": generation, "output": output});
@@ -263,7 +263,7 @@ impl Run {
             words::outcome(outcome)
         );
         self.line(&line.to_string()).map_err(TuneError::Run)?;
-        if self.terminal.format == Format::Human {
+        if self.terminal.format == PrintFormat::Human {
             self.terminal.print(spoken);
             // A draft answers nobody.
             let next = match self.record.options.are_of_draft() {
@@ -281,9 +281,9 @@ impl Run {
     /// Keeps how it ended.
     fn close(&mut self, result: &Result<(), TuneError>) -> io::Result<()> {
         self.record.state = match result {
-            Ok(()) => State::Done,
-            Err(TuneError::Stopped { .. } | TuneError::AskingStopped { .. }) => State::Stopped,
-            Err(_) => State::Failed,
+            Ok(()) => RunState::Done,
+            Err(TuneError::Stopped { .. } | TuneError::AskingStopped { .. }) => RunState::Stopped,
+            Err(_) => RunState::Failed,
         };
         self.record.error = result.as_ref().err().map(|error| in_one_line(error));
         self.record.ended_at = Some(now());
@@ -295,7 +295,7 @@ impl Run {
     }
 }
 
-impl Listener for Run {
+impl TrainerListener for ActiveRun {
     fn started(&mut self, process: ProcessId) -> io::Result<()> {
         self.record.trainer = Some(process);
         self.claim.write(&self.record)
@@ -312,18 +312,18 @@ mod tests {
     use std::{os::unix::process::ExitStatusExt as _, process::ExitStatus};
 
     use super::{
-        super::{options::Options, record::Asks},
+        super::{options::TrainingOptions, record::TeacherOptions},
         *,
     };
 
     #[test]
     fn how_a_trainer_ended_says_how_its_run_did() {
-        let record = Record {
+        let record = RunRecord {
             name: "a/b".parse().unwrap(),
-            state: State::Running,
+            state: RunState::Running,
             data: Some("data.jsonl".into()),
-            asks: Asks::default(),
-            options: Options::default(),
+            asks: TeacherOptions::default(),
+            options: TrainingOptions::default(),
             output: "out".into(),
             replaces: None,
             process: ProcessId::this(),
@@ -333,12 +333,13 @@ mod tests {
             result: None,
             error: None,
         };
-        let end = |status, asked, heard: &Heard| {
+        let end = |status, asked, heard: &EventSummary| {
             let status = ExitStatus::from_raw(status);
-            conclude(&Ending { status, asked, last_words: Some("no memory".into()) }, heard, &record)
+            conclude(&TrainerExit { status, asked, last_words: Some("no memory".into()) }, heard, &record)
         };
-        let (silent, faulty) = (Heard::default(), Heard { faults: 2, ..Heard::default() });
-        let kept = Heard { checkpoint: Some(5), ..Heard::default() };
+        let (silent, faulty) =
+            (EventSummary::default(), EventSummary { faults: 2, ..EventSummary::default() });
+        let kept = EventSummary { checkpoint: Some(5), ..EventSummary::default() };
         end(0, false, &kept).unwrap();
         for (status, asked) in [(130 << 8, false), (143 << 8, false), (9, true), (0, true)] {
             let error = end(status, asked, &kept).unwrap_err();

@@ -30,7 +30,7 @@ const LAST_WORDS_BYTES: u64 = 4096;
 
 /// What a trainer is started with.
 #[derive(Debug)]
-pub(super) struct Recipe {
+pub(super) struct TrainerCommandSpec {
     /// Its file.
     pub(super) program: PathBuf,
     /// Its arguments.
@@ -43,7 +43,7 @@ pub(super) struct Recipe {
 
 /// How a trainer ended.
 #[derive(Debug)]
-pub(super) struct Ending {
+pub(super) struct TrainerExit {
     /// Its exit status.
     pub(super) status: ExitStatus,
     /// Whether somebody asked for it.
@@ -53,7 +53,7 @@ pub(super) struct Ending {
 }
 
 /// Who hears of a trainer.
-pub(super) trait Listener {
+pub(super) trait TrainerListener {
     /// It has started.
     fn started(&mut self, process: ProcessId) -> io::Result<()>;
 
@@ -62,7 +62,7 @@ pub(super) trait Listener {
 }
 
 /// What can happen while it trains.
-enum Happening {
+enum TrainerEvent {
     Said(Option<String>),
     Ended(ExitStatus),
     StopAsked(StopSignal),
@@ -72,11 +72,14 @@ enum Happening {
 ///
 /// # Errors
 /// If it cannot be started, or the listener failed: then it is killed.
-pub(super) fn run(recipe: Recipe, listener: &mut impl Listener) -> io::Result<Ending> {
+pub(super) fn run(
+    recipe: TrainerCommandSpec,
+    listener: &mut impl TrainerListener,
+) -> io::Result<TrainerExit> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(train(recipe, listener))
 }
 
-async fn train(recipe: Recipe, listener: &mut impl Listener) -> io::Result<Ending> {
+async fn train(recipe: TrainerCommandSpec, listener: &mut impl TrainerListener) -> io::Result<TrainerExit> {
     let mut signals = StopSignals::new()?;
     let mut log = recipe.log;
     let mut child = Command::new(recipe.program)
@@ -94,26 +97,26 @@ async fn train(recipe: Recipe, listener: &mut impl Listener) -> io::Result<Endin
     let status = loop {
         let happening = match &mut lines {
             Some(lines) => tokio::select! {
-                line = lines.next_line() => Happening::Said(line?),
-                signal = signals.next() => Happening::StopAsked(signal),
+                line = lines.next_line() => TrainerEvent::Said(line?),
+                signal = signals.next() => TrainerEvent::StopAsked(signal),
             },
             None => tokio::select! {
-                status = child.wait() => Happening::Ended(status?),
-                signal = signals.next() => Happening::StopAsked(signal),
+                status = child.wait() => TrainerEvent::Ended(status?),
+                signal = signals.next() => TrainerEvent::StopAsked(signal),
             },
         };
         match happening {
-            Happening::Said(Some(line)) => listener.line(&line)?,
-            Happening::Said(None) => lines = None,
-            Happening::Ended(status) => break status,
-            Happening::StopAsked(_) if asked => child.start_kill()?,
-            Happening::StopAsked(signal) => {
+            TrainerEvent::Said(Some(line)) => listener.line(&line)?,
+            TrainerEvent::Said(None) => lines = None,
+            TrainerEvent::Ended(status) => break status,
+            TrainerEvent::StopAsked(_) if asked => child.start_kill()?,
+            TrainerEvent::StopAsked(signal) => {
                 asked = true;
                 hand_on(signal, &child);
             }
         }
     };
-    Ok(Ending { status, asked, last_words: last_words(&mut log).unwrap_or_default() })
+    Ok(TrainerExit { status, asked, last_words: last_words(&mut log).unwrap_or_default() })
 }
 
 /// One that has just ended hears nothing, and need not.

@@ -2,63 +2,63 @@
 
 use std::time::{Duration, Instant};
 
-use training_protocol::{Event, Step};
+use training_protocol::{StepReport, TrainingEvent};
 
 use super::words;
-use crate::terminal::{Format, Terminal, progress::Progress, table::pairs};
+use crate::terminal::{PrintFormat, Terminal, progress::MonotonicProgress, table::pairs};
 
 /// Between two lines about steps.
 const BETWEEN_LINES: Duration = Duration::from_secs(10);
 
 /// Shows a run.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct ProgressView {
     terminal: Terminal,
-    asking: Option<Progress>,
-    bar: Option<Progress>,
+    asking: Option<MonotonicProgress>,
+    bar: Option<MonotonicProgress>,
     held_out_loss: Option<f64>,
     last_line: Option<Instant>,
 }
 
-impl Watch {
+impl ProgressView {
     /// Shows a run at `terminal`.
     pub(super) fn new(terminal: Terminal) -> Self {
         Self { terminal, asking: None, bar: None, held_out_loss: None, last_line: None }
     }
 
     /// Shows what was said; `line` is the event as it came.
-    pub(super) fn show(&mut self, event: &Event, line: &str) {
-        if self.terminal.format == Format::Json {
+    pub(super) fn show(&mut self, event: &TrainingEvent, line: &str) {
+        if self.terminal.format == PrintFormat::Json {
             return self.terminal.print(line);
         }
         match event {
-            Event::Plan(plan) => self.terminal.print(pairs(self.terminal.ink(), &words::plan(plan))),
-            Event::Problem { .. } => {
+            TrainingEvent::Plan(plan) => self.terminal.print(pairs(self.terminal.ink(), &words::plan(plan))),
+            TrainingEvent::Problem { .. } => {
                 words::event(event).into_iter().for_each(|line| self.terminal.print(line))
             }
-            Event::Step(step) => self.step(step),
-            Event::Evaluation { loss, .. } => {
+            TrainingEvent::Step(step) => self.step(step),
+            TrainingEvent::Evaluation { loss, .. } => {
                 self.held_out_loss = Some(*loss);
                 self.line(event);
             }
-            Event::Checkpoint { .. } | Event::Drafted { .. } => self.line(event),
-            Event::Asked { prompts, of } => self.asked(*prompts, *of),
+            TrainingEvent::Checkpoint { .. } | TrainingEvent::Drafted { .. } => self.line(event),
+            TrainingEvent::Asked { prompts, of } => self.asked(*prompts, *of),
             // Said once it is served, or with the error that ends it all.
-            Event::Done(_)
-            | Event::Failed { .. }
-            | Event::Published { .. }
-            | Event::Prompt(_)
-            | Event::Answered {}
-            | Event::Other => {}
+            TrainingEvent::Done(_)
+            | TrainingEvent::Failed { .. }
+            | TrainingEvent::Published { .. }
+            | TrainingEvent::Prompt(_)
+            | TrainingEvent::Answered {}
+            | TrainingEvent::Other => {}
         }
     }
 
     /// Nothing more comes.
     pub(super) fn end(&mut self) {
-        [&self.asking, &self.bar].into_iter().flatten().for_each(Progress::abandon);
+        [&self.asking, &self.bar].into_iter().flatten().for_each(MonotonicProgress::abandon);
     }
 
-    fn step(&mut self, step: &Step) {
+    fn step(&mut self, step: &StepReport) {
         if self.terminal.animates() {
             let bar = self.bar.get_or_insert_with(|| self.terminal.progress("training".into()));
             return bar.at_step(step.step, step.steps, words::step(step, self.held_out_loss));
@@ -66,7 +66,7 @@ impl Watch {
         let is_due = self.last_line.is_none_or(|last| last.elapsed() >= BETWEEN_LINES);
         if is_due || step.step == step.steps {
             self.last_line = Some(Instant::now());
-            self.line(&Event::Step(step.clone()));
+            self.line(&TrainingEvent::Step(step.clone()));
         }
     }
 
@@ -82,12 +82,12 @@ impl Watch {
         let is_due = self.last_line.is_none_or(|last| last.elapsed() >= BETWEEN_LINES);
         if is_due || prompts == of {
             self.last_line = Some(Instant::now());
-            self.line(&Event::Asked { prompts, of });
+            self.line(&TrainingEvent::Asked { prompts, of });
         }
     }
 
     /// A line, where no bar is.
-    fn line(&self, event: &Event) {
+    fn line(&self, event: &TrainingEvent) {
         if !self.terminal.animates() {
             words::event(event).into_iter().for_each(|line| self.terminal.note(line));
         }

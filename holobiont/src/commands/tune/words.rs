@@ -1,6 +1,6 @@
 //! Figures of a run for people.
 
-use training_protocol::{Correctness, Event, Outcome, Plan, Step};
+use training_protocol::{Correctness, RunResult, StepReport, TrainingEvent, TrainingPlan};
 
 use crate::terminal::{
     printable,
@@ -8,7 +8,7 @@ use crate::terminal::{
 };
 
 /// A plan as names and values.
-pub(super) fn plan(plan: &Plan) -> Vec<(String, String)> {
+pub(super) fn plan(plan: &TrainingPlan) -> Vec<(String, String)> {
     let mut rows = vec![
         (
             "data",
@@ -51,7 +51,7 @@ pub(super) fn plan(plan: &Plan) -> Vec<(String, String)> {
     rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-fn adapter(plan: &Plan) -> String {
+fn adapter(plan: &TrainingPlan) -> String {
     let mut parts = vec![printable(&plan.method)];
     parts.extend(plan.rank.map(|rank| format!("rank {rank}")));
     parts.extend(plan.alpha.map(|alpha| format!("alpha {alpha}")));
@@ -65,7 +65,7 @@ fn adapter(plan: &Plan) -> String {
 }
 
 /// What stands beside the bar.
-pub(super) fn step(step: &Step, held_out_loss: Option<f64>) -> String {
+pub(super) fn step(step: &StepReport, held_out_loss: Option<f64>) -> String {
     let mut parts = vec![format!("loss {:.3}", step.loss)];
     parts.extend(held_out_loss.map(|loss| format!("held out {loss:.3}")));
     parts.extend(step.tokens_per_second.map(|speed| format!("{speed:.0} tokens/s")));
@@ -76,21 +76,21 @@ pub(super) fn step(step: &Step, held_out_loss: Option<f64>) -> String {
 }
 
 /// An event as one line; `None` of what is nobody's.
-pub(super) fn event(event: &Event) -> Option<String> {
+pub(super) fn event(event: &TrainingEvent) -> Option<String> {
     Some(match event {
-        Event::Plan(plan) => format!("plan: {} steps, {}", plan.steps, adapter(plan)),
-        Event::Problem { line, message } => format!("line {line}: {}", printable(message)),
-        Event::Step(it) => format!("step {} of {}: {}", it.step, it.steps, step(it, None)),
-        Event::Evaluation { step, loss } => format!("after step {step}: held out {loss:.3}"),
-        Event::Drafted { step, kinds } => format!("after step {step}: {}", drafted(kinds)),
-        Event::Asked { prompts, of } => format!("{prompts} of {of} prompts are answered"),
-        Event::Checkpoint { step } => format!("after step {step}: checkpoint"),
-        Event::Done(it) => format!("trained: {}", outcome(it)),
-        Event::Published { generation } => {
+        TrainingEvent::Plan(plan) => format!("plan: {} steps, {}", plan.steps, adapter(plan)),
+        TrainingEvent::Problem { line, message } => format!("line {line}: {}", printable(message)),
+        TrainingEvent::Step(it) => format!("step {} of {}: {}", it.step, it.steps, step(it, None)),
+        TrainingEvent::Evaluation { step, loss } => format!("after step {step}: held out {loss:.3}"),
+        TrainingEvent::Drafted { step, kinds } => format!("after step {step}: {}", drafted(kinds)),
+        TrainingEvent::Asked { prompts, of } => format!("{prompts} of {of} prompts are answered"),
+        TrainingEvent::Checkpoint { step } => format!("after step {step}: checkpoint"),
+        TrainingEvent::Done(it) => format!("trained: {}", outcome(it)),
+        TrainingEvent::Published { generation } => {
             format!("served: generation {}", short_generation(&printable(generation)))
         }
-        Event::Failed { message, .. } => format!("failed: {}", printable(message)),
-        Event::Prompt(_) | Event::Answered {} | Event::Other => return None,
+        TrainingEvent::Failed { message, .. } => format!("failed: {}", printable(message)),
+        TrainingEvent::Prompt(_) | TrainingEvent::Answered {} | TrainingEvent::Other => return None,
     })
 }
 
@@ -106,7 +106,7 @@ pub(super) fn drafted(kinds: &[Correctness]) -> String {
 }
 
 /// What came of a run, in one line.
-pub(super) fn outcome(it: &Outcome) -> String {
+pub(super) fn outcome(it: &RunResult) -> String {
     let mut parts = vec![format!("{} in {}", counted(it.steps, "step"), time(it.seconds))];
     parts.extend(it.loss.map(|loss| format!("loss {loss:.3}")));
     parts.extend(it.held_out_loss.map(|loss| format!("held out {loss:.3}")));
@@ -114,7 +114,7 @@ pub(super) fn outcome(it: &Outcome) -> String {
 }
 
 /// How far a run is, of its last step.
-pub(super) fn share(step: &Step) -> String {
+pub(super) fn share(step: &StepReport) -> String {
     #[expect(clippy::cast_precision_loss, reason = "for people to read")]
     let ratio = step.step as f64 / step.steps.max(1) as f64;
     format!("{} of {} ({})", step.step, step.steps, percent(ratio))
@@ -156,13 +156,13 @@ mod tests {
 
     #[test]
     fn a_step_says_what_is_known_of_it() {
-        let mut it = Step {
+        let mut it = StepReport {
             step: 1,
             steps: 2,
             loss: 2.3456,
             tokens_per_second: Some(480.4),
             seconds_left: Some(300.0),
-            ..Step::default()
+            ..StepReport::default()
         };
         assert_eq!(step(&it, Some(2.0)), "loss 2.346, held out 2.000, 480 tokens/s, 5 min left");
         it.step = 2;
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn what_a_plan_does_not_say_is_not_shown() {
-        let plan = Plan { method: "ia3".into(), parameters: 1, ..Plan::default() };
+        let plan = TrainingPlan { method: "ia3".into(), parameters: 1, ..TrainingPlan::default() };
         assert_eq!(adapter(&plan), "ia3, 1 parameter");
     }
 }

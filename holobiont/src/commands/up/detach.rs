@@ -26,7 +26,7 @@ const KEPT_BYTES: u64 = 1 << 20;
 
 /// Where a deployment runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum ForegroundMode {
     /// Until Ctrl-C.
     Front,
     /// Until `holobiont down`.

@@ -3,11 +3,11 @@
 use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 
 use super::{
-    process::{Ending, Role},
+    process::{ProcessExit, ProcessRole},
     restart,
 };
 use crate::{
-    deployment::config::ConfigError,
+    deployment::config::DeploymentConfigError,
     exit::{Exit, Explain},
     models::FindError,
     terminal::quoted,
@@ -18,7 +18,7 @@ use crate::{
 pub(crate) enum UpError {
     /// The configuration is wrong.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] DeploymentConfigError),
     /// The model is not there.
     #[error(transparent)]
     Model(#[from] FindError),
@@ -34,7 +34,7 @@ pub(crate) enum UpError {
     #[error("the program `{}` is neither beside `holobiont` nor on PATH", role.program())]
     NoProgram {
         /// The process, by what it does.
-        role: Role,
+        role: ProcessRole,
     },
     /// Another `up` uses the state directory.
     #[error("another `holobiont up`{} already uses the state directory {path}", pid.as_ref().map(|pid| format!(" (process {pid})")).unwrap_or_default())]
@@ -80,7 +80,7 @@ pub(crate) enum UpError {
     #[error("cannot start {role}")]
     Spawn {
         /// The process, by what it does.
-        role: Role,
+        role: ProcessRole,
         /// Why.
         source: io::Error,
     },
@@ -105,19 +105,19 @@ pub(crate) enum UpError {
     #[error("{role} did not start: {ending}")]
     NotReady {
         /// The process, by what it does.
-        role: Role,
+        role: ProcessRole,
         /// How it ended.
-        ending: Ending,
+        ending: ProcessExit,
     },
     /// A process dies again and again.
     #[error("{role} died {deaths} times within {} s, the last time so: {ending}", restart::WINDOW.as_secs())]
     KeepsDying {
         /// The process, by what it does.
-        role: Role,
+        role: ProcessRole,
         /// How often.
         deaths: usize,
         /// How it ended last.
-        ending: Ending,
+        ending: ProcessExit,
     },
     /// The processes did not stop in time and were killed.
     #[error("the processes did not stop within {} ms and were killed", waited.as_millis())]
@@ -157,7 +157,7 @@ impl Explain for UpError {
             Self::Config(error) => error.next(),
             Self::Model(error) => error.next(),
             Self::NoAdapter { name, .. } => Some(format!("--adapter {name}=DIRECTORY_OF_A_PEFT_ADAPTER")),
-            Self::NoProgram { role: Role::Worker(_) } => {
+            Self::NoProgram { role: ProcessRole::Worker(_) } => {
                 Some("cargo build --release --bin lora-worker, or go without: --workers 0".into())
             }
             Self::NoProgram { role } => Some(format!("cargo build --release --bin {role}")),

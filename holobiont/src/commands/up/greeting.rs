@@ -5,15 +5,15 @@ use std::{path::PathBuf, time::Duration};
 use serde_json::json;
 use tokio::sync::mpsc::Sender;
 
-use super::{detach::Place, plan::Plan, process::Role};
+use super::{detach::ForegroundMode, plan::StartPlan, process::ProcessRole};
 use crate::{
-    client::{Client, Loading},
-    terminal::{Format, Terminal},
+    client::{GatewayClient, Loading},
+    terminal::{PrintFormat, Terminal},
 };
 
 /// What the greeting says, as far as it is known before the start.
 #[derive(Debug, Clone)]
-pub(crate) struct Greeting {
+pub(crate) struct StartupBanner {
     /// Base first.
     expected_models: Vec<String>,
     /// Where adapters are loaded from, and where trained ones are written.
@@ -23,7 +23,7 @@ pub(crate) struct Greeting {
     /// Trainers at once.
     max_trainers: u32,
     keys: Keys,
-    place: Place,
+    place: ForegroundMode,
     /// The command that stops it.
     stop_command: String,
     terminal: Terminal,
@@ -33,7 +33,7 @@ pub(crate) struct Greeting {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct ProcessIds {
     /// By role; of several by name.
-    pub(crate) executors: Vec<(Role, Option<u32>)>,
+    pub(crate) executors: Vec<(ProcessRole, Option<u32>)>,
     pub(crate) gateway: Option<u32>,
     pub(crate) trainer: Option<u32>,
     pub(crate) workers: Vec<u32>,
@@ -44,7 +44,7 @@ const ASK_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 /// What the gateway says before requests are welcome.
 #[derive(Debug)]
-pub(crate) enum News {
+pub(crate) enum GatewayNotice {
     /// It is not ready yet.
     Loading(Loading),
     /// It takes requests.
@@ -63,9 +63,9 @@ enum Keys {
     Needed,
 }
 
-impl Greeting {
+impl StartupBanner {
     /// The greeting of a deployment.
-    pub(crate) fn new(plan: &Plan, place: Place, terminal: Terminal) -> Self {
+    pub(crate) fn new(plan: &StartPlan, place: ForegroundMode, terminal: Terminal) -> Self {
         let mut expected_models = vec![plan.served_name.clone()];
         expected_models.extend(plan.adapters.iter().cloned());
         let keys = if plan.has_keys { Keys::Needed } else { Keys::None };
@@ -86,28 +86,28 @@ impl Greeting {
 
     /// Waits until the gateway takes requests and asks what it serves (it may have adapters from earlier starts). In
     /// the background, because a gateway that does not answer must not keep the supervisor from its work.
-    pub(crate) fn ask_in_background(&self, url: String, news: Sender<News>) {
+    pub(crate) fn ask_in_background(&self, url: String, news: Sender<GatewayNotice>) {
         let (expected, terminal) = (self.expected_models.clone(), self.terminal);
         std::thread::spawn(move || {
-            let client = Client::new(&url, terminal);
+            let client = GatewayClient::new(&url, terminal);
             // The receiver goes with the supervisor; then nobody wants to know.
             while let Some(loading) = client.still_loading() {
-                if news.blocking_send(News::Loading(loading)).is_err() {
+                if news.blocking_send(GatewayNotice::Loading(loading)).is_err() {
                     return;
                 }
                 std::thread::sleep(ASK_AGAIN_AFTER);
             }
             let served = client.models().map(|models| models.into_iter().map(|model| model.id).collect());
             let models = served.unwrap_or(expected);
-            let _ = news.blocking_send(News::Welcome { url, models });
+            let _ = news.blocking_send(GatewayNotice::Welcome { url, models });
         });
     }
 
     /// Prints the greeting.
     pub(crate) fn print(&self, url: &str, models: &[String], elapsed: Duration, process_ids: &ProcessIds) {
         self.terminal.print(match self.terminal.format {
-            Format::Json => self.json(url, models, process_ids),
-            Format::Human => self.text(url, models, elapsed),
+            PrintFormat::Json => self.json(url, models, process_ids),
+            PrintFormat::Human => self.text(url, models, elapsed),
         });
     }
 
@@ -128,8 +128,8 @@ impl Greeting {
         let model = models.get(1).or(models.first()).map_or("", String::as_str);
         let title = ink.bold("Holobiont is up");
         let stop = match self.place {
-            Place::Front => "Ctrl-C stops it".to_owned(),
-            Place::Behind => format!("stop it: {}", self.stop_command),
+            ForegroundMode::Front => "Ctrl-C stops it".to_owned(),
+            ForegroundMode::Behind => format!("stop it: {}", self.stop_command),
         };
         let time = ink.dim(&format!("after {:.1} s; {stop}", elapsed.as_secs_f64()));
         let (key_header, key) = match self.keys {
@@ -192,11 +192,11 @@ mod tests {
     use super::*;
     use crate::{commands::up::process::Instance, terminal::Volume};
 
-    fn greeting(keys: Keys) -> Greeting {
-        let terminal = Terminal::new(Format::Human, Volume::Normal);
+    fn greeting(keys: Keys) -> StartupBanner {
+        let terminal = Terminal::new(PrintFormat::Human, Volume::Normal);
         let expected_models = vec!["base".into()];
-        let (place, stop_command) = (Place::Front, "holobiont down --state /s".into());
-        Greeting {
+        let (place, stop_command) = (ForegroundMode::Front, "holobiont down --state /s".into());
+        StartupBanner {
             expected_models,
             adapter_root: "/srv/adapters".into(),
             worker_cores: vec![6, 7],
@@ -229,9 +229,10 @@ mod tests {
 
     #[test]
     fn the_greeting_says_how_to_stop_it() {
-        let text = |place| Greeting { place, ..greeting(Keys::None) }.text("http://h", &[], Duration::ZERO);
-        assert!(text(Place::Front).contains("Ctrl-C stops it"));
-        assert!(text(Place::Behind).contains("stop it: holobiont down --state /s"));
+        let text =
+            |place| StartupBanner { place, ..greeting(Keys::None) }.text("http://h", &[], Duration::ZERO);
+        assert!(text(ForegroundMode::Front).contains("Ctrl-C stops it"));
+        assert!(text(ForegroundMode::Behind).contains("stop it: holobiont down --state /s"));
     }
 
     #[test]
@@ -246,7 +247,7 @@ mod tests {
     #[test]
     fn the_json_greeting_names_every_process() {
         let ids = ProcessIds {
-            executors: vec![(Role::Executor(Instance::default()), Some(7))],
+            executors: vec![(ProcessRole::Executor(Instance::default()), Some(7))],
             gateway: None,
             trainer: Some(5),
             workers: vec![8, 9],

@@ -10,27 +10,27 @@ use tokio::time::{Instant, sleep_until};
 use super::{
     errors::UpError,
     log::LogSink,
-    notices::Notice,
-    process::{Ending, Happening, Process, Recipe, Role},
-    restart::Deaths,
+    notices::NotifyMessage,
+    process::{ChildEvent, CommandSpec, ManagedChild, ProcessExit, ProcessRole},
+    restart::RestartCounter,
 };
 
 /// What can happen to a process.
 #[derive(Debug)]
-pub(crate) enum Change {
+pub(crate) enum ProcessChange {
     Line(String),
-    Notice(Notice),
-    Exited(Ending),
+    Notice(NotifyMessage),
+    Exited(ProcessExit),
     Due,
 }
 
 /// A process, dead or alive.
 #[derive(Debug)]
-pub(crate) struct Managed {
-    pub(crate) role: Role,
-    pub(crate) recipe: Recipe,
-    pub(crate) state: State,
-    pub(crate) deaths: Deaths,
+pub(crate) struct SupervisedProcess {
+    pub(crate) role: ProcessRole,
+    pub(crate) recipe: CommandSpec,
+    pub(crate) state: ProcessState,
+    pub(crate) deaths: RestartCounter,
     pub(crate) experience: Experience,
     /// Why it was killed, if it was.
     killed_for: Option<String>,
@@ -38,20 +38,20 @@ pub(crate) struct Managed {
 
 /// Where a process stands.
 #[derive(Debug)]
-pub(crate) enum State {
+pub(crate) enum ProcessState {
     /// It has not been started yet, or has just died.
     Waiting,
     /// It died and is started again then.
     Backoff(Instant),
     /// It runs.
-    Running(Box<Process>, Phase),
+    Running(Box<ManagedChild>, ProcessPhase),
     /// It is over.
     Ended,
 }
 
 /// How far a running process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum ProcessPhase {
     Starting,
     Ready,
     Stopping,
@@ -71,40 +71,47 @@ pub(crate) enum Readiness {
     Again,
 }
 
-impl Managed {
-    pub(crate) fn new(role: Role, recipe: Recipe, deaths: Deaths) -> Self {
-        Self { role, recipe, state: State::Waiting, deaths, experience: Experience::None, killed_for: None }
+impl SupervisedProcess {
+    pub(crate) fn new(role: ProcessRole, recipe: CommandSpec, deaths: RestartCounter) -> Self {
+        Self {
+            role,
+            recipe,
+            state: ProcessState::Waiting,
+            deaths,
+            experience: Experience::None,
+            killed_for: None,
+        }
     }
 
     pub(crate) fn start(&mut self, log: &LogSink) -> Result<(), UpError> {
-        let process = Process::start(&self.recipe, log);
+        let process = ManagedChild::start(&self.recipe, log);
         let process = process.map_err(|source| UpError::Spawn { role: self.role, source })?;
-        self.state = State::Running(Box::new(process), Phase::Starting);
+        self.state = ProcessState::Running(Box::new(process), ProcessPhase::Starting);
         Ok(())
     }
 
     /// Waits for the next change; for ever, if none can come.
-    pub(crate) async fn next(&mut self) -> Change {
+    pub(crate) async fn next(&mut self) -> ProcessChange {
         match &mut self.state {
-            State::Waiting | State::Ended => pending().await,
-            State::Backoff(until) => {
+            ProcessState::Waiting | ProcessState::Ended => pending().await,
+            ProcessState::Backoff(until) => {
                 sleep_until(*until).await;
-                Change::Due
+                ProcessChange::Due
             }
-            State::Running(process, _) => match process.next().await {
-                Happening::Line(line) => Change::Line(line),
-                Happening::Notice(notice) => Change::Notice(notice),
-                Happening::Exited(ending) => Change::Exited(ending),
+            ProcessState::Running(process, _) => match process.next().await {
+                ChildEvent::Line(line) => ProcessChange::Line(line),
+                ChildEvent::Notice(notice) => ProcessChange::Notice(notice),
+                ChildEvent::Exited(ending) => ProcessChange::Exited(ending),
             },
         }
     }
 
     /// Notes readiness; `None` if this run of it has been ready already.
     pub(crate) fn become_ready(&mut self) -> Option<Readiness> {
-        let State::Running(_, phase @ Phase::Starting) = &mut self.state else {
+        let ProcessState::Running(_, phase @ ProcessPhase::Starting) = &mut self.state else {
             return None;
         };
-        *phase = Phase::Ready;
+        *phase = ProcessPhase::Ready;
         match std::mem::replace(&mut self.experience, Experience::ServedBefore) {
             Experience::None => Some(Readiness::First),
             Experience::ServedBefore => Some(Readiness::Again),
@@ -112,21 +119,21 @@ impl Managed {
     }
 
     pub(crate) fn is_ready(&self) -> bool {
-        matches!(self.state, State::Running(_, Phase::Ready))
+        matches!(self.state, ProcessState::Running(_, ProcessPhase::Ready))
     }
 
     pub(crate) fn is_running(&self) -> bool {
-        matches!(self.state, State::Running(..))
+        matches!(self.state, ProcessState::Running(..))
     }
 
     /// It runs and has been asked to stop.
     pub(crate) fn is_stopping(&self) -> bool {
-        matches!(self.state, State::Running(_, Phase::Stopping))
+        matches!(self.state, ProcessState::Running(_, ProcessPhase::Stopping))
     }
 
     pub(crate) fn process_id(&self) -> Option<u32> {
         match &self.state {
-            State::Running(process, _) => process.id(),
+            ProcessState::Running(process, _) => process.id(),
             _ => None,
         }
     }
@@ -134,16 +141,16 @@ impl Managed {
     /// A stop has begun: what does not run yet will not.
     pub(crate) fn forget_plans(&mut self) {
         if !self.is_running() {
-            self.state = State::Ended;
+            self.state = ProcessState::Ended;
         }
     }
 
     /// Asks it to drain, once: a second signal would mean "at once".
     pub(crate) fn terminate(&mut self) {
-        if let State::Running(process, phase) = &mut self.state
-            && *phase != Phase::Stopping
+        if let ProcessState::Running(process, phase) = &mut self.state
+            && *phase != ProcessPhase::Stopping
         {
-            *phase = Phase::Stopping;
+            *phase = ProcessPhase::Stopping;
             process.terminate();
         }
     }
@@ -155,7 +162,7 @@ impl Managed {
     }
 
     /// Why it ended: as the kernel says, or for what it was killed.
-    pub(crate) fn why_it_ended(&mut self, ending: &Ending) -> String {
+    pub(crate) fn why_it_ended(&mut self, ending: &ProcessExit) -> String {
         match self.killed_for.take() {
             Some(reason) => format!("{reason}, and was killed"),
             None => ending.to_string(),
@@ -163,14 +170,16 @@ impl Managed {
     }
 
     pub(crate) fn kill(&self) {
-        if let State::Running(process, _) = &self.state {
+        if let ProcessState::Running(process, _) = &self.state {
             process.kill();
         }
     }
 }
 
 /// Waits for the next change of any of them; for ever, if there are none.
-pub(crate) async fn next_of(all: impl Iterator<Item = &mut Managed>) -> (Role, Change) {
+pub(crate) async fn next_of(
+    all: impl Iterator<Item = &mut SupervisedProcess>,
+) -> (ProcessRole, ProcessChange) {
     let mut waits: Vec<_> =
         all.map(|managed| Box::pin(async { (managed.role, managed.next().await) })).collect();
     poll_fn(|context| {

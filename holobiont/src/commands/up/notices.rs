@@ -15,7 +15,7 @@ const PARTS: u32 = 8;
 
 /// What was heard, or not heard.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Notice {
+pub(crate) enum NotifyMessage {
     /// How far it is, in words.
     Status(String),
     /// Nothing, for too long.
@@ -24,10 +24,10 @@ pub(crate) enum Notice {
 
 /// One life of a child, by what it says.
 #[derive(Debug)]
-pub(crate) struct Notices {
+pub(crate) struct NotifyReader {
     socket: UnixDatagram,
     ticks: Interval,
-    silence: Silence,
+    silence: HeartbeatSilence,
 }
 
 /// How long a child has been silent, in ticks of our own.
@@ -36,9 +36,9 @@ pub(crate) struct Notices {
 /// run ourselves, because somebody stopped us or the machine sleeps, there are no ticks, and so nobody is found silent
 /// who was not given time to speak.
 #[derive(Debug, Default)]
-struct Silence(Option<u32>);
+struct HeartbeatSilence(Option<u32>);
 
-impl Silence {
+impl HeartbeatSilence {
     fn broken(&mut self) {
         self.0 = Some(0);
     }
@@ -54,7 +54,7 @@ impl Silence {
     }
 }
 
-impl Notices {
+impl NotifyReader {
     /// Listens at `path`, in a directory that only this user can enter; what an earlier child said there is gone.
     pub(crate) fn bind(path: &Path, longest_silence: Duration) -> io::Result<Self> {
         match fs::remove_file(path) {
@@ -64,11 +64,11 @@ impl Notices {
         let mut ticks = interval((longest_silence / PARTS).max(Duration::from_millis(1)));
         // After a time without us there is one tick, not all that were missed.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Ok(Self { socket: UnixDatagram::bind(path)?, ticks, silence: Silence::default() })
+        Ok(Self { socket: UnixDatagram::bind(path)?, ticks, silence: HeartbeatSilence::default() })
     }
 
     /// Waits for the next notice. May be dropped and called again without losing anything.
-    pub(crate) async fn next(&mut self) -> Notice {
+    pub(crate) async fn next(&mut self) -> NotifyMessage {
         let mut message = [0; MAX_MESSAGE_BYTES];
         loop {
             tokio::select! {
@@ -77,7 +77,7 @@ impl Notices {
                 received = self.socket.recv(&mut message) => match received {
                     Ok(length) => {
                         if let Some(status) = self.hear(&String::from_utf8_lossy(&message[..length])) {
-                            return Notice::Status(status);
+                            return NotifyMessage::Status(status);
                         }
                     }
                     // Nothing can be heard any more; serving goes on.
@@ -85,7 +85,7 @@ impl Notices {
                 },
                 _ = self.ticks.tick() => {
                     if self.silence.tick() {
-                        return Notice::Silence;
+                        return NotifyMessage::Silence;
                     }
                 }
             }
@@ -107,10 +107,10 @@ mod tests {
     use super::*;
 
     /// Notices of a child that lives, and how it speaks.
-    fn notices(longest_silence: Duration) -> (tempfile::TempDir, Notices, impl Fn(&str)) {
+    fn notices(longest_silence: Duration) -> (tempfile::TempDir, NotifyReader, impl Fn(&str)) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("notify.sock");
-        let notices = Notices::bind(&path, longest_silence).unwrap();
+        let notices = NotifyReader::bind(&path, longest_silence).unwrap();
         let child = Socket::unbound().unwrap();
         let say = move |message: &str| assert!(child.send_to(message.as_bytes(), &path).is_ok());
         (directory, notices, say)
@@ -121,13 +121,13 @@ mod tests {
         let (_directory, mut notices, say) = notices(Duration::from_millis(80));
         say("READY=1\nSTATUS=loading: reading weights, 43 %\n");
         say("WATCHDOG=1");
-        assert_eq!(notices.next().await, Notice::Status("loading: reading weights, 43 %".into()));
-        assert_eq!(notices.next().await, Notice::Silence);
+        assert_eq!(notices.next().await, NotifyMessage::Status("loading: reading weights, 43 %".into()));
+        assert_eq!(notices.next().await, NotifyMessage::Silence);
     }
 
     #[test]
     fn who_never_said_that_it_lives_is_not_found_silent_and_who_says_so_again_is_not_either() {
-        let mut silence = Silence::default();
+        let mut silence = HeartbeatSilence::default();
         assert!((0..100).all(|_| !silence.tick()), "it may be loading");
         for _ in 0..5 {
             silence.broken();

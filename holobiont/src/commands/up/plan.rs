@@ -12,24 +12,24 @@ use settings::{LogFormat, ServiceClass};
 use super::{
     detach,
     errors::UpError,
-    process::{Instance, Recipe, Role, Worker},
+    process::{CommandSpec, Instance, ProcessRole, WorkerSpec},
     state_dir::StateDir,
 };
 use crate::{
     deployment::{
-        config::Config,
-        cores::{self, Split, WorkerCore},
+        config::DeploymentConfig,
+        cores::{self, CoreSplit, WorkerCore},
         registry::Registration,
         sibling,
     },
-    home::Home,
+    home::HomeDirectory,
     models,
     terminal::quoted,
 };
 
 /// Everything a start needs, checked.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct StartPlan {
     /// What clients call the base model.
     pub(crate) served_name: String,
     /// Names of the adapters that were asked for.
@@ -47,29 +47,33 @@ pub(crate) struct Plan {
     /// Trainers at once; 0 if there are none.
     pub(crate) max_trainers: u32,
     /// The processes.
-    pub(crate) recipes: Recipes,
+    pub(crate) recipes: CommandSpecs,
     /// What is not as it was asked for, and no reason not to start.
     pub(crate) warnings: Vec<String>,
 }
 
 /// Command lines of all processes.
 #[derive(Debug)]
-pub(crate) struct Recipes {
+pub(crate) struct CommandSpecs {
     /// Of each `base-executor`.
-    pub(crate) executors: Vec<(Instance, Recipe)>,
+    pub(crate) executors: Vec<(Instance, CommandSpec)>,
     /// Executors of other hosts, which others start.
     pub(crate) elsewhere: usize,
     /// Of `gateway`.
-    pub(crate) gateway: Recipe,
+    pub(crate) gateway: CommandSpec,
     /// Of `holobiont-trainer`, if there is to be one.
-    pub(crate) trainer: Option<Recipe>,
+    pub(crate) trainer: Option<CommandSpec>,
     /// Of each `lora-worker`.
-    pub(crate) workers: Vec<(Worker, Recipe)>,
+    pub(crate) workers: Vec<(WorkerSpec, CommandSpec)>,
 }
 
-impl Plan {
+impl StartPlan {
     /// Resolves names to paths, and finds the programs.
-    pub(crate) fn new(config: &Config, home: &Home, state: &StateDir) -> Result<Self, UpError> {
+    pub(crate) fn new(
+        config: &DeploymentConfig,
+        home: &HomeDirectory,
+        state: &StateDir,
+    ) -> Result<Self, UpError> {
         let model = models::find(config.model.name.as_deref(), home)?;
         let served_name =
             config.model.served_name.clone().unwrap_or_else(|| default_served_name(config, &model));
@@ -78,25 +82,26 @@ impl Plan {
         let default_format = if is_for_people { LogFormat::Human } else { LogFormat::Json };
         let chosen = config.deployment.log_format.filter(|format| *format != LogFormat::Auto);
         let log_format = chosen.unwrap_or(default_format);
-        let recipe = |role, program, arguments| Recipe {
+        let recipe = |role, program, arguments| CommandSpec {
             program,
             arguments,
             notify_socket: state.notify_socket(role),
             longest_silence: config.watchdog(),
         };
         let members = config.members();
-        let splits = Split::each(&members, &cores::allowed());
+        let splits = CoreSplit::each(&members, &cores::allowed());
         let (mut executors, mut workers) = (Vec::new(), Vec::new());
         for (index, (member, split)) in members.iter().zip(&splits).enumerate() {
             let instance = Instance::new(index, member.name.as_deref());
             state.check_socket_path(instance)?;
             let arguments = executor_arguments(&member.config, split, &model, (state, instance), log_format);
-            let role = Role::Executor(instance);
+            let role = ProcessRole::Executor(instance);
             executors.push((instance, recipe(role, program(role)?, arguments)));
             add_workers(&mut workers, &member.config, split, (state, instance), log_format)?;
         }
         let (trainer, warnings) = trainer_program(config);
-        let trainer = trainer.map(|program| recipe(Role::Trainer, program, trainer_arguments(config, state)));
+        let trainer =
+            trainer.map(|program| recipe(ProcessRole::Trainer, program, trainer_arguments(config, state)));
         let instances: Vec<Instance> = executors.iter().map(|(instance, _)| *instance).collect();
         let gateway = gateway_arguments(config, &served_name, state, &instances, log_format);
         let gateway = with_elsewhere(gateway, config, &model);
@@ -104,10 +109,10 @@ impl Plan {
         let gateway = with_helpers(gateway, &expected, trainer.as_ref().map(|_| state.trainer_socket()));
         Ok(Self {
             max_trainers: trainer.as_ref().map_or(0, |_| config.max_trainers()),
-            recipes: Recipes {
+            recipes: CommandSpecs {
                 executors,
                 elsewhere: config.elsewhere().count(),
-                gateway: recipe(Role::Gateway, program(Role::Gateway)?, gateway),
+                gateway: recipe(ProcessRole::Gateway, program(ProcessRole::Gateway)?, gateway),
                 trainer,
                 workers,
             },
@@ -132,7 +137,7 @@ pub(crate) fn stop_command(state: &Path, default: &Path) -> String {
 }
 
 /// A hub name without its revision, else the name of the file or directory.
-fn default_served_name(config: &Config, model: &Path) -> String {
+fn default_served_name(config: &DeploymentConfig, model: &Path) -> String {
     match config.model.name.as_deref() {
         Some(name) if models::hub::is_hub_name(name) && !Path::new(name).exists() => {
             name.split('@').next().unwrap_or(name).to_owned()
@@ -153,9 +158,9 @@ fn check_adapters(adapters: &BTreeMap<String, PathBuf>) -> Result<(), UpError> {
 
 /// Arguments under construction.
 #[derive(Default)]
-struct Arguments(Vec<OsString>);
+struct ArgumentList(Vec<OsString>);
 
-impl Arguments {
+impl ArgumentList {
     fn with(mut self, flag: &str, value: impl Into<OsString>) -> Self {
         self.0.extend([flag.into(), value.into()]);
         self
@@ -170,7 +175,7 @@ impl Arguments {
 }
 
 /// What is set and goes to `process` as it is.
-fn handed_on(config: &Config, process: settings::Process) -> Vec<OsString> {
+fn handed_on(config: &DeploymentConfig, process: settings::ProcessKind) -> Vec<OsString> {
     let settings = config.set().filter(|(setting, _)| setting.process == process);
     let arguments = settings.flat_map(|(setting, value)| {
         let flag = OsString::from(format!("--{}", setting.flag));
@@ -184,8 +189,8 @@ fn handed_on(config: &Config, process: settings::Process) -> Vec<OsString> {
 }
 
 fn executor_arguments(
-    config: &Config,
-    split: &Split,
+    config: &DeploymentConfig,
+    split: &CoreSplit,
     model: &Path,
     (state, instance): (&StateDir, Instance),
     log_format: LogFormat,
@@ -194,7 +199,7 @@ fn executor_arguments(
         Some(false) => "off".into(),
         _ => state.layer_socket().into_os_string(),
     };
-    let mut arguments = Arguments(vec!["--exit-with-stdin".into()])
+    let mut arguments = ArgumentList(vec!["--exit-with-stdin".into()])
         .with("--model", model)
         .with("--socket", state.socket(instance))
         .with("--worker-socket", state.worker_socket(instance))
@@ -210,18 +215,18 @@ fn executor_arguments(
     for weight in config.class.iter().flat_map(ServiceClass::cache_weights) {
         arguments = arguments.with("--cache-weight", weight.to_string());
     }
-    arguments.0.extend(handed_on(config, settings::Process::Executor));
+    arguments.0.extend(handed_on(config, settings::ProcessKind::Executor));
     arguments.0
 }
 
 fn gateway_arguments(
-    config: &Config,
+    config: &DeploymentConfig,
     served_name: &str,
     state: &StateDir,
     instances: &[Instance],
     log_format: LogFormat,
 ) -> Vec<OsString> {
-    let mut arguments = Arguments(vec!["--exit-with-stdin".into()]);
+    let mut arguments = ArgumentList(vec!["--exit-with-stdin".into()]);
     for instance in instances {
         let socket = state.socket(*instance);
         arguments = match instance.name() {
@@ -241,13 +246,13 @@ fn gateway_arguments(
     for class in &config.class {
         arguments = arguments.with("--class", class.to_string());
     }
-    arguments.0.extend(handed_on(config, settings::Process::Gateway));
+    arguments.0.extend(handed_on(config, settings::ProcessKind::Gateway));
     arguments.0
 }
 
 /// Tells the gateway of executors on other hosts, and where it reads the text of the model before executors say what they have.
-fn with_elsewhere(gateway: Vec<OsString>, config: &Config, model: &Path) -> Vec<OsString> {
-    let mut arguments = Arguments(gateway);
+fn with_elsewhere(gateway: Vec<OsString>, config: &DeploymentConfig, model: &Path) -> Vec<OsString> {
+    let mut arguments = ArgumentList(gateway);
     for (name, address) in config.elsewhere() {
         arguments = arguments.with("--executor", format!("{name}=tls://{address}"));
     }
@@ -261,7 +266,7 @@ fn pair(name: &str, path: &Path) -> OsString {
 }
 
 /// Workers of each executor that the gateway is told of; those of other hosts are expected there.
-fn expected_workers(config: &Config, splits: &[Split]) -> Vec<usize> {
+fn expected_workers(config: &DeploymentConfig, splits: &[CoreSplit]) -> Vec<usize> {
     let here = splits.iter().map(|split| split.workers.len());
     here.chain(config.elsewhere().map(|_| 0)).collect()
 }
@@ -269,7 +274,7 @@ fn expected_workers(config: &Config, splits: &[Split]) -> Vec<usize> {
 /// Tells the gateway of the others: of how many workers of each executor, so that one that is missing is seen, and of the
 /// trainer.
 fn with_helpers(gateway: Vec<OsString>, workers: &[usize], trainer: Option<PathBuf>) -> Vec<OsString> {
-    let mut arguments = Arguments(gateway);
+    let mut arguments = ArgumentList(gateway);
     if workers.iter().any(|&count| count > 0) {
         let counts: Vec<_> = workers.iter().map(usize::to_string).collect();
         arguments = arguments.with("--expected-workers", counts.join(","));
@@ -281,18 +286,18 @@ fn with_helpers(gateway: Vec<OsString>, workers: &[usize], trainer: Option<PathB
 }
 
 /// The program of the trainer, if it is wanted and there: everything else works without.
-fn trainer_program(config: &Config) -> (Option<PathBuf>, Vec<String>) {
+fn trainer_program(config: &DeploymentConfig) -> (Option<PathBuf>, Vec<String>) {
     if config.max_trainers() == 0 {
         return (None, Vec::new());
     }
-    match program(Role::Trainer) {
+    match program(ProcessRole::Trainer) {
         Ok(program) => (Some(program), Vec::new()),
         Err(error) => (None, vec![format!("nothing can be trained: {error}")]),
     }
 }
 
-fn trainer_arguments(config: &Config, state: &StateDir) -> Vec<OsString> {
-    let mut arguments = Arguments(vec!["serve".into(), "--exit-with-stdin".into()])
+fn trainer_arguments(config: &DeploymentConfig, state: &StateDir) -> Vec<OsString> {
+    let mut arguments = ArgumentList(vec!["serve".into(), "--exit-with-stdin".into()])
         .with("--socket", state.trainer_socket())
         .with("--max-trainers", config.max_trainers().to_string());
     arguments.0.push("--".into());
@@ -305,18 +310,18 @@ fn trainer_arguments(config: &Config, state: &StateDir) -> Vec<OsString> {
 
 /// Those of an executor, after those of the executors before it.
 fn add_workers(
-    workers: &mut Vec<(Worker, Recipe)>,
-    config: &Config,
-    split: &Split,
+    workers: &mut Vec<(WorkerSpec, CommandSpec)>,
+    config: &DeploymentConfig,
+    split: &CoreSplit,
     (state, instance): (&StateDir, Instance),
     log_format: LogFormat,
 ) -> Result<(), UpError> {
     for place in &split.workers {
-        let worker = Worker { index: workers.len(), core: place.core };
-        let recipe = Recipe {
-            program: program(Role::Worker(worker))?,
+        let worker = WorkerSpec { index: workers.len(), core: place.core };
+        let recipe = CommandSpec {
+            program: program(ProcessRole::Worker(worker))?,
             arguments: worker_arguments(config, *place, (state, instance), log_format),
-            notify_socket: state.notify_socket(Role::Worker(worker)),
+            notify_socket: state.notify_socket(ProcessRole::Worker(worker)),
             longest_silence: config.watchdog(),
         };
         workers.push((worker, recipe));
@@ -325,12 +330,12 @@ fn add_workers(
 }
 
 fn worker_arguments(
-    config: &Config,
+    config: &DeploymentConfig,
     place: WorkerCore,
     (state, instance): (&StateDir, Instance),
     log_format: LogFormat,
 ) -> Vec<OsString> {
-    Arguments(vec!["--exit-with-stdin".into()])
+    ArgumentList(vec!["--exit-with-stdin".into()])
         .with("--executor", state.worker_socket(instance))
         .with("--core", place.core.to_string())
         .with("--log-format", log_format.to_string())
@@ -338,7 +343,7 @@ fn worker_arguments(
         .0
 }
 
-fn program(role: Role) -> Result<PathBuf, UpError> {
+fn program(role: ProcessRole) -> Result<PathBuf, UpError> {
     sibling::find(role.program()).ok_or(UpError::NoProgram { role })
 }
 

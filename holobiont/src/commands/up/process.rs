@@ -19,7 +19,7 @@ use tokio::{
 
 use super::{
     log::LogSink,
-    notices::{Notice, Notices},
+    notices::{NotifyMessage, NotifyReader},
 };
 
 /// How long the rest of a dead process's stderr is waited for.
@@ -27,7 +27,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Which process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Role {
+pub(crate) enum ProcessRole {
     /// Owns the weights.
     Executor(Instance),
     /// Speaks HTTP.
@@ -35,7 +35,7 @@ pub(crate) enum Role {
     /// Trains adapters for whoever asks.
     Trainer,
     /// Computes adapters on one core.
-    Worker(Worker),
+    Worker(WorkerSpec),
 }
 
 /// Which executor.
@@ -65,14 +65,14 @@ impl Instance {
 
 /// Which worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Worker {
+pub(crate) struct WorkerSpec {
     /// Its place among the workers.
     pub(crate) index: usize,
     /// The core it is pinned to.
     pub(crate) core: u32,
 }
 
-impl Role {
+impl ProcessRole {
     /// The program's name.
     pub(crate) fn program(self) -> &'static str {
         match self {
@@ -89,7 +89,7 @@ impl Role {
     }
 }
 
-impl fmt::Display for Role {
+impl fmt::Display for ProcessRole {
     /// The program's name, with an executor's name and a worker's core as in the names of their systemd units.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -105,7 +105,7 @@ impl fmt::Display for Role {
 
 /// How a process is started.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Recipe {
+pub(crate) struct CommandSpec {
     /// The program.
     pub(crate) program: PathBuf,
     /// Its arguments.
@@ -116,7 +116,7 @@ pub(crate) struct Recipe {
     pub(crate) longest_silence: Duration,
 }
 
-impl Recipe {
+impl CommandSpec {
     /// Gives the option `flag`, if it is there, another value.
     pub(crate) fn set(&mut self, flag: &str, value: &str) {
         let place = self.arguments.iter().position(|argument| argument == flag);
@@ -128,25 +128,25 @@ impl Recipe {
 
 /// What a process did.
 #[derive(Debug)]
-pub(crate) enum Happening {
+pub(crate) enum ChildEvent {
     /// It printed a line on stdout.
     Line(String),
     /// It said something of itself, or nothing for too long.
-    Notice(Notice),
+    Notice(NotifyMessage),
     /// It ended.
-    Exited(Ending),
+    Exited(ProcessExit),
 }
 
 /// How a process ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Ending {
+pub(crate) struct ProcessExit {
     /// As the system says.
     pub(crate) status: ExitStatus,
     /// As it said itself.
     pub(crate) cause: Option<String>,
 }
 
-impl fmt::Display for Ending {
+impl fmt::Display for ProcessExit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.cause {
             Some(cause) => f.write_str(cause),
@@ -157,22 +157,22 @@ impl fmt::Display for Ending {
 
 /// A running child process.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct ManagedChild {
     child: Child,
     /// Nothing is ever written: the child reads end-of-file when this process is gone, however it went, and drains.
     _lifeline: Option<ChildStdin>,
-    notices: Notices,
+    notices: NotifyReader,
     stdout: Option<Lines<BufReader<ChildStdout>>>,
     /// Hears when everything on its stderr has been passed on.
     said_all: Option<oneshot::Receiver<Option<String>>>,
 }
 
-impl Process {
+impl ManagedChild {
     /// Starts the program. Its stderr goes to `log`; it has its own process group, so that a Ctrl-C reaches us alone
     /// and the order of stopping is ours to choose.
-    pub(crate) fn start(recipe: &Recipe, log: &LogSink) -> io::Result<Self> {
+    pub(crate) fn start(recipe: &CommandSpec, log: &LogSink) -> io::Result<Self> {
         let (stderr, said_all) = log.pipe()?;
-        let notices = Notices::bind(&recipe.notify_socket, recipe.longest_silence)?;
+        let notices = NotifyReader::bind(&recipe.notify_socket, recipe.longest_silence)?;
         let mut command = Command::new(&recipe.program);
         // Settings come as arguments alone: a variable meant for `up` must not mean something else one level down.
         for (name, _) in std::env::vars_os().filter(|(name, _)| is_a_setting(name)) {
@@ -197,7 +197,7 @@ impl Process {
     }
 
     /// Waits for the next thing it does. May be dropped and called again without losing anything.
-    pub(crate) async fn next(&mut self) -> Happening {
+    pub(crate) async fn next(&mut self) -> ChildEvent {
         loop {
             let line = async {
                 match &mut self.stdout {
@@ -209,15 +209,15 @@ impl Process {
                 // What it said comes before how it ended.
                 biased;
                 line = line => match line {
-                    Ok(Some(line)) => return Happening::Line(line),
+                    Ok(Some(line)) => return ChildEvent::Line(line),
                     // Closed, or not text: nothing more to hear.
                     Ok(None) | Err(_) => self.stdout = None,
                 },
-                notice = self.notices.next() => return Happening::Notice(notice),
+                notice = self.notices.next() => return ChildEvent::Notice(notice),
                 status = self.child.wait() => match status {
                     Ok(status) => {
                         let cause = self.hear_last_words().await;
-                        return Happening::Exited(Ending { status, cause });
+                        return ChildEvent::Exited(ProcessExit { status, cause });
                     }
                     // Only a child that is not ours cannot be waited for, and this one is.
                     Err(error) => unreachable!("waiting for a child failed: {error}"),

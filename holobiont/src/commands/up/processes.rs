@@ -4,10 +4,10 @@ use super::{
     errors::UpError,
     greeting::ProcessIds,
     log::LogSink,
-    managed::{Change, Managed, State, next_of},
-    plan::Recipes,
-    process::Role,
-    restart::Deaths,
+    managed::{ProcessChange, ProcessState, SupervisedProcess, next_of},
+    plan::CommandSpecs,
+    process::ProcessRole,
+    restart::RestartCounter,
 };
 use crate::deployment::config::RestartPolicy;
 
@@ -15,18 +15,18 @@ use crate::deployment::config::RestartPolicy;
 #[derive(Debug)]
 pub(crate) struct Processes {
     /// In the order of [`super::process::Instance::index`].
-    executors: Vec<Managed>,
+    executors: Vec<SupervisedProcess>,
     /// Executors of other hosts.
     elsewhere: usize,
-    pub(crate) gateway: Managed,
-    trainer: Option<Managed>,
+    pub(crate) gateway: SupervisedProcess,
+    trainer: Option<SupervisedProcess>,
     /// In the order of [`super::process::Worker::index`].
-    workers: Vec<Managed>,
+    workers: Vec<SupervisedProcess>,
 }
 
 /// Whose turn it is to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum StopStage {
     /// It drains.
     Gateway,
     /// Nobody asks it any more; what it computes with still runs.
@@ -41,17 +41,17 @@ pub(crate) enum Turn {
 
 impl Processes {
     /// Processes of which none has been started.
-    pub(crate) fn new(recipes: Recipes, restarts: RestartPolicy) -> Self {
-        let managed = |role, recipe| Managed::new(role, recipe, Deaths::new(restarts));
+    pub(crate) fn new(recipes: CommandSpecs, restarts: RestartPolicy) -> Self {
+        let managed = |role, recipe| SupervisedProcess::new(role, recipe, RestartCounter::new(restarts));
         let (executors, workers) = (recipes.executors.into_iter(), recipes.workers.into_iter());
         Self {
             executors: executors
-                .map(|(instance, recipe)| managed(Role::Executor(instance), recipe))
+                .map(|(instance, recipe)| managed(ProcessRole::Executor(instance), recipe))
                 .collect(),
             elsewhere: recipes.elsewhere,
-            gateway: managed(Role::Gateway, recipes.gateway),
-            trainer: recipes.trainer.map(|recipe| managed(Role::Trainer, recipe)),
-            workers: workers.map(|(worker, recipe)| managed(Role::Worker(worker), recipe)).collect(),
+            gateway: managed(ProcessRole::Gateway, recipes.gateway),
+            trainer: recipes.trainer.map(|recipe| managed(ProcessRole::Trainer, recipe)),
+            workers: workers.map(|(worker, recipe)| managed(ProcessRole::Worker(worker), recipe)).collect(),
         }
     }
 
@@ -62,29 +62,31 @@ impl Processes {
     }
 
     /// The others.
-    pub(crate) fn helpers(&self) -> Vec<Role> {
+    pub(crate) fn helpers(&self) -> Vec<ProcessRole> {
         self.trainer.iter().chain(&self.workers).map(|managed| managed.role).collect()
     }
 
     /// Waits for the next change of any of them. May be dropped and called again without losing anything.
-    pub(crate) async fn next(&mut self) -> (Role, Change) {
+    pub(crate) async fn next(&mut self) -> (ProcessRole, ProcessChange) {
         tokio::select! {
-            change = self.gateway.next() => (Role::Gateway, change),
+            change = self.gateway.next() => (ProcessRole::Gateway, change),
             change = next_of(self.executors.iter_mut().chain(&mut self.trainer).chain(&mut self.workers)) => change,
         }
     }
 
     /// The one of this role, which is one of them.
-    pub(crate) fn of(&mut self, role: Role) -> &mut Managed {
+    pub(crate) fn of(&mut self, role: ProcessRole) -> &mut SupervisedProcess {
         match role {
-            Role::Executor(instance) => &mut self.executors[instance.index],
-            Role::Gateway => &mut self.gateway,
-            Role::Trainer => self.trainer.as_mut().expect("only a trainer that there is does anything"),
-            Role::Worker(worker) => &mut self.workers[worker.index],
+            ProcessRole::Executor(instance) => &mut self.executors[instance.index],
+            ProcessRole::Gateway => &mut self.gateway,
+            ProcessRole::Trainer => {
+                self.trainer.as_mut().expect("only a trainer that there is does anything")
+            }
+            ProcessRole::Worker(worker) => &mut self.workers[worker.index],
         }
     }
 
-    fn all(&self) -> impl Iterator<Item = &Managed> {
+    fn all(&self) -> impl Iterator<Item = &SupervisedProcess> {
         self.executors.iter().chain([&self.gateway]).chain(&self.trainer).chain(&self.workers)
     }
 
@@ -95,12 +97,14 @@ impl Processes {
 
     /// Requests have somewhere to go.
     pub(crate) fn is_any_executor_ready(&self) -> bool {
-        self.executors.iter().any(Managed::is_ready)
+        self.executors.iter().any(SupervisedProcess::is_ready)
     }
 
     /// Executors beside this one that have not been given up, as far as one knows: those of other hosts among them.
-    pub(crate) fn other_executors(&self, role: Role) -> usize {
-        let is_other = |executor: &&Managed| executor.role != role && !matches!(executor.state, State::Ended);
+    pub(crate) fn other_executors(&self, role: ProcessRole) -> usize {
+        let is_other = |executor: &&SupervisedProcess| {
+            executor.role != role && !matches!(executor.state, ProcessState::Ended)
+        };
         self.executors.iter().filter(is_other).count() + self.elsewhere
     }
 
@@ -113,54 +117,59 @@ impl Processes {
         ProcessIds {
             executors: self.executors.iter().map(|executor| (executor.role, executor.process_id())).collect(),
             gateway: self.gateway.process_id(),
-            trainer: self.trainer.as_ref().and_then(Managed::process_id),
-            workers: self.workers.iter().filter_map(Managed::process_id).collect(),
+            trainer: self.trainer.as_ref().and_then(SupervisedProcess::process_id),
+            workers: self.workers.iter().filter_map(SupervisedProcess::process_id).collect(),
         }
     }
 
     /// Workers that have not been given up.
     pub(crate) fn workers_left(&self) -> usize {
-        self.workers.iter().filter(|worker| !matches!(worker.state, State::Ended)).count()
+        self.workers.iter().filter(|worker| !matches!(worker.state, ProcessState::Ended)).count()
     }
 
     /// A stop has begun: what does not run yet will not.
     pub(crate) fn forget_plans(&mut self) {
         let Self { executors, gateway, trainer, workers, .. } = self;
-        executors.iter_mut().chain([gateway]).chain(trainer).chain(workers).for_each(Managed::forget_plans);
+        executors
+            .iter_mut()
+            .chain([gateway])
+            .chain(trainer)
+            .chain(workers)
+            .for_each(SupervisedProcess::forget_plans);
     }
 
     /// Who is to stop next: the gateway, then the trainer, then all executors, then all workers.
-    pub(crate) fn turn(&self) -> Turn {
-        let is_running = |managed: &Managed| managed.is_running();
+    pub(crate) fn turn(&self) -> StopStage {
+        let is_running = |managed: &SupervisedProcess| managed.is_running();
         if self.gateway.is_running() {
-            Turn::Gateway
+            StopStage::Gateway
         } else if self.trainer.as_ref().is_some_and(is_running) {
-            Turn::Trainer
+            StopStage::Trainer
         } else if self.executors.iter().any(is_running) {
-            Turn::Executors
+            StopStage::Executors
         } else if self.workers.iter().any(is_running) {
-            Turn::Workers
+            StopStage::Workers
         } else {
-            Turn::Nobody
+            StopStage::Nobody
         }
     }
 
     /// Asks those whose turn it is to stop.
-    pub(crate) fn terminate(&mut self, turn: Turn) {
+    pub(crate) fn terminate(&mut self, turn: StopStage) {
         match turn {
-            Turn::Gateway => self.gateway.terminate(),
-            Turn::Trainer => self.trainer.iter_mut().for_each(Managed::terminate),
-            Turn::Executors => self.executors.iter_mut().for_each(Managed::terminate),
-            Turn::Workers => self.workers.iter_mut().for_each(Managed::terminate),
-            Turn::Nobody => {}
+            StopStage::Gateway => self.gateway.terminate(),
+            StopStage::Trainer => self.trainer.iter_mut().for_each(SupervisedProcess::terminate),
+            StopStage::Executors => self.executors.iter_mut().for_each(SupervisedProcess::terminate),
+            StopStage::Workers => self.workers.iter_mut().for_each(SupervisedProcess::terminate),
+            StopStage::Nobody => {}
         }
     }
 
     pub(crate) fn kill_trainer(&self) {
-        self.trainer.iter().for_each(Managed::kill);
+        self.trainer.iter().for_each(SupervisedProcess::kill);
     }
 
     pub(crate) fn kill_all(&self) {
-        self.all().for_each(Managed::kill);
+        self.all().for_each(SupervisedProcess::kill);
     }
 }

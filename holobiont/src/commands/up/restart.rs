@@ -15,14 +15,14 @@ const MAX_DELAY: Duration = Duration::from_secs(30);
 
 /// The recent deaths of one process.
 #[derive(Debug)]
-pub(crate) struct Deaths {
+pub(crate) struct RestartCounter {
     policy: RestartPolicy,
     recent: VecDeque<Instant>,
 }
 
 /// What to do about a death.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum RestartDecision {
     /// Start it again after this long.
     Restart(Duration),
     /// It will not get better.
@@ -32,23 +32,23 @@ pub(crate) enum Verdict {
     },
 }
 
-impl Deaths {
+impl RestartCounter {
     /// No deaths yet.
     pub(crate) fn new(policy: RestartPolicy) -> Self {
         Self { policy, recent: VecDeque::new() }
     }
 
     /// Counts a death at `now`. Each death within the window doubles the wait.
-    pub(crate) fn another(&mut self, now: Instant) -> Verdict {
+    pub(crate) fn another(&mut self, now: Instant) -> RestartDecision {
         self.recent.retain(|death| now.duration_since(*death) < WINDOW);
         self.recent.push_back(now);
         let deaths = self.recent.len();
         if deaths >= self.policy.max_crashes_per_min as usize {
-            return Verdict::GiveUp { deaths };
+            return RestartDecision::GiveUp { deaths };
         }
         let doublings = u32::try_from(deaths - 1).unwrap_or(u32::MAX);
         let factor = 1_u32.checked_shl(doublings).unwrap_or(u32::MAX);
-        Verdict::Restart(self.policy.first_delay.saturating_mul(factor).min(MAX_DELAY))
+        RestartDecision::Restart(self.policy.first_delay.saturating_mul(factor).min(MAX_DELAY))
     }
 }
 
@@ -58,8 +58,8 @@ mod tests {
 
     const FIRST_DELAY: Duration = Duration::from_millis(100);
 
-    fn deaths(max_crashes_per_min: u32) -> Deaths {
-        Deaths::new(RestartPolicy { max_crashes_per_min, first_delay: FIRST_DELAY })
+    fn deaths(max_crashes_per_min: u32) -> RestartCounter {
+        RestartCounter::new(RestartPolicy { max_crashes_per_min, first_delay: FIRST_DELAY })
     }
 
     #[test]
@@ -67,8 +67,8 @@ mod tests {
         let mut deaths = deaths(5);
         let start = Instant::now();
         let verdicts: Vec<_> = (0..5).map(|i| deaths.another(start + Duration::from_secs(i * 14))).collect();
-        let restart = |ms| Verdict::Restart(Duration::from_millis(ms));
-        let end = Verdict::GiveUp { deaths: 5 };
+        let restart = |ms| RestartDecision::Restart(Duration::from_millis(ms));
+        let end = RestartDecision::GiveUp { deaths: 5 };
         assert_eq!(verdicts, [restart(100), restart(200), restart(400), restart(800), end]);
     }
 
@@ -78,7 +78,7 @@ mod tests {
         let start = Instant::now();
         for i in 0..50 {
             let verdict = deaths.another(start + WINDOW * i);
-            assert_eq!(verdict, Verdict::Restart(FIRST_DELAY));
+            assert_eq!(verdict, RestartDecision::Restart(FIRST_DELAY));
         }
     }
 
@@ -87,6 +87,6 @@ mod tests {
         let mut deaths = deaths(u32::MAX);
         let start = Instant::now();
         let last = (0..200).map(|_| deaths.another(start)).last();
-        assert_eq!(last, Some(Verdict::Restart(MAX_DELAY)));
+        assert_eq!(last, Some(RestartDecision::Restart(MAX_DELAY)));
     }
 }

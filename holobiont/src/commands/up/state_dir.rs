@@ -15,11 +15,11 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::{
     errors::UpError,
-    process::{Instance, Role},
+    process::{Instance, ProcessRole},
 };
 use crate::deployment::{
     paths::{LAYER_SOCKETS, lock_path, log_directory},
-    running::Holder,
+    running::LockHolder,
 };
 
 /// Longest path of a Unix socket on Linux, without the final zero.
@@ -45,7 +45,7 @@ impl StateDir {
         };
         private().recursive(true).create(asked).map_err(failed(asked))?;
         let path = asked.canonicalize().map_err(failed(asked))?;
-        let lock = lock(asked, Holder::this(grace))?;
+        let lock = lock(asked, LockHolder::this(grace))?;
         let parent = asked.join("run");
         // Whatever lies there belonged to starts that are over: this one holds the lock.
         if let Err(error) = fs::remove_dir_all(&parent)
@@ -102,12 +102,12 @@ impl StateDir {
     }
 
     /// Where a process says how far it is, and that it lives.
-    pub(crate) fn notify_socket(&self, role: Role) -> PathBuf {
+    pub(crate) fn notify_socket(&self, role: ProcessRole) -> PathBuf {
         self.run.join(match role {
-            Role::Executor(instance) => format!("executor{}.life", suffix(instance)),
-            Role::Gateway => "gateway.life".to_owned(),
-            Role::Trainer => "trainer.life".to_owned(),
-            Role::Worker(worker) => format!("{}.life", worker.index),
+            ProcessRole::Executor(instance) => format!("executor{}.life", suffix(instance)),
+            ProcessRole::Gateway => "gateway.life".to_owned(),
+            ProcessRole::Trainer => "trainer.life".to_owned(),
+            ProcessRole::Worker(worker) => format!("{}.life", worker.index),
         })
     }
 
@@ -156,7 +156,7 @@ fn private() -> DirBuilder {
     builder
 }
 
-fn lock(state: &Path, holder: Holder) -> Result<File, UpError> {
+fn lock(state: &Path, holder: LockHolder) -> Result<File, UpError> {
     let path = lock_path(state);
     let failed = |source| UpError::State { path: path.clone(), source };
     let open = File::options().read(true).write(true).create(true).truncate(false).open(&path);
@@ -164,7 +164,7 @@ fn lock(state: &Path, holder: Holder) -> Result<File, UpError> {
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
         Err(rustix::io::Errno::WOULDBLOCK) => {
-            let holder = Holder::of(state).ok().flatten();
+            let holder = LockHolder::of(state).ok().flatten();
             let pid = holder.map(|holder| holder.process.pid);
             return Err(UpError::StateTaken { path: state.to_owned(), pid });
         }

@@ -15,21 +15,21 @@ use tokio::{
 };
 
 use super::{
-    detach::{self, Place},
+    detach::{self, ForegroundMode},
     errors::UpError,
-    greeting::{Greeting, News},
+    greeting::{GatewayNotice, StartupBanner},
     log::LogSink,
-    managed::{Change, Experience, Readiness, State},
-    notices::Notice,
-    plan::Plan,
-    process::{Ending, Role},
-    processes::{Processes, Turn},
-    restart::Verdict,
+    managed::{Experience, ProcessChange, ProcessState, Readiness},
+    notices::NotifyMessage,
+    plan::StartPlan,
+    process::{ProcessExit, ProcessRole},
+    processes::{Processes, StopStage},
+    restart::RestartDecision,
     service,
-    stop::{Force, Stop},
+    stop::{DeploymentStop, StopMode},
 };
 use crate::{
-    deployment::{config::Config, registry::Registration},
+    deployment::{config::DeploymentConfig, registry::Registration},
     terminal::{
         Terminal, printable,
         stop_signals::{StopSignal, StopSignals},
@@ -47,11 +47,11 @@ const KILL_WAIT: Duration = Duration::from_secs(5);
 
 /// Everything that can happen.
 #[derive(Debug)]
-enum Event {
+enum SupervisorEvent {
     /// To one of the processes.
-    Process(Role, Change),
+    Process(ProcessRole, ProcessChange),
     /// The gateway says what it serves.
-    News(News),
+    News(GatewayNotice),
     /// Somebody asked to stop.
     StopAsked(StopSignal),
     /// The time for stopping is over.
@@ -77,17 +77,17 @@ enum Welcome {
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     processes: Processes,
-    greeting: Greeting,
+    greeting: StartupBanner,
     /// Where the gateway listens, once it said so.
     url: String,
     /// Tells other commands where.
     registration: Option<Registration>,
-    news: (mpsc::Sender<News>, mpsc::Receiver<News>),
+    news: (mpsc::Sender<GatewayNotice>, mpsc::Receiver<GatewayNotice>),
     welcome: Welcome,
-    place: Place,
+    place: ForegroundMode,
     log: LogSink,
     grace: Duration,
-    stop: Option<Stop>,
+    stop: Option<DeploymentStop>,
     progress: ProgressBar,
     terminal: Terminal,
     started: Instant,
@@ -95,8 +95,14 @@ pub(crate) struct Supervisor {
 
 impl Supervisor {
     /// A supervisor that has not started anything yet.
-    pub(crate) fn new(plan: Plan, config: &Config, place: Place, log: LogSink, terminal: Terminal) -> Self {
-        let greeting = Greeting::new(&plan, place, terminal);
+    pub(crate) fn new(
+        plan: StartPlan,
+        config: &DeploymentConfig,
+        place: ForegroundMode,
+        log: LogSink,
+        terminal: Terminal,
+    ) -> Self {
+        let greeting = StartupBanner::new(&plan, place, terminal);
         let progress = terminal.spinner(format!("loading {}", plan.served_name));
         log.draw_above(progress.clone());
         Self {
@@ -127,8 +133,8 @@ impl Supervisor {
         loop {
             let event = tokio::select! {
                 event = self.next_event() => event,
-                signal = signals.next() => Event::StopAsked(signal),
-                () = watchdog.due() => Event::WatchdogDue,
+                signal = signals.next() => SupervisorEvent::StopAsked(signal),
+                () = watchdog.due() => SupervisorEvent::WatchdogDue,
             };
             if let Flow::Done(result) = self.handle(event) {
                 self.progress.finish_and_clear();
@@ -137,45 +143,48 @@ impl Supervisor {
         }
     }
 
-    async fn next_event(&mut self) -> Event {
+    async fn next_event(&mut self) -> SupervisorEvent {
         let deadline = self.stop.as_ref().map(|stop| stop.deadline);
         tokio::select! {
-            (role, change) = self.processes.next() => Event::Process(role, change),
-            Some(news) = self.news.1.recv() => Event::News(news),
-            () = at(deadline) => Event::GraceOver,
+            (role, change) = self.processes.next() => SupervisorEvent::Process(role, change),
+            Some(news) = self.news.1.recv() => SupervisorEvent::News(news),
+            () = at(deadline) => SupervisorEvent::GraceOver,
         }
     }
 
-    fn handle(&mut self, event: Event) -> Flow {
+    fn handle(&mut self, event: SupervisorEvent) -> Flow {
         match event {
-            Event::Process(role, Change::Line(line)) => self.heard(role, &line),
-            Event::Process(role, Change::Exited(ending)) => self.exited(role, ending),
-            Event::Process(role, Change::Due) => self.start(role),
-            Event::Process(Role::Executor(_), Change::Notice(Notice::Status(text))) => {
-                self.show_status(&text)
-            }
+            SupervisorEvent::Process(role, ProcessChange::Line(line)) => self.heard(role, &line),
+            SupervisorEvent::Process(role, ProcessChange::Exited(ending)) => self.exited(role, ending),
+            SupervisorEvent::Process(role, ProcessChange::Due) => self.start(role),
+            SupervisorEvent::Process(
+                ProcessRole::Executor(_),
+                ProcessChange::Notice(NotifyMessage::Status(text)),
+            ) => self.show_status(&text),
             // `/v1/status` says more of the others.
-            Event::Process(_, Change::Notice(Notice::Status(_))) => Flow::Continue,
-            Event::Process(role, Change::Notice(Notice::Silence)) => self.silent(role),
-            Event::News(News::Loading(loading)) => {
+            SupervisorEvent::Process(_, ProcessChange::Notice(NotifyMessage::Status(_))) => Flow::Continue,
+            SupervisorEvent::Process(role, ProcessChange::Notice(NotifyMessage::Silence)) => {
+                self.silent(role)
+            }
+            SupervisorEvent::News(GatewayNotice::Loading(loading)) => {
                 self.progress.set_message(loading.text());
                 Flow::Continue
             }
-            Event::News(News::Welcome { url, models }) => self.greet(&url, &models),
-            Event::WatchdogDue => {
+            SupervisorEvent::News(GatewayNotice::Welcome { url, models }) => self.greet(&url, &models),
+            SupervisorEvent::WatchdogDue => {
                 service::still_alive();
                 Flow::Continue
             }
-            Event::StopAsked(_) if self.stop.is_none() => self.begin_stop(Ok(())),
+            SupervisorEvent::StopAsked(_) if self.stop.is_none() => self.begin_stop(Ok(())),
             // A script that got the same Ctrl-C may pass it on as a SIGTERM: only a person insists.
-            Event::StopAsked(StopSignal::Terminate) => Flow::Continue,
-            Event::StopAsked(StopSignal::Interrupt) => self.kill(UpError::Interrupted),
-            Event::GraceOver => self.grace_over(),
+            SupervisorEvent::StopAsked(StopSignal::Terminate) => Flow::Continue,
+            SupervisorEvent::StopAsked(StopSignal::Interrupt) => self.kill(UpError::Interrupted),
+            SupervisorEvent::GraceOver => self.grace_over(),
         }
     }
 
     /// A line on a process's stdout: `ready`, `ready http://ADDR`, or something for the log.
-    fn heard(&mut self, role: Role, line: &str) -> Flow {
+    fn heard(&mut self, role: ProcessRole, line: &str) -> Flow {
         let mut words = line.split_whitespace();
         let readiness = match words.next() {
             Some("ready") => self.processes.of(role).become_ready(),
@@ -184,13 +193,15 @@ impl Supervisor {
         match (role, readiness) {
             (_, None) => tracing::info!(process = %role, "{line}"),
             (_, Some(Readiness::Again)) => tracing::info!(process = %role, "serves again"),
-            (Role::Executor(_), Some(Readiness::First)) => self.progress.set_message("starting the gateway"),
-            (Role::Gateway, Some(Readiness::First)) => {}
-            (Role::Trainer | Role::Worker(_), Some(Readiness::First)) => {
+            (ProcessRole::Executor(_), Some(Readiness::First)) => {
+                self.progress.set_message("starting the gateway")
+            }
+            (ProcessRole::Gateway, Some(Readiness::First)) => {}
+            (ProcessRole::Trainer | ProcessRole::Worker(_), Some(Readiness::First)) => {
                 tracing::info!(process = %role, "works")
             }
         }
-        if let (Role::Gateway, Some(_), Some(url)) = (role, readiness, words.next()) {
+        if let (ProcessRole::Gateway, Some(_), Some(url)) = (role, readiness, words.next()) {
             self.keep_address(url);
         }
         if readiness.is_some() && self.processes.serve() && self.welcome == Welcome::NotYet {
@@ -217,7 +228,7 @@ impl Supervisor {
         self.progress.finish_and_clear();
         self.greeting.print(url, models, self.started.elapsed(), &self.processes.ids());
         service::ready(url);
-        if self.place == Place::Behind {
+        if self.place == ForegroundMode::Behind {
             self.log.leave_stderr();
             if let Err(error) = detach::leave_streams() {
                 return self.begin_stop(Err(UpError::Background(error)));
@@ -236,7 +247,7 @@ impl Supervisor {
     }
 
     /// A process that lives and does nothing is as good as dead, and worse: others wait for it.
-    fn silent(&mut self, role: Role) -> Flow {
+    fn silent(&mut self, role: ProcessRole) -> Flow {
         // At a stop its grace decides.
         if self.stop.is_none() {
             let managed = self.processes.of(role);
@@ -246,9 +257,9 @@ impl Supervisor {
         Flow::Continue
     }
 
-    fn exited(&mut self, role: Role, ending: Ending) -> Flow {
+    fn exited(&mut self, role: ProcessRole, ending: ProcessExit) -> Flow {
         if self.stop.is_some() {
-            self.processes.of(role).state = State::Ended;
+            self.processes.of(role).state = ProcessState::Ended;
             return self.advance_stop();
         }
         let how = self.processes.of(role).why_it_ended(&ending);
@@ -256,34 +267,36 @@ impl Supervisor {
             return self.lost_helper(role, &how);
         }
         // An executor that could not load its model would say the same again.
-        let never_served = matches!(role, Role::Executor(_)) && self.welcome == Welcome::NotYet;
+        let never_served = matches!(role, ProcessRole::Executor(_)) && self.welcome == Welcome::NotYet;
         let managed = self.processes.of(role);
-        managed.state = State::Waiting;
+        managed.state = ProcessState::Waiting;
         if (managed.experience == Experience::None || never_served) && ending.status.code().is_some() {
             return self.begin_stop(Err(UpError::NotReady { role, ending }));
         }
         match self.start_again_later(role, &how) {
-            Verdict::GiveUp { deaths } => {
+            RestartDecision::GiveUp { deaths } => {
                 tracing::error!(process = %role, how = %ending, deaths, "died too often; giving up");
                 self.begin_stop(Err(UpError::KeepsDying { role, deaths, ending }))
             }
-            Verdict::Restart(_) => Flow::Continue,
+            RestartDecision::Restart(_) => Flow::Continue,
         }
     }
 
     /// One of several executors, once the others serve: they take over what it had.
-    fn can_do_without(&self, role: Role) -> bool {
-        let is_executor = matches!(role, Role::Executor(_));
+    fn can_do_without(&self, role: ProcessRole) -> bool {
+        let is_executor = matches!(role, ProcessRole::Executor(_));
         is_executor && self.welcome == Welcome::Said && self.processes.other_executors(role) > 0
     }
 
     /// A worker, the trainer or an executor that others stand in for died or could not be started, as `how` says.
-    fn lost_helper(&mut self, role: Role, how: &str) -> Flow {
-        if let Verdict::GiveUp { deaths } = self.start_again_later(role, how) {
-            self.processes.of(role).state = State::Ended;
+    fn lost_helper(&mut self, role: ProcessRole, how: &str) -> Flow {
+        if let RestartDecision::GiveUp { deaths } = self.start_again_later(role, how) {
+            self.processes.of(role).state = ProcessState::Ended;
             let (left, without) = match role {
-                Role::Worker(_) => (self.processes.workers_left(), "adapters are computed without it"),
-                Role::Executor(_) => (self.processes.other_executors(role), "the others serve without it"),
+                ProcessRole::Worker(_) => (self.processes.workers_left(), "adapters are computed without it"),
+                ProcessRole::Executor(_) => {
+                    (self.processes.other_executors(role), "the others serve without it")
+                }
                 _ => (0, "nothing is trained any more"),
             };
             tracing::warn!(process = %role, how, deaths, left, "died too often and is given up; {without}");
@@ -292,11 +305,11 @@ impl Supervisor {
     }
 
     /// Counts a death and plans the next start, unless there were too many.
-    fn start_again_later(&mut self, role: Role, how: &str) -> Verdict {
+    fn start_again_later(&mut self, role: ProcessRole, how: &str) -> RestartDecision {
         let managed = self.processes.of(role);
         let verdict = managed.deaths.another(Instant::now().into_std());
-        if let Verdict::Restart(delay) = verdict {
-            managed.state = State::Backoff(Instant::now() + delay);
+        if let RestartDecision::Restart(delay) = verdict {
+            managed.state = ProcessState::Backoff(Instant::now() + delay);
             let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
             tracing::warn!(process = %role, how, delay_ms, "died; starting it again");
             service::status(&format!("{role} died ({how}); starting it again"));
@@ -304,7 +317,7 @@ impl Supervisor {
         verdict
     }
 
-    fn start(&mut self, role: Role) -> Flow {
+    fn start(&mut self, role: ProcessRole) -> Flow {
         let log = self.log.clone();
         match self.processes.of(role).start(&log) {
             Ok(()) => Flow::Continue,
@@ -319,8 +332,11 @@ impl Supervisor {
             self.terminal.note("stopping; Ctrl-C again stops at once");
         }
         service::stopping();
-        self.stop =
-            Some(Stop { deadline: Instant::now() + self.grace + LAST_WORDS, result, force: Force::Drain });
+        self.stop = Some(DeploymentStop {
+            deadline: Instant::now() + self.grace + LAST_WORDS,
+            result,
+            force: StopMode::Drain,
+        });
         self.processes.forget_plans();
         self.advance_stop()
     }
@@ -330,8 +346,8 @@ impl Supervisor {
         let turn = self.processes.turn();
         self.processes.terminate(turn);
         match (turn, &mut self.stop) {
-            (Turn::Nobody, stop) => return Flow::Done(stop.take().map_or(Ok(()), |stop| stop.result)),
-            (Turn::Workers, Some(stop)) => {
+            (StopStage::Nobody, stop) => return Flow::Done(stop.take().map_or(Ok(()), |stop| stop.result)),
+            (StopStage::Workers, Some(stop)) => {
                 stop.deadline = stop.deadline.min(Instant::now() + WORKER_GRACE);
             }
             _ => {}
@@ -342,19 +358,19 @@ impl Supervisor {
     fn grace_over(&mut self) -> Flow {
         let turn = self.processes.turn();
         match self.stop.as_mut() {
-            Some(stop) if stop.force == Force::Kill => {
+            Some(stop) if stop.force == StopMode::Kill => {
                 return Flow::Done(std::mem::replace(&mut stop.result, Ok(())));
             }
-            Some(stop) if turn == Turn::Workers => {
-                stop.force = Force::Kill;
+            Some(stop) if turn == StopStage::Workers => {
+                stop.force = StopMode::Kill;
                 stop.deadline = Instant::now() + KILL_WAIT;
                 self.processes.kill_all();
             }
             // What is trained has its checkpoints, and nobody asks the executor for anything else.
-            Some(stop) if turn == Turn::Trainer && !self.processes.are_executors_stopping() => {
+            Some(stop) if turn == StopStage::Trainer && !self.processes.are_executors_stopping() => {
                 stop.deadline = Instant::now() + KILL_WAIT;
                 self.processes.kill_trainer();
-                self.processes.terminate(Turn::Executors);
+                self.processes.terminate(StopStage::Executors);
             }
             _ => return self.kill(UpError::GraceOver { waited: self.grace + LAST_WORDS }),
         }
@@ -365,7 +381,8 @@ impl Supervisor {
     fn kill(&mut self, reason: UpError) -> Flow {
         let earlier = self.stop.take().map_or(Ok(()), |stop| stop.result);
         let result = earlier.and(Err(reason));
-        self.stop = Some(Stop { deadline: Instant::now() + KILL_WAIT, result, force: Force::Kill });
+        self.stop =
+            Some(DeploymentStop { deadline: Instant::now() + KILL_WAIT, result, force: StopMode::Kill });
         self.processes.kill_all();
         Flow::Continue
     }

@@ -21,12 +21,12 @@ pub(crate) struct Executors {
     /// `[executor]`, flags and variables.
     pub(crate) common: ExecutorSection,
     /// `[[executor]]`, one each; none where there is one without a name.
-    pub(crate) each: Vec<Entry>,
+    pub(crate) each: Vec<ExecutorEntry>,
 }
 
 /// One of several executors.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Entry {
+pub(crate) struct ExecutorEntry {
     /// What people call it.
     pub(crate) name: String,
     /// Where it is on another host: it is driven there, and not started here.
@@ -64,9 +64,9 @@ impl Deref for Executors {
 
 impl<'de> Deserialize<'de> for Executors {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct OneOrSeveral;
+        struct ExecutorsVisitor;
 
-        impl<'de> Visitor<'de> for OneOrSeveral {
+        impl<'de> Visitor<'de> for ExecutorsVisitor {
             type Value = Executors;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -79,8 +79,8 @@ impl<'de> Deserialize<'de> for Executors {
             }
 
             fn visit_seq<S: SeqAccess<'de>>(self, mut entries: S) -> Result<Executors, S::Error> {
-                let mut each: Vec<Entry> = Vec::new();
-                while let Some(entry) = entries.next_element::<Entry>()? {
+                let mut each: Vec<ExecutorEntry> = Vec::new();
+                while let Some(entry) = entries.next_element::<ExecutorEntry>()? {
                     if each.iter().any(|other| other.name == entry.name) {
                         let name = entry.name;
                         return Err(de::Error::custom(format!("two executors are called `{name}`")));
@@ -101,11 +101,11 @@ impl<'de> Deserialize<'de> for Executors {
             }
         }
 
-        deserializer.deserialize_any(OneOrSeveral)
+        deserializer.deserialize_any(ExecutorsVisitor)
     }
 }
 
-impl<'de> Deserialize<'de> for Entry {
+impl<'de> Deserialize<'de> for ExecutorEntry {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut table = toml::Table::deserialize(deserializer)?;
         let name = table.remove("name").and_then(|name| Some(name.as_str()?.to_owned())).unwrap_or_default();

@@ -70,7 +70,7 @@ fn is_at(setting: &Setting, section: &str, field: &str) -> bool {
 mod tests {
     use settings::CachePolicy;
 
-    use super::super::Config;
+    use super::super::DeploymentConfig;
 
     #[test]
     fn every_older_name_is_read_and_named_with_the_one_of_today() {
@@ -81,7 +81,7 @@ mod tests {
                 _ => "1",
             };
             let text = format!("[{}]\n{} = \"{preset}\"", old.section, old.field);
-            let config = Config::parse(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
+            let config = DeploymentConfig::parse(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
             let set: Vec<_> = config.set().map(|(setting, _)| setting).collect();
             assert_eq!(set, [setting], "{text}");
             let new = format!("[{}] {}", setting.section, setting.field);
@@ -91,23 +91,24 @@ mod tests {
 
     #[test]
     fn names_of_today_win_over_older_ones_and_entries_have_older_names_too() {
-        let config = Config::parse("[memory]\npolicy = \"lru\"\n[lab]\ncache_policy = \"rrip\"").unwrap();
+        let config =
+            DeploymentConfig::parse("[memory]\npolicy = \"lru\"\n[lab]\ncache_policy = \"rrip\"").unwrap();
         assert_eq!(config.lab.cache_policy, Some(CachePolicy::Rrip));
         let entries = "[[executor]]\nname = \"a\"\ncold_start = \"cached\"\nmemory.tau_ms = 7";
-        let config = Config::parse(entries).unwrap();
+        let config = DeploymentConfig::parse(entries).unwrap();
         let member = &config.members()[0].config;
         assert_eq!(
             (member.lab.cold_start, member.memory.decay_ms),
             (Some(settings::ColdStart::Cached), Some(7))
         );
         assert_eq!(config.renamed.len(), 2, "{:?}", config.renamed);
-        let config = Config::parse("[speculation]\ndraft = \"self\"").unwrap();
+        let config = DeploymentConfig::parse("[speculation]\ndraft = \"self\"").unwrap();
         assert_eq!(config.renamed[0].new, "draft = \"early-exit\"");
     }
 
     #[test]
     fn a_file_of_today_keeps_the_lines_of_its_errors() {
-        let error = Config::parse("[gateway]\nlisten = \"127.0.0.1:1\"\nthreadz = 1").unwrap_err();
+        let error = DeploymentConfig::parse("[gateway]\nlisten = \"127.0.0.1:1\"\nthreadz = 1").unwrap_err();
         assert!(error.to_string().contains("line 3"), "{error}");
     }
 }

@@ -5,21 +5,23 @@ use settings::{ByteCount, ColdStart, LogFormat, WorkerCount};
 use super::*;
 use crate::exit::why;
 
-fn file(text: &str) -> Result<Config, ConfigError> {
+fn file(text: &str) -> Result<DeploymentConfig, DeploymentConfigError> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("deployment.toml");
     std::fs::write(&path, text).unwrap();
-    Config::from_file(&path)
+    DeploymentConfig::from_file(&path)
 }
 
-fn environment(variables: &[(&str, &str)]) -> Result<Config, ConfigError> {
-    Config::from_environment(variables.iter().map(|(name, value)| (name.to_string(), value.to_string())))
+fn environment(variables: &[(&str, &str)]) -> Result<DeploymentConfig, DeploymentConfigError> {
+    DeploymentConfig::from_environment(
+        variables.iter().map(|(name, value)| (name.to_string(), value.to_string())),
+    )
 }
 
 #[test]
 fn an_empty_file_is_a_deployment_of_defaults() {
     let config = file("").unwrap();
-    assert_eq!(config, Config::default());
+    assert_eq!(config, DeploymentConfig::default());
     assert_eq!(config.listen().to_string(), "127.0.0.1:8080");
 }
 
@@ -57,7 +59,7 @@ fn a_process_may_die_five_times_unless_the_file_says_otherwise() {
         max_crashes_per_min,
         first_delay: Duration::from_millis(ms),
     };
-    assert_eq!(Config::default().restarts(), policy(5, 100));
+    assert_eq!(DeploymentConfig::default().restarts(), policy(5, 100));
     let config = file("[deployment]\nmax_crashes_per_min = 3\nrestart_delay_ms = 7").unwrap();
     assert_eq!(config.restarts(), policy(3, 7));
 }
@@ -100,7 +102,7 @@ fn a_value_that_cannot_be_is_refused_by_line() {
 fn the_environment_overrides_the_file_and_flags_override_both() {
     let below = file("[executor]\ncores = \"0\"\nmax_running = 4\nmax_waiting = 9").unwrap();
     let environment = environment(&[("HOLOBIONT_CORES", "1"), ("HOLOBIONT_MAX_RUNNING", "5")]).unwrap();
-    let mut flags = Config::default();
+    let mut flags = DeploymentConfig::default();
     flags.executor.common.cores = Some("2".parse().unwrap());
     let config = flags.or(environment).or(below);
     assert_eq!(config.executor.cores.as_ref().unwrap().to_string(), "2");
@@ -116,7 +118,7 @@ fn workers_and_the_device_are_set_in_every_layer() {
     assert_eq!(below.workers.cores.as_ref().unwrap().to_string(), "2-3");
     assert_eq!(below.lab.link_gbps.unwrap().to_string(), "0.5");
     let above = environment(&[("HOLOBIONT_WORKERS", "1"), ("HOLOBIONT_COLD_START", "cached")]);
-    let mut flags = Config::default();
+    let mut flags = DeploymentConfig::default();
     flags.workers.count = Some(WorkerCount(0));
     let config = flags.or(above.unwrap()).or(below);
     assert_eq!((config.workers.count, config.workers.spin_us), (Some(WorkerCount(0)), Some(7)));
@@ -156,7 +158,7 @@ fn paths_in_a_file_are_relative_to_the_file() {
     let path = directory.path().join("deployment.toml");
     let text = "[model]\nname = \"org/name\"\n[deployment]\nstate = \"s\"\n[adapters]\na = \"x/a\"";
     std::fs::write(&path, text).unwrap();
-    let config = Config::from_file(&path).unwrap();
+    let config = DeploymentConfig::from_file(&path).unwrap();
     assert_eq!(config.deployment.state, Some(directory.path().join("s")));
     assert_eq!(config.adapters["a"], directory.path().join("x/a"));
     assert_eq!(config.model.name.as_deref(), Some("org/name"));
@@ -167,7 +169,10 @@ fn a_file_that_no_deployment_needs_is_not_read_to_its_end() {
     let error = file(&"# and so on\n".repeat(1 << 17)).unwrap_err();
     let why = why(&error).unwrap();
     assert!(why.contains("longer than 1 MiB"), "{why}");
-    assert!(matches!(Config::from_file(Path::new("/dev/zero")), Err(ConfigError::Read { .. })));
+    assert!(matches!(
+        DeploymentConfig::from_file(Path::new("/dev/zero")),
+        Err(DeploymentConfigError::Read { .. })
+    ));
 }
 
 #[test]

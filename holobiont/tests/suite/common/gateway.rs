@@ -10,17 +10,17 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::Stage;
+use super::CommandFixture;
 
 /// Answers `/v1/models`, and every completion with its own model's name, word by word.
 pub(crate) struct FakeGateway {
     pub(crate) url: String,
-    seen: Arc<Seen>,
+    seen: Arc<SeenRequests>,
 }
 
 /// What it was asked, and where it says its model and adapters lie.
 #[derive(Default)]
-struct Seen {
+struct SeenRequests {
     bodies: Mutex<Vec<Value>>,
     model_path: Mutex<Option<PathBuf>>,
     adapter_root: Mutex<Option<PathBuf>>,
@@ -30,7 +30,7 @@ impl FakeGateway {
     pub(crate) fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let seen = Arc::new(Seen::default());
+        let seen = Arc::new(SeenRequests::default());
         let shared = Arc::clone(&seen);
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -55,14 +55,14 @@ impl FakeGateway {
         *self.seen.adapter_root.lock().unwrap() = Some(root.to_owned());
     }
 
-    pub(crate) fn command(&self, stage: &Stage, arguments: &[&str]) -> Command {
+    pub(crate) fn command(&self, stage: &CommandFixture, arguments: &[&str]) -> Command {
         let mut command = stage.command(arguments);
         command.env("HOLOBIONT_URL", &self.url);
         command
     }
 }
 
-fn answer(mut stream: TcpStream, seen: &Seen) -> Option<()> {
+fn answer(mut stream: TcpStream, seen: &SeenRequests) -> Option<()> {
     let mut reader = BufReader::new(stream.try_clone().ok()?);
     let mut head = Vec::new();
     loop {
@@ -148,7 +148,7 @@ holobiont_adapter_time_to_first_token_seconds_sum{adapter="pirate"} 0.5
 holobiont_adapter_time_to_first_token_seconds_count{adapter="pirate"} 4
 "#;
 
-fn status(seen: &Seen) -> String {
+fn status(seen: &SeenRequests) -> String {
     let places = [("model_path", &seen.model_path), ("adapter_root", &seen.adapter_root)];
     let mut status = STATUS.to_owned();
     for (field, place) in places {

@@ -43,12 +43,12 @@ done
 "#;
 
 /// A directory with `holobiont` and its fake companions.
-pub(crate) struct Stage {
+pub(crate) struct CommandFixture {
     programs: TempDir,
     pub(crate) home: TempDir,
 }
 
-impl Stage {
+impl CommandFixture {
     pub(crate) fn new() -> Self {
         let programs = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         // A link, not a copy: a program just written could still be open for writing in another thread's fork.
@@ -137,7 +137,7 @@ fn add_program(directory: &Path, program: &str, script: &str) {
 }
 
 /// A command under way, with its output collected in files so that no pipe can fill up.
-pub(crate) struct Running {
+pub(crate) struct RunningCommand {
     child: Child,
     out: PathBuf,
     err: PathBuf,
@@ -146,13 +146,13 @@ pub(crate) struct Running {
 
 /// How a command ended.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct CommandOutput {
     pub(crate) status: ExitStatus,
     pub(crate) out: String,
     pub(crate) err: String,
 }
 
-impl Running {
+impl RunningCommand {
     pub(crate) fn start(command: &mut Command) -> Self {
         let directory = TempDir::new().unwrap();
         let (out, err) = (directory.path().join("out"), directory.path().join("err"));
@@ -172,13 +172,13 @@ impl Running {
         wait_for_text(&self.err, text);
     }
 
-    pub(crate) fn end(mut self) -> Ended {
+    pub(crate) fn end(mut self) -> CommandOutput {
         let status = eventually_some("the end of the command", || self.child.try_wait().unwrap());
-        Ended { status, out: read(&self.out), err: read(&self.err) }
+        CommandOutput { status, out: read(&self.out), err: read(&self.err) }
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningCommand {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -186,8 +186,8 @@ impl Drop for Running {
 }
 
 /// Runs a command to its end.
-pub(crate) fn run(command: &mut Command) -> Ended {
-    Running::start(command).end()
+pub(crate) fn run(command: &mut Command) -> CommandOutput {
+    RunningCommand::start(command).end()
 }
 
 pub(crate) fn kill(pid: i32, signal: rustix::process::Signal) {

@@ -6,7 +6,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use super::{Stage, eventually_some};
+use super::{CommandFixture, eventually_some};
 
 /// A command at a terminal of its own, which `script` makes.
 pub(crate) struct AtTerminal {
@@ -16,7 +16,7 @@ pub(crate) struct AtTerminal {
 
 impl AtTerminal {
     /// Starts it, and waits until it has shown `text`.
-    pub(crate) fn start(command: &Command, stage: &Stage, text: &str) -> Self {
+    pub(crate) fn start(command: &Command, stage: &CommandFixture, text: &str) -> Self {
         let shown = stage.home.path().join("typescript");
         // What an earlier one showed.
         let _ = std::fs::remove_file(&shown);

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use super::RowTable;
 use crate::{
-    attention::{BLOCK_TOKENS, KvPrecision, KvShape, Limits, MAX_HEAD_DIM, QkvLayout},
+    attention::{AttentionLimits, BLOCK_TOKENS, KvPrecision, KvShape, MAX_HEAD_DIM, QkvLayout},
     cuda::{
-        BlockMemory, Cuda, CudaError, Matrix, Stream,
-        launch::{Arg, Shape, count, launch},
+        BlockMemory, Cuda, CudaError, CudaStream, Matrix,
+        launch::{Arg, LaunchShape, count, launch},
     },
-    lora::NumberKind,
+    lora::ElementKind,
 };
 
 /// Widths that the kernels for halves are made for; heads are padded to the next.
@@ -93,7 +93,7 @@ impl KvPool {
     /// # Panics
     ///
     /// If the block does not exist or is lent to an adapter, or `bytes` is not one block's worth.
-    pub fn read_block(&self, stream: &Stream, block: u32, bytes: &mut [u8]) -> Result<(), CudaError> {
+    pub fn read_block(&self, stream: &CudaStream, block: u32, bytes: &mut [u8]) -> Result<(), CudaError> {
         self.memory.read(stream, block, bytes)
     }
 
@@ -107,7 +107,7 @@ impl KvPool {
     /// # Panics
     ///
     /// As [`KvPool::read_block`].
-    pub fn write_block(&mut self, stream: &Stream, block: u32, bytes: &[u8]) -> Result<(), CudaError> {
+    pub fn write_block(&mut self, stream: &CudaStream, block: u32, bytes: &[u8]) -> Result<(), CudaError> {
         self.memory.write(stream, block, bytes)
     }
 
@@ -122,7 +122,7 @@ impl KvPool {
     /// If the shapes do not fit together.
     pub fn append(
         &mut self,
-        stream: &Stream,
+        stream: &CudaStream,
         layer: usize,
         qkv: &Matrix,
         layout: QkvLayout,
@@ -131,7 +131,7 @@ impl KvPool {
         self.check(layer, qkv, layout, rows);
         let padded = padded_head(layout.head_dim);
         let threads = qkv.rows() * 2 * layout.kv_heads * padded / APPEND_FEATURES;
-        let shape = Shape::line(threads.div_ceil(APPEND_THREADS as usize), APPEND_THREADS);
+        let shape = LaunchShape::line(threads.div_ceil(APPEND_THREADS as usize), APPEND_THREADS);
         let name = match self.shape.precision {
             KvPrecision::F32 => "kv_append_f32",
             KvPrecision::F16 => "kv_append_f16",
@@ -171,12 +171,12 @@ impl KvPool {
     #[allow(clippy::too_many_arguments, reason = "one operation; its operands are what they are")]
     pub fn attend(
         &self,
-        stream: &Stream,
+        stream: &CudaStream,
         layer: usize,
         qkv: &Matrix,
         layout: QkvLayout,
         rows: &RowTable,
-        limits: Limits,
+        limits: AttentionLimits,
         out: &mut Matrix,
     ) -> Result<(), CudaError> {
         self.check(layer, qkv, layout, rows);
@@ -226,21 +226,21 @@ impl KvPool {
 /// A matrix's kind as the kernels take it.
 fn kind(matrix: &Matrix) -> Arg {
     Arg::U32(match matrix.kind() {
-        NumberKind::F32 => 0,
-        NumberKind::F16 => 1,
-        NumberKind::Bf16 => 2,
+        ElementKind::F32 => 0,
+        ElementKind::F16 => 1,
+        ElementKind::Bf16 => 2,
     })
 }
 
 /// One call of [`KvPool::attend`], checked.
 struct Attend<'a> {
     pool: &'a KvPool,
-    stream: &'a Stream,
+    stream: &'a CudaStream,
     layer: usize,
     qkv: &'a Matrix,
     layout: QkvLayout,
     rows: &'a RowTable,
-    limits: Limits,
+    limits: AttentionLimits,
     out: &'a mut Matrix,
 }
 
@@ -300,7 +300,7 @@ impl Attend<'_> {
         let stages = 4 * step * (padded + 8) * 2;
         let queries = if padded > 128 { PREFILL_QUERIES * padded * 2 } else { 0 };
         let blocks = self.rows.shape().tiles * self.parts(PREFILL_QUERIES);
-        let shape = Shape::line(blocks, ATTEND_THREADS).sharing(stages + queries);
+        let shape = LaunchShape::line(blocks, ATTEND_THREADS).sharing(stages + queries);
         let arguments = [&self.front()[..], &[Arg::Ptr(self.rows.tiles())], &self.keys()].concat();
         // SAFETY: the arguments are the kernel's, the shared memory as large as its `Sizes` say. Tiles name rows below
         // the number given, and blocks that the table has seen to be of this pool, written in this stream's order.
@@ -319,8 +319,8 @@ impl Attend<'_> {
         // A slot of 16 bytes for each load of each thread, for the blocks of positions that are under way.
         let (loads, stages) = (padded / 16 + 4 * padded.div_ceil(64), if padded > 128 { 1 } else { 2 });
         let slots = ATTEND_THREADS as usize * stages * loads * 16;
-        let shape =
-            Shape::plane(self.rows.shape().units, self.parts(DECODE_QUERIES), ATTEND_THREADS).sharing(slots);
+        let shape = LaunchShape::plane(self.rows.shape().units, self.parts(DECODE_QUERIES), ATTEND_THREADS)
+            .sharing(slots);
         let tables = [Arg::Ptr(self.rows.units()), Arg::Ptr(self.rows.items())];
         let results = [Arg::Ptr(self.rows.stats()), Arg::Ptr(self.rows.partials())];
         let arguments = [&self.front()[..], &tables, &self.keys(), &results].concat();
@@ -331,7 +331,7 @@ impl Attend<'_> {
     /// Items with several spans.
     fn join(&self) -> Result<(), CudaError> {
         let QkvLayout { heads, head_dim, .. } = self.layout;
-        let shape = Shape::plane(self.rows.shape().joined_items, heads, ATTEND_THREADS);
+        let shape = LaunchShape::plane(self.rows.shape().joined_items, heads, ATTEND_THREADS);
         let arguments = [
             Arg::Ptr(self.out.address()),
             kind(self.out),
@@ -351,7 +351,7 @@ impl Attend<'_> {
     /// All rows, in 32 bits.
     fn exactly(&self) -> Result<(), CudaError> {
         let QkvLayout { heads, kv_heads, head_dim } = self.layout;
-        let shape = Shape::line(self.qkv.rows() * heads, ATTEND_THREADS);
+        let shape = LaunchShape::line(self.qkv.rows() * heads, ATTEND_THREADS);
         let front = [
             Arg::Ptr(self.qkv.address()),
             Arg::Ptr(self.out.address()),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     attention::{BLOCK_TOKENS, KvRows, QkvLayout},
-    cuda::{BlockMemory, CudaError, DeviceVec, Stream},
+    cuda::{BlockMemory, CudaError, CudaStream, DeviceVec},
 };
 
 use super::pool::padded_head;
@@ -162,7 +162,7 @@ impl RowTable {
     /// # Panics
     ///
     /// If a sequence has too few blocks, a block does not exist or is lent to an adapter, or rows overlap or do not ascend.
-    pub fn upload(&mut self, stream: &Stream, batch: &[KvRows<'_>]) -> Result<(), CudaError> {
+    pub fn upload(&mut self, stream: &CudaStream, batch: &[KvRows<'_>]) -> Result<(), CudaError> {
         let rows = check(batch, &self.pool);
         self.staged.fill(batch, rows, self.layout);
         let used = self.staged.used();
@@ -176,7 +176,7 @@ impl RowTable {
     }
 
     /// Takes all the memory that is lacking before it lets go of any: without room, the table stays what it was.
-    fn grow(&mut self, stream: &Stream, used: Sections) -> Result<(), CudaError> {
+    fn grow(&mut self, stream: &CudaStream, used: Sections) -> Result<(), CudaError> {
         let (cuda, capacity) = (stream.cuda(), self.capacity.grown(used));
         let slots = capacity.slots * self.layout.heads;
         let longer = |old: usize, new: usize| (new > old).then_some(new);

@@ -12,8 +12,8 @@ use cudarc::cublaslt::{
     },
 };
 
-use super::{Product, Weights};
-use crate::{cuda::Stream, lora::NumberKind};
+use super::{BlasProduct, WeightLayout};
+use crate::{cuda::CudaStream, lora::ElementKind};
 
 /// The largest alignment that makes a difference to the library.
 const MAX_ALIGNMENT: u64 = 256;
@@ -31,21 +31,21 @@ const TRANSPOSED: i32 = 1;
 
 /// What a plan depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Shape {
-    weights_are: Weights,
+pub(super) struct BlasShape {
+    weights_are: WeightLayout,
     rows: u64,
     columns: u64,
     inner: u64,
     x_stride: i64,
     out_stride: i64,
-    kind: NumberKind,
-    out_kind: NumberKind,
+    kind: ElementKind,
+    out_kind: ElementKind,
     /// Bytes that the addresses of W, x and out are multiples of.
     alignments: [u32; 3],
 }
 
-impl Shape {
-    pub(super) fn of(product: &Product) -> Self {
+impl BlasShape {
+    pub(super) fn of(product: &BlasProduct) -> Self {
         let alignment = |address: u64| 1 << (address | MAX_ALIGNMENT).trailing_zeros();
         Self {
             weights_are: product.weights_are,
@@ -62,28 +62,28 @@ impl Shape {
 }
 
 /// A product's description with the algorithm chosen for it.
-pub(super) struct Plan {
+pub(super) struct BlasPlan {
     description: Description,
-    weights: Layout,
-    x: Layout,
-    out: Layout,
+    weights: BlasLayout,
+    x: BlasLayout,
+    out: BlasLayout,
     algorithm: cublasLtMatmulAlgo_t,
 }
 
-impl Plan {
+impl BlasPlan {
     /// The plan for `shape`, or `None` if the library has none.
-    pub(super) fn new(handle: cublasLtHandle_t, shape: &Shape, workspace_bytes: usize) -> Option<Self> {
+    pub(super) fn new(handle: cublasLtHandle_t, shape: &BlasShape, workspace_bytes: usize) -> Option<Self> {
         if shape.alignments.iter().any(|&bytes| bytes < LEAST_ALIGNMENT) {
             return None;
         }
         let description = Description::new(shape.weights_are)?;
         let (rows, columns) = match shape.weights_are {
-            Weights::Transposed => (shape.inner, shape.columns),
-            Weights::Plain => (shape.columns, shape.inner),
+            WeightLayout::Transposed => (shape.inner, shape.columns),
+            WeightLayout::Plain => (shape.columns, shape.inner),
         };
-        let weights = Layout::new(shape.kind, rows, columns, i64::try_from(rows).ok()?)?;
-        let x = Layout::new(shape.kind, shape.inner, shape.rows, shape.x_stride)?;
-        let out = Layout::new(shape.out_kind, shape.columns, shape.rows, shape.out_stride)?;
+        let weights = BlasLayout::new(shape.kind, rows, columns, i64::try_from(rows).ok()?)?;
+        let x = BlasLayout::new(shape.kind, shape.inner, shape.rows, shape.x_stride)?;
+        let out = BlasLayout::new(shape.out_kind, shape.columns, shape.rows, shape.out_stride)?;
         let preference = Preferences::new(shape.alignments, workspace_bytes)?;
         // SAFETY: all of them were just made and live.
         let found = unsafe {
@@ -109,9 +109,9 @@ impl Plan {
     pub(super) unsafe fn run(
         &self,
         handle: cublasLtHandle_t,
-        product: &Product,
+        product: &BlasProduct,
         (workspace, workspace_bytes): (u64, usize),
-        stream: &Stream,
+        stream: &CudaStream,
     ) -> Result<(), cublasStatus_t> {
         let (one, zero) = (1.0f32, 0.0f32);
         let beta = if product.accumulate { &one } else { &zero };
@@ -145,11 +145,11 @@ fn pointer(address: u64) -> *const c_void {
     std::ptr::without_provenance(address as usize)
 }
 
-fn data_type(kind: NumberKind) -> cudaDataType {
+fn data_type(kind: ElementKind) -> cudaDataType {
     match kind {
-        NumberKind::F32 => cudaDataType::CUDA_R_32F,
-        NumberKind::F16 => cudaDataType::CUDA_R_16F,
-        NumberKind::Bf16 => cudaDataType::CUDA_R_16BF,
+        ElementKind::F32 => cudaDataType::CUDA_R_32F,
+        ElementKind::F16 => cudaDataType::CUDA_R_16F,
+        ElementKind::Bf16 => cudaDataType::CUDA_R_16BF,
     }
 }
 
@@ -157,12 +157,12 @@ struct Description(cublasLtMatmulDesc_t);
 
 impl Description {
     /// Sums and factors in f32; the weights transposed or not.
-    fn new(weights_are: Weights) -> Option<Self> {
+    fn new(weights_are: WeightLayout) -> Option<Self> {
         let compute = cublasComputeType_t::CUBLAS_COMPUTE_32F;
         let new = Self(result::create_matmul_desc(compute, cudaDataType::CUDA_R_32F).ok()?);
         let operation = match weights_are {
-            Weights::Transposed => TRANSPOSED,
-            Weights::Plain => AS_IT_LIES,
+            WeightLayout::Transposed => TRANSPOSED,
+            WeightLayout::Plain => AS_IT_LIES,
         };
         let (value, bytes) = ((&raw const operation).cast(), size_of_val(&operation));
         // SAFETY: the description lives; the attribute is an operation of this size.
@@ -180,16 +180,16 @@ impl Drop for Description {
     }
 }
 
-struct Layout(cublasLtMatrixLayout_t);
+struct BlasLayout(cublasLtMatrixLayout_t);
 
-impl Layout {
+impl BlasLayout {
     /// A matrix of columns, `stride` elements apart.
-    fn new(kind: NumberKind, rows: u64, columns: u64, stride: i64) -> Option<Self> {
+    fn new(kind: ElementKind, rows: u64, columns: u64, stride: i64) -> Option<Self> {
         result::create_matrix_layout(data_type(kind), rows, columns, stride).ok().map(Self)
     }
 }
 
-impl Drop for Layout {
+impl Drop for BlasLayout {
     fn drop(&mut self) {
         // SAFETY: ours, and not used again.
         let _ = unsafe { result::destroy_matrix_layout(self.0) };

@@ -4,10 +4,10 @@ use super::Operand;
 use crate::{
     TensorType,
     cuda::{
-        CudaError, Matrix, Stream,
-        launch::{Arg, Shape, count, launch},
+        CudaError, CudaStream, Matrix,
+        launch::{Arg, LaunchShape, count, launch},
     },
-    lora::NumberKind,
+    lora::ElementKind,
 };
 
 /// Matrices that one launch takes.
@@ -28,12 +28,12 @@ const QUANTIZED_ROWS: usize = 64;
 /// True if weights of `kind` are multiplied with the rows of `x` here.
 pub(super) fn takes(kind: TensorType, x: &Matrix) -> bool {
     match (kind, x.kind()) {
-        (TensorType::F32, NumberKind::F32) => x.rows() <= F32_ROWS,
-        (TensorType::F16, NumberKind::F16) | (TensorType::Bf16, NumberKind::Bf16) => {
+        (TensorType::F32, ElementKind::F32) => x.rows() <= F32_ROWS,
+        (TensorType::F16, ElementKind::F16) | (TensorType::Bf16, ElementKind::Bf16) => {
             x.rows() <= HALF_ROWS && x.width().is_multiple_of(8)
         }
         (TensorType::F32 | TensorType::F16 | TensorType::Bf16, _) => false,
-        (_, x_kind) => x_kind == NumberKind::Bf16 && x.rows() <= QUANTIZED_ROWS,
+        (_, x_kind) => x_kind == ElementKind::Bf16 && x.rows() <= QUANTIZED_ROWS,
     }
 }
 
@@ -41,7 +41,7 @@ pub(super) fn takes(kind: TensorType, x: &Matrix) -> bool {
 ///
 /// Weights are read before the kernels in front have ended: those that one of them makes are [`Operand::is_made`].
 pub(super) fn multiply(
-    stream: &Stream,
+    stream: &CudaStream,
     x: &Matrix,
     parts: &[Operand<'_>],
     out: &mut Matrix,
@@ -54,7 +54,7 @@ pub(super) fn multiply(
         let rows = most.min(x.rows() - first);
         let (name, features) = kernel(kind, rows);
         let blocks: usize = parts.iter().map(|part| part.rows.div_ceil(features)).sum();
-        let shape = Shape::line(blocks, THREADS);
+        let shape = LaunchShape::line(blocks, THREADS);
         let shape = if parts.iter().any(|part| part.is_made) { shape.in_order() } else { shape };
         let arguments = arguments(x, parts, out, first, rows);
         // SAFETY: 1. The kernels are declared with these arguments, all of them alike. 2. The parts' shapes and columns were
@@ -75,7 +75,7 @@ fn arguments(x: &Matrix, parts: &[Operand<'_>], out: &Matrix, first: usize, rows
     let [column0, column1, column2] = of_part(|part| Arg::U32(count(part.column)), Arg::U32(0));
     let columns = Arg::U32(count(x.width()));
     let x = Arg::Ptr(x.address_of_row(first));
-    let is_f32 = Arg::U32(u32::from(out.kind() == NumberKind::F32));
+    let is_f32 = Arg::U32(u32::from(out.kind() == ElementKind::F32));
     let (to, stride) = (Arg::Ptr(out.address_of_row(first)), Arg::U32(count(out.width())));
     let batch = Arg::U32(count(rows));
     [

@@ -4,12 +4,12 @@ use super::{LinearPart, Operand, TILE_BYTES, Workspace, check_parts, few};
 use crate::{
     TensorType,
     cuda::{
-        CudaError, DeviceVec, Matrix, Stream,
-        blas::{Blas, Product, Weights},
-        launch::{Arg, Shape, by_kind, count, launch},
+        CudaError, CudaStream, DeviceVec, Matrix,
+        blas::{Blas, BlasProduct, WeightLayout},
+        launch::{Arg, LaunchShape, by_kind, count, launch},
         weight::{dequantize, number_kind},
     },
-    lora::NumberKind,
+    lora::ElementKind,
 };
 
 /// Threads of a block of the tiled kernels.
@@ -25,7 +25,7 @@ const BIAS_BLOCKS: usize = 4096;
 
 /// Enqueues the product with weights of x's kind.
 fn multiply(
-    stream: &Stream,
+    stream: &CudaStream,
     blas: Option<&mut Blas>,
     x: &Matrix,
     part: &Operand<'_>,
@@ -35,9 +35,9 @@ fn multiply(
         return Ok(());
     }
     let at = (part.column * out.kind().bytes()) as u64;
-    let product = Product {
+    let product = BlasProduct {
         weights: part.address,
-        weights_are: Weights::Transposed,
+        weights_are: WeightLayout::Transposed,
         x: x.address(),
         out: out.address() + at,
         rows: x.rows(),
@@ -59,9 +59,9 @@ fn multiply(
 }
 
 /// Enqueues our own kernel for `product`, whose operands exist and whose output nobody else writes.
-unsafe fn multiply_tiles(stream: &Stream, product: &Product, bias: u64) -> Result<(), CudaError> {
-    let (tile_rows, tile_columns) = if product.kind == NumberKind::F32 { F32_TILE } else { HALF_TILE };
-    let transposed = product.weights_are == Weights::Plain;
+unsafe fn multiply_tiles(stream: &CudaStream, product: &BlasProduct, bias: u64) -> Result<(), CudaError> {
+    let (tile_rows, tile_columns) = if product.kind == ElementKind::F32 { F32_TILE } else { HALF_TILE };
+    let transposed = product.weights_are == WeightLayout::Plain;
     let name =
         if transposed { by_kind!("gemm_transposed", product.kind) } else { by_kind!("gemm", product.kind) };
     let weight_stride = if transposed { product.columns } else { product.inner };
@@ -76,16 +76,16 @@ unsafe fn multiply_tiles(stream: &Stream, product: &Product, bias: u64) -> Resul
         Arg::U32(count(product.x_stride)),
         Arg::U32(count(weight_stride)),
         Arg::U32(count(product.out_stride)),
-        Arg::U32(u32::from(product.out_kind == NumberKind::F32)),
+        Arg::U32(u32::from(product.out_kind == ElementKind::F32)),
         Arg::U32(u32::from(product.accumulate)),
     ];
     let blocks = (product.columns.div_ceil(tile_columns), product.rows.div_ceil(tile_rows));
     // SAFETY: 1. The kernels are declared with these arguments. 2. The caller's promise.
-    unsafe { launch(stream, name, Shape::plane(blocks.0, blocks.1, GEMM_THREADS), &arguments) }
+    unsafe { launch(stream, name, LaunchShape::plane(blocks.0, blocks.1, GEMM_THREADS), &arguments) }
 }
 
 /// Adds a part's bias to its columns of `out`, behind cuBLASLt.
-fn add_bias(stream: &Stream, part: &Operand<'_>, out: &mut Matrix) -> Result<(), CudaError> {
+fn add_bias(stream: &CudaStream, part: &Operand<'_>, out: &mut Matrix) -> Result<(), CudaError> {
     if part.bias.is_none() {
         return Ok(());
     }
@@ -98,7 +98,7 @@ fn add_bias(stream: &Stream, part: &Operand<'_>, out: &mut Matrix) -> Result<(),
         Arg::Ptr(part.bias_address()),
     ];
     let blocks = part.rows.div_ceil(BIAS_THREADS as usize);
-    let shape = Shape::plane(blocks, out.rows().min(BIAS_BLOCKS), BIAS_THREADS);
+    let shape = LaunchShape::plane(blocks, out.rows().min(BIAS_BLOCKS), BIAS_THREADS);
     // SAFETY: 1. The kernel is declared with these arguments. 2. The part's columns lie within out's rows. 3. What it writes
     // is borrowed exclusively.
     unsafe { launch(stream, by_kind!("add_bias", out.kind()), shape, &arguments) }
@@ -107,7 +107,7 @@ fn add_bias(stream: &Stream, part: &Operand<'_>, out: &mut Matrix) -> Result<(),
 /// Enqueues the product with any weights: those of another kind than x are written out in x's kind, tile by tile, and each
 /// tile is multiplied.
 pub(super) fn multiply_part(
-    stream: &Stream,
+    stream: &CudaStream,
     workspace: &mut Workspace,
     x: &Matrix,
     part: &LinearPart<'_>,
@@ -124,10 +124,10 @@ pub(super) fn multiply_part(
 /// Calls `each` with the output features of `part` as weights of `kind`: the stored ones, or tiles of them written out. A tile is
 /// overwritten by the next one, behind what `each` enqueued.
 fn for_each_tile<'a>(
-    stream: &Stream,
+    stream: &CudaStream,
     workspace: &mut Workspace,
     part: &LinearPart<'a>,
-    kind: NumberKind,
+    kind: ElementKind,
     mut each: impl FnMut(Option<&mut Blas>, Operand<'a>) -> Result<(), CudaError>,
 ) -> Result<(), CudaError> {
     let whole = Operand::of(part);
@@ -153,11 +153,11 @@ fn for_each_tile<'a>(
 }
 
 /// The type of weights that are plain numbers of `kind`.
-fn tensor_type(kind: NumberKind) -> TensorType {
+fn tensor_type(kind: ElementKind) -> TensorType {
     match kind {
-        NumberKind::F32 => TensorType::F32,
-        NumberKind::F16 => TensorType::F16,
-        NumberKind::Bf16 => TensorType::Bf16,
+        ElementKind::F32 => TensorType::F32,
+        ElementKind::F16 => TensorType::F16,
+        ElementKind::Bf16 => TensorType::Bf16,
     }
 }
 
@@ -175,7 +175,7 @@ fn tensor_type(kind: NumberKind) -> TensorType {
 ///
 /// If the shapes or kinds do not fit together.
 pub fn linear_transposed(
-    stream: &Stream,
+    stream: &CudaStream,
     workspace: &mut Workspace,
     g: &Matrix,
     parts: &[LinearPart<'_>],
@@ -183,7 +183,7 @@ pub fn linear_transposed(
 ) -> Result<(), CudaError> {
     check_parts(parts, g.width());
     assert_eq!(g.rows(), out.rows(), "an output row for each row");
-    assert_eq!(out.kind(), NumberKind::F32, "gradients are summed in 32 bits");
+    assert_eq!(out.kind(), ElementKind::F32, "gradients are summed in 32 bits");
     assert!(parts.iter().all(|part| part.weight.columns() == out.width()), "weights have out's width");
     assert!(parts.iter().any(|part| part.weight.rows() > 0), "there is something to sum");
     if g.rows() == 0 {
@@ -207,10 +207,10 @@ pub fn linear_transposed(
 }
 
 /// The product of the tile's columns of `g` with the tile.
-fn transposed(g: &Matrix, tile: &Operand<'_>, out: &Matrix, accumulate: bool) -> Product {
-    Product {
+fn transposed(g: &Matrix, tile: &Operand<'_>, out: &Matrix, accumulate: bool) -> BlasProduct {
+    BlasProduct {
         weights: tile.address,
-        weights_are: Weights::Plain,
+        weights_are: WeightLayout::Plain,
         x: g.address() + (tile.column * g.kind().bytes()) as u64,
         out: out.address(),
         rows: g.rows(),

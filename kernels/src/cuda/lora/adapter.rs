@@ -6,28 +6,28 @@ use std::{
 };
 
 use super::{
-    CopyLane, RegisteredBytes,
-    lane::Piece,
-    staged::{MatrixPlaces, StagedMatrix},
+    RegisteredBytes, UploadQueue,
+    lane::UploadPiece,
+    staged::{MatrixPieces, StagedMatrix},
 };
 use crate::{
-    cuda::{Cuda, CudaError, Loan},
+    cuda::{Cuda, CudaError, DeviceBlockLease},
     lora::{LoraMatrix, PIECE_ALIGNMENT, Packing},
 };
 
 /// Copies of all matrices of one adapter in blocks that were lent to it, and the lane on which they come.
 #[derive(Debug)]
 pub struct StagedAdapter {
-    lane: Arc<CopyLane>,
-    lent: Arc<Loan>,
+    lane: Arc<UploadQueue>,
+    lent: Arc<DeviceBlockLease>,
     matrices: Box<[StagedMatrix]>,
     /// What is not on its way yet of the tables of all matrices' pieces.
-    tables: Mutex<Vec<Table>>,
+    tables: Mutex<Vec<AdapterTables>>,
 }
 
 /// Tables that lie side by side.
 #[derive(Debug)]
-struct Table {
+struct AdapterTables {
     to: u64,
     bytes: Vec<u8>,
 }
@@ -39,7 +39,7 @@ impl StagedAdapter {
         block_bytes: usize,
     ) -> Option<u32> {
         let mut packing = Packing::new(block_bytes);
-        MatrixPlaces::pack(matrices, &mut packing)?;
+        MatrixPieces::pack(matrices, &mut packing)?;
         Some(packing.blocks())
     }
 
@@ -49,14 +49,14 @@ impl StagedAdapter {
     ///
     /// If these are fewer blocks than [`StagedAdapter::blocks_for`] says, or of another device than the lane.
     pub fn new<'a>(
-        lane: &Arc<CopyLane>,
-        lent: Loan,
+        lane: &Arc<UploadQueue>,
+        lent: DeviceBlockLease,
         matrices: impl IntoIterator<Item = &'a LoraMatrix>,
     ) -> Self {
         assert!(Arc::ptr_eq(lane.cuda(), lent.cuda()), "blocks of the lane's device");
         let (mut packing, lent) = (Packing::new(lent.block_bytes()), Arc::new(lent));
         let hosts: Vec<&LoraMatrix> = matrices.into_iter().collect();
-        let places = MatrixPlaces::pack(hosts.iter().copied(), &mut packing);
+        let places = MatrixPieces::pack(hosts.iter().copied(), &mut packing);
         let places = places.expect("blocks hold a piece of every matrix");
         assert!(packing.blocks() as usize <= lent.count(), "as many blocks as the adapter takes");
         let stage = |(host, places)| StagedMatrix::new(&lent, places, host);
@@ -114,14 +114,14 @@ impl StagedAdapter {
         if tables.is_empty() {
             return Ok(());
         }
-        let pieces: Vec<Piece<'_>> =
-            tables.iter().map(|table| Piece { to: table.to, from: &table.bytes }).collect();
+        let pieces: Vec<UploadPiece<'_>> =
+            tables.iter().map(|table| UploadPiece { to: table.to, from: &table.bytes }).collect();
         self.lane.enqueue(&pieces, None, &self.lent, None)?;
         *tables = Vec::new();
         Ok(())
     }
 
-    fn tables(&self) -> MutexGuard<'_, Vec<Table>> {
+    fn tables(&self) -> MutexGuard<'_, Vec<AdapterTables>> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -152,12 +152,12 @@ impl StagedAdapter {
 }
 
 /// The tables of all matrices' pieces, those that lie side by side as one.
-fn tables(matrices: &[StagedMatrix]) -> Vec<Table> {
-    let mut tables: Vec<Table> = Vec::new();
+fn tables(matrices: &[StagedMatrix]) -> Vec<AdapterTables> {
+    let mut tables: Vec<AdapterTables> = Vec::new();
     for matrix in matrices {
         let [to, _] = matrix.tables();
         let beside = tables.pop_if(|last| last.to + last.bytes.len() as u64 == to);
-        let mut table = beside.unwrap_or(Table { to, bytes: Vec::new() });
+        let mut table = beside.unwrap_or(AdapterTables { to, bytes: Vec::new() });
         table.bytes.extend(matrix.addresses().flat_map(u64::to_le_bytes));
         table.bytes.resize(table.bytes.len().next_multiple_of(PIECE_ALIGNMENT), 0);
         tables.push(table);

@@ -16,7 +16,7 @@ use std::{
 use cudarc::driver::sys;
 
 use super::RegisteredBytes;
-use crate::cuda::{Cuda, CudaError, Event, Loan, Pinned, Stream, error::check};
+use crate::cuda::{Cuda, CudaError, CudaEvent, CudaStream, DeviceBlockLease, Pinned, error::check};
 
 /// Most flights under way. Pieces are small, and a copy engine that has waited for the host moves half as much.
 const MAX_FLIGHTS: usize = 64;
@@ -26,13 +26,13 @@ const MAX_SLOTS: usize = 8;
 const SLOT_BYTES: usize = 1 << 20;
 
 /// Some bytes and where they go.
-pub(super) struct Piece<'a> {
+pub(super) struct UploadPiece<'a> {
     pub(super) to: u64,
     pub(super) from: &'a [u8],
 }
 
 /// What is true once the bytes are there.
-pub(super) struct Arrival {
+pub(super) struct UploadArrival {
     pub(super) first_rank: Arc<AtomicUsize>,
     pub(super) rank: usize,
 }
@@ -40,7 +40,7 @@ pub(super) struct Arrival {
 /// What a matrix's first rank is once nothing is to be read any more: no rank is as large.
 pub(super) const REVOKED: usize = usize::MAX;
 
-impl Arrival {
+impl UploadArrival {
     /// Tells it, unless the matrix was revoked.
     fn announce(self) {
         let arrived = |now| (now != REVOKED).then_some(self.rank);
@@ -50,40 +50,40 @@ impl Arrival {
 }
 
 /// Copies under way with one mark behind them.
-struct Flight {
-    event: Event,
+struct PendingUpload {
+    event: CudaEvent,
     /// Kept while the device reads it.
     _source: Option<Arc<RegisteredBytes>>,
     /// Kept lent while the device writes it.
-    _target: Arc<Loan>,
+    _target: Arc<DeviceBlockLease>,
     /// `None` while more of the same block follows.
-    arrival: Option<Arrival>,
+    arrival: Option<UploadArrival>,
 }
 
 #[derive(Default)]
-struct Flights {
-    under_way: VecDeque<Flight>,
+struct PendingUploads {
+    under_way: VecDeque<PendingUpload>,
     /// Marks to be used again.
-    events: Vec<Event>,
+    events: Vec<CudaEvent>,
     /// How many slots were taken, in turn.
     staged: usize,
 }
 
 /// A queue of copies to one device. Shared by all who copy, and by who looks whether something has arrived.
-pub struct CopyLane {
-    stream: Stream,
+pub struct UploadQueue {
+    stream: CudaStream,
     /// [`MAX_SLOTS`] of [`SLOT_BYTES`]: flights take them in turn.
     slots: Vec<Pinned<u8>>,
-    flights: Mutex<Flights>,
+    flights: Mutex<PendingUploads>,
 }
 
-impl fmt::Debug for CopyLane {
+impl fmt::Debug for UploadQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CopyLane").field("under_way", &self.lock().under_way.len()).finish_non_exhaustive()
     }
 }
 
-impl CopyLane {
+impl UploadQueue {
     /// A lane without copies.
     ///
     /// # Errors
@@ -92,9 +92,9 @@ impl CopyLane {
     pub fn new(cuda: &Arc<Cuda>) -> Result<Arc<Self>, CudaError> {
         let slots = (0..MAX_SLOTS).map(|_| Pinned::new(cuda, SLOT_BYTES)).collect::<Result<_, _>>()?;
         // All marks at once: a copy takes no memory, so none fails for want of it.
-        let events = (0..MAX_FLIGHTS).map(|_| Event::new(cuda)).collect::<Result<_, _>>()?;
-        let flights = Mutex::new(Flights { events, ..Flights::default() });
-        Ok(Arc::new(Self { stream: Stream::new(cuda)?, slots, flights }))
+        let events = (0..MAX_FLIGHTS).map(|_| CudaEvent::new(cuda)).collect::<Result<_, _>>()?;
+        let flights = Mutex::new(PendingUploads { events, ..PendingUploads::default() });
+        Ok(Arc::new(Self { stream: CudaStream::new(cuda)?, slots, flights }))
     }
 
     /// The device.
@@ -129,14 +129,14 @@ impl CopyLane {
     /// Copies `pieces` to `target`, then announces `arrival`. Waits while too many copies are under way.
     pub(super) fn enqueue(
         &self,
-        pieces: &[Piece<'_>],
+        pieces: &[UploadPiece<'_>],
         registered: Option<&Arc<RegisteredBytes>>,
-        target: &Arc<Loan>,
-        mut arrival: Option<Arrival>,
+        target: &Arc<DeviceBlockLease>,
+        mut arrival: Option<UploadArrival>,
     ) -> Result<(), CudaError> {
         let mut flights = self.lock();
         let Some(source) = registered else {
-            let mut parts = pieces.iter().flat_map(Piece::slots).peekable();
+            let mut parts = pieces.iter().flat_map(UploadPiece::slots).peekable();
             while let Some(part) = parts.next() {
                 let arrival = if parts.peek().is_none() { arrival.take() } else { None };
                 self.stage(&mut flights, &part, target, arrival)?;
@@ -156,10 +156,10 @@ impl CopyLane {
     /// Copies a part that fits a slot through the next one.
     fn stage(
         &self,
-        flights: &mut Flights,
-        part: &Piece<'_>,
-        target: &Arc<Loan>,
-        arrival: Option<Arrival>,
+        flights: &mut PendingUploads,
+        part: &UploadPiece<'_>,
+        target: &Arc<DeviceBlockLease>,
+        arrival: Option<UploadArrival>,
     ) -> Result<(), CudaError> {
         // The flight that had the slot last has landed then: fewer than all slots are under way.
         flights.wait_for_room(MAX_SLOTS - 1)?;
@@ -173,14 +173,14 @@ impl CopyLane {
     /// A flight of what was copied since the last one.
     fn mark(
         &self,
-        flights: &mut Flights,
+        flights: &mut PendingUploads,
         source: Option<Arc<RegisteredBytes>>,
-        target: &Arc<Loan>,
-        arrival: Option<Arrival>,
+        target: &Arc<DeviceBlockLease>,
+        arrival: Option<UploadArrival>,
     ) -> Result<(), CudaError> {
-        let event = flights.events.pop().map_or_else(|| Event::new(self.cuda()), Ok)?;
+        let event = flights.events.pop().map_or_else(|| CudaEvent::new(self.cuda()), Ok)?;
         let marked = event.record(&self.stream);
-        let flight = Flight { event, _source: source, _target: Arc::clone(target), arrival };
+        let flight = PendingUpload { event, _source: source, _target: Arc::clone(target), arrival };
         flights.under_way.push_back(flight);
         marked
     }
@@ -194,22 +194,22 @@ impl CopyLane {
         check("copy an adapter", result)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Flights> {
+    fn lock(&self) -> MutexGuard<'_, PendingUploads> {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for CopyLane {
+impl Drop for UploadQueue {
     fn drop(&mut self) {
         // What is read and written by copies under way is given back only when they are done.
         let _ = self.stream.synchronize();
     }
 }
 
-impl Flights {
+impl PendingUploads {
     /// The first flight is over.
     fn land(&mut self) {
-        let Some(Flight { event, arrival, .. }) = self.under_way.pop_front() else { return };
+        let Some(PendingUpload { event, arrival, .. }) = self.under_way.pop_front() else { return };
         if let Some(arrival) = arrival {
             arrival.announce();
         }
@@ -230,11 +230,11 @@ impl Flights {
     }
 }
 
-impl<'a> Piece<'a> {
+impl<'a> UploadPiece<'a> {
     /// Cut so that each part fits a slot.
-    fn slots(&self) -> impl Iterator<Item = Piece<'a>> + use<'a> {
+    fn slots(&self) -> impl Iterator<Item = UploadPiece<'a>> + use<'a> {
         let to = self.to;
         let parts = self.from.chunks(SLOT_BYTES).enumerate();
-        parts.map(move |(index, from)| Piece { to: to + (index * SLOT_BYTES) as u64, from })
+        parts.map(move |(index, from)| UploadPiece { to: to + (index * SLOT_BYTES) as u64, from })
     }
 }

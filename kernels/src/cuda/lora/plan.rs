@@ -4,8 +4,8 @@ use std::{collections::HashMap, sync::Arc};
 
 use super::StagedMatrix;
 use crate::{
-    cuda::{Cuda, CudaError, DeviceVec, Loan, Stream, launch::count},
-    lora::{Cut, Factor, RANK_BLOCK},
+    cuda::{Cuda, CudaError, CudaStream, DeviceBlockLease, DeviceVec, launch::count},
+    lora::{Factor, FactorCut, RANK_BLOCK},
 };
 
 /// Rows of a unit: `TILE_ROWS` of `lora.cu`.
@@ -96,7 +96,7 @@ pub struct LoraPlan {
     /// What is in `table`.
     uploaded: Vec<u32>,
     sums: DeviceVec<f32>,
-    held: HashMap<usize, Arc<Loan>>,
+    held: HashMap<usize, Arc<DeviceBlockLease>>,
 }
 
 impl LoraPlan {
@@ -133,14 +133,14 @@ impl LoraPlan {
     ///
     /// If a group's segments are not in ascending order of rows and then columns, its matrices have different input
     /// features, or a segment starts at a rank that is no block's first or has not arrived.
-    pub fn upload(&mut self, stream: &Stream, groups: &[Vec<LoraSegment<'_>>]) -> Result<(), CudaError> {
+    pub fn upload(&mut self, stream: &CudaStream, groups: &[Vec<LoraSegment<'_>>]) -> Result<(), CudaError> {
         self.words.clear();
         self.entries.clear();
         self.shape.0.clear();
         let mut held = HashMap::new();
         let mut most_sums = 0;
         for group in groups {
-            let mut table = Table::new(group, (self.padding)(group));
+            let mut table = GroupTable::new(group, (self.padding)(group));
             for segment in group {
                 let lent = segment.matrix.lent();
                 held.entry(Arc::as_ptr(lent).addr()).or_insert_with(|| Arc::clone(lent));
@@ -168,7 +168,7 @@ impl LoraPlan {
     }
 
     /// Makes room, and uploads what changed.
-    fn send(&mut self, stream: &Stream, most_sums: usize) -> Result<(), CudaError> {
+    fn send(&mut self, stream: &CudaStream, most_sums: usize) -> Result<(), CudaError> {
         if most_sums > self.sums.len() {
             self.sums = DeviceVec::new(stream.cuda(), most_sums.max(2 * self.sums.len()))?;
         }
@@ -207,7 +207,7 @@ impl LoraPlan {
 }
 
 /// A group's table while it is made.
-struct Table {
+struct GroupTable {
     entry: GroupEntry,
     /// Rank blocks of every segment, if they are padded.
     padded_blocks: Option<usize>,
@@ -219,7 +219,7 @@ struct Table {
     sums: usize,
 }
 
-impl Table {
+impl GroupTable {
     fn new(group: &[LoraSegment<'_>], padded_blocks: Option<usize>) -> Self {
         assert!(
             group.windows(2).all(|pair| in_order(&pair[0], &pair[1])),
@@ -310,13 +310,13 @@ fn in_order(a: &LoraSegment<'_>, b: &LoraSegment<'_>) -> bool {
 }
 
 /// Panels that a unit of the expand takes: they lie within one piece.
-fn unit_panels(computed_blocks: usize, cut: Cut) -> usize {
+fn unit_panels(computed_blocks: usize, cut: FactorCut) -> usize {
     let panels = (PANELS / computed_blocks).next_multiple_of(8).max(8);
     if cut.count == 1 { panels } else { (1 << panels.ilog2()).min((1 << cut.shift) / RANK_BLOCK) }
 }
 
 /// How many features a piece has, as a power of two, for the kernels.
-fn shift(cut: Cut) -> u32 {
+fn shift(cut: FactorCut) -> u32 {
     if cut.count == 1 { UNCUT } else { cut.shift }
 }
 

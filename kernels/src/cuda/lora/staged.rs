@@ -6,12 +6,12 @@ use std::sync::{
 };
 
 use super::{
-    CopyLane, RegisteredBytes,
-    lane::{Arrival, Piece, REVOKED},
+    RegisteredBytes, UploadQueue,
+    lane::{REVOKED, UploadArrival, UploadPiece},
 };
 use crate::{
-    cuda::{CudaError, Loan},
-    lora::{Cut, Factor, LoraMatrix, MatrixLayout, Packing, Place, Places, RANK_BLOCK},
+    cuda::{CudaError, DeviceBlockLease},
+    lora::{Factor, FactorCut, LoraMatrix, MatrixLayout, Packing, PieceOffset, PieceTable, RANK_BLOCK},
 };
 
 /// Bytes of a table's entry: an address.
@@ -19,22 +19,22 @@ const ENTRY_BYTES: usize = size_of::<u64>();
 
 /// Where a matrix's copy lies in its adapter's blocks.
 #[derive(Debug)]
-pub(super) struct MatrixPlaces {
-    pieces: Places,
+pub(super) struct MatrixPieces {
+    pieces: PieceTable,
     /// Of A's pieces' addresses, then of B's.
-    table: Place,
+    table: PieceOffset,
 }
 
-impl MatrixPlaces {
+impl MatrixPieces {
     /// Packs the matrices of an adapter; `None` if a block does not hold a table, or the least piece of a factor. Tables come
     /// last, so that most lie side by side.
     pub(super) fn pack<'a>(
         matrices: impl IntoIterator<Item = &'a LoraMatrix>,
         packing: &mut Packing,
     ) -> Option<Vec<Self>> {
-        let pieces = matrices.into_iter().map(|matrix| Places::pack(matrix.layout(), packing));
-        let pieces: Vec<Places> = pieces.collect::<Option<_>>()?;
-        let table = |pieces: Places| {
+        let pieces = matrices.into_iter().map(|matrix| PieceTable::pack(matrix.layout(), packing));
+        let pieces: Vec<PieceTable> = pieces.collect::<Option<_>>()?;
+        let table = |pieces: PieceTable| {
             let entries = pieces.of(Factor::A).len() + pieces.of(Factor::B).len();
             Some(Self { table: packing.place(entries * ENTRY_BYTES)?, pieces })
         };
@@ -45,9 +45,9 @@ impl MatrixPlaces {
 /// The device's copy of a [`LoraMatrix`], with the same bytes in pieces; what it lacks is a head of its ranks.
 #[derive(Debug)]
 pub struct StagedMatrix {
-    lent: Arc<Loan>,
+    lent: Arc<DeviceBlockLease>,
     layout: MatrixLayout,
-    places: MatrixPlaces,
+    places: MatrixPieces,
     /// Ranks from here on are on the device, or [`REVOKED`]. Written by the lane, when it knows that they are.
     first_rank: Arc<AtomicUsize>,
     /// Ranks from here on were given to a lane.
@@ -56,7 +56,7 @@ pub struct StagedMatrix {
 
 impl StagedMatrix {
     /// Room for `host` at `places`, with no rank in it yet.
-    pub(super) fn new(lent: &Arc<Loan>, places: MatrixPlaces, host: &LoraMatrix) -> Self {
+    pub(super) fn new(lent: &Arc<DeviceBlockLease>, places: MatrixPieces, host: &LoraMatrix) -> Self {
         let layout = *host.layout();
         Self {
             lent: Arc::clone(lent),
@@ -82,7 +82,7 @@ impl StagedMatrix {
     /// bytes: 0 if there is none. [`Self::first_rank`] moves when `lane` sees that they have arrived, not before.
     pub(super) fn copy_next(
         &self,
-        lane: &CopyLane,
+        lane: &UploadQueue,
         host: &LoraMatrix,
         registered: Option<&Arc<RegisteredBytes>>,
     ) -> Result<usize, CudaError> {
@@ -92,7 +92,7 @@ impl StagedMatrix {
         let block = last / RANK_BLOCK;
         let pieces = self.pieces(block, host);
         let first = block * RANK_BLOCK;
-        let arrival = Arrival { first_rank: Arc::clone(&self.first_rank), rank: first };
+        let arrival = UploadArrival { first_rank: Arc::clone(&self.first_rank), rank: first };
         lane.enqueue(&pieces, registered, &self.lent, Some(arrival))?;
         *given = first;
         Ok(pieces.iter().map(|piece| piece.from.len()).sum())
@@ -105,14 +105,14 @@ impl StagedMatrix {
     }
 
     /// Where the parts of a rank block come from, and where they go.
-    fn pieces<'a>(&self, rank_block: usize, host: &'a LoraMatrix) -> Vec<Piece<'a>> {
+    fn pieces<'a>(&self, rank_block: usize, host: &'a LoraMatrix) -> Vec<UploadPiece<'a>> {
         let mut pieces = Vec::new();
         for (factor, bytes) in [Factor::A, Factor::B].into_iter().zip(host.factors()) {
             let cut = self.cut(factor);
             for number in 0..cut.count {
                 let place = self.places.pieces.of(factor)[rank_block * cut.count + number];
                 let range = self.layout.piece(factor, cut, rank_block, number);
-                pieces.push(Piece { to: self.lent.address_of(place), from: &bytes[range] });
+                pieces.push(UploadPiece { to: self.lent.address_of(place), from: &bytes[range] });
             }
         }
         pieces
@@ -156,12 +156,12 @@ impl StagedMatrix {
     }
 
     /// How a factor is cut.
-    pub(super) fn cut(&self, factor: Factor) -> Cut {
+    pub(super) fn cut(&self, factor: Factor) -> FactorCut {
         self.places.pieces.cut(factor)
     }
 
     /// What keeps it there.
-    pub(super) fn lent(&self) -> &Arc<Loan> {
+    pub(super) fn lent(&self) -> &Arc<DeviceBlockLease> {
         &self.lent
     }
 

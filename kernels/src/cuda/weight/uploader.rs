@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 use super::{Weight, number_kind};
 use crate::{
     TensorType,
-    cuda::{Cuda, CudaError, DeviceVec, Event, Pinned, Stream, error::check},
+    cuda::{Cuda, CudaError, CudaEvent, CudaStream, DeviceVec, Pinned, error::check},
 };
 
 /// Bytes of a slot: a piece long enough that starting its copy costs nothing.
@@ -17,19 +17,19 @@ const SLOT_BYTES: usize = 16 << 20;
 const SLOTS: usize = 2;
 
 /// Page-locked memory on its way to the device.
-struct Slot {
+struct UploadSlot {
     pinned: Pinned<u8>,
     /// Where block formats wait to be taken apart. Taken when first needed.
     raw: Option<DeviceVec<u8>>,
     /// Set behind the last use of the slot.
-    emptied: Event,
+    emptied: CudaEvent,
 }
 
 /// A ring of page-locked memory through which weights travel: the host's only copy of a piece of them, whatever their size.
 /// Used by one thread at a time.
 pub struct WeightUploader {
-    stream: Stream,
-    slots: Vec<Slot>,
+    stream: CudaStream,
+    slots: Vec<UploadSlot>,
     next: usize,
 }
 
@@ -46,10 +46,15 @@ impl WeightUploader {
     ///
     /// The host has no memory that may be locked.
     pub fn new(cuda: &Arc<Cuda>) -> Result<Self, CudaError> {
-        let slot =
-            || Ok(Slot { pinned: Pinned::new(cuda, SLOT_BYTES)?, raw: None, emptied: Event::new(cuda)? });
+        let slot = || {
+            Ok(UploadSlot {
+                pinned: Pinned::new(cuda, SLOT_BYTES)?,
+                raw: None,
+                emptied: CudaEvent::new(cuda)?,
+            })
+        };
         let slots = (0..SLOTS).map(|_| slot()).collect::<Result<_, CudaError>>()?;
-        Ok(Self { stream: Stream::new(cuda)?, slots, next: 0 })
+        Ok(Self { stream: CudaStream::new(cuda)?, slots, next: 0 })
     }
 
     /// As [`Weight::upload`], but returns while the last pieces are still on their way: [`Self::finish`] waits for them.
@@ -137,7 +142,7 @@ impl WeightUploader {
 /// Enqueues the copy of the first `bytes` bytes of `from` to bytes `at..` of `to`. Until that is done the caller leaves both
 /// as they are.
 fn copy(
-    stream: &Stream,
+    stream: &CudaStream,
     from: &Pinned<u8>,
     bytes: usize,
     to: &mut DeviceVec<u8>,

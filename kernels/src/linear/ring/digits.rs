@@ -22,8 +22,8 @@ mod weights;
 use std::{marker::PhantomData, ops::Range};
 
 use super::{
-    share::{Inputs, Panels, for_inputs, for_panels},
-    whole::{Whole, decode},
+    share::{Inputs, PanelRange, for_inputs, for_panels},
+    whole::{DecodeIntegers, decode},
 };
 use crate::{
     isa::{Isa, MatrixUnit},
@@ -31,15 +31,15 @@ use crate::{
         part::{LinearPart, blocks},
         values::with_values,
     },
-    pool::Pool,
+    pool::ThreadPool,
     simd::{
         Kernel, LANES, Simd,
-        amx::squares::{DEPTH, Squares},
+        amx::squares::{AmxGemm, DEPTH},
     },
 };
 
-use rows::{Rows, SIDE, Side};
-use weights::{DEPTHS, Desk, Take};
+use rows::{DigitRows, OperandSide, SIDE};
+use weights::{DEPTHS, DigitScratch, RowSink};
 
 /// Rows from which on it is worth to cut weights: with fewer, planes and words are faster.
 const WORTH: usize = 8;
@@ -54,7 +54,7 @@ pub(super) fn are_worth_it(isa: Isa, rows: usize) -> bool {
 
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
 pub(super) fn forward<const B: usize>(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     x: &[[u8; B]],
     rows: usize,
@@ -64,11 +64,11 @@ pub(super) fn forward<const B: usize>(
     stride: usize,
 ) {
     let width = parts[0].matrix.columns();
-    let x = Rows::of(pool, isa, Side::Left, x, rows, width, 0..width);
+    let x = DigitRows::of(pool, isa, OperandSide::Left, x, rows, width, 0..width);
     for_panels(pool, &x, rows, parts, exponent, out, stride, |share| isa.dispatch(Forward(share)));
 }
 
-struct Forward<'a, const B: usize>(Panels<'a, Rows<B>, B>);
+struct Forward<'a, const B: usize>(PanelRange<'a, DigitRows<B>, B>);
 
 impl<const B: usize> Kernel for Forward<'_, B> {
     type Output = ();
@@ -80,16 +80,16 @@ impl<const B: usize> Kernel for Forward<'_, B> {
     }
 }
 
-struct ForwardOf<'a, V, const B: usize>(&'a Panels<'a, Rows<B>, B>, PhantomData<V>);
+struct ForwardOf<'a, V, const B: usize>(&'a PanelRange<'a, DigitRows<B>, B>, PhantomData<V>);
 
-impl<V: Whole, const B: usize> Kernel for ForwardOf<'_, V, B> {
+impl<V: DecodeIntegers, const B: usize> Kernel for ForwardOf<'_, V, B> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let Panels { x, rows, part, panels, factors, .. } = self.0;
+        let PanelRange { x, rows, part, panels, factors, .. } = self.0;
         // SAFETY: the set says that the unit may be used, and this thread does nothing else meanwhile.
-        let (unit, mut desk) = (unsafe { Squares::lay_out() }, Desk::new());
+        let (unit, mut desk) = (unsafe { AmxGemm::lay_out() }, DigitScratch::new());
         let mut last = Block { share: self.0, rows: 0..0, panel: 0, is_first: true };
         for rows in blocks(0..*rows, rows_together(B * part.matrix.columns())) {
             for panel in panels.clone() {
@@ -118,13 +118,13 @@ impl<V: Whole, const B: usize> Kernel for ForwardOf<'_, V, B> {
 
 /// At most sixteen rows that have met some elements of a panel.
 struct Block<'a, const B: usize> {
-    share: &'a Panels<'a, Rows<B>, B>,
+    share: &'a PanelRange<'a, DigitRows<B>, B>,
     rows: Range<usize>,
     panel: usize,
     is_first: bool,
 }
 
-impl<const B: usize> Take for Block<'_, B> {
+impl<const B: usize> RowSink for Block<'_, B> {
     #[inline(always)]
     fn take(&self, row: usize, words: [u64; LANES]) {
         if row < self.rows.len() {
@@ -140,7 +140,7 @@ fn rows_together(row_bytes: usize) -> usize {
 
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
 pub(super) fn backward<const B: usize>(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     g: &[[u8; B]],
     rows: usize,
@@ -149,18 +149,18 @@ pub(super) fn backward<const B: usize>(
     exponent: i32,
     out: &mut [[u8; B]],
 ) {
-    let cut: Vec<Rows<B>> = parts
+    let cut: Vec<DigitRows<B>> = parts
         .iter()
         .map(|part| {
             let columns = part.column..part.column + part.matrix.rows();
-            Rows::of(pool, isa, Side::Right, g, rows, stride, columns)
+            DigitRows::of(pool, isa, OperandSide::Right, g, rows, stride, columns)
         })
         .collect();
     let parts: Vec<_> = parts.iter().copied().zip(&cut).collect();
     for_inputs(pool, rows, &parts, exponent, out, |share| isa.dispatch(Backward(share)));
 }
 
-struct Backward<'a, const B: usize>(Inputs<'a, Rows<B>, B>);
+struct Backward<'a, const B: usize>(Inputs<'a, DigitRows<B>, B>);
 
 impl<const B: usize> Kernel for Backward<'_, B> {
     type Output = ();
@@ -172,12 +172,12 @@ impl<const B: usize> Kernel for Backward<'_, B> {
     }
 }
 
-struct BackwardOf<'a, V, const B: usize>(&'a Inputs<'a, Rows<B>, B>, PhantomData<V>);
+struct BackwardOf<'a, V, const B: usize>(&'a Inputs<'a, DigitRows<B>, B>, PhantomData<V>);
 
 /// Panels whose outputs lie on a half of the desk.
 const TALL: usize = DEPTHS / 2 * DEPTH / LANES;
 
-impl<V: Whole, const B: usize> Kernel for BackwardOf<'_, V, B> {
+impl<V: DecodeIntegers, const B: usize> Kernel for BackwardOf<'_, V, B> {
     type Output = ();
 
     #[inline(always)]
@@ -185,7 +185,7 @@ impl<V: Whole, const B: usize> Kernel for BackwardOf<'_, V, B> {
         let Inputs { g, rows, part, inputs, factors, .. } = self.0;
         let w = part.matrix;
         // SAFETY: the set says that the unit may be used, and this thread does nothing else meanwhile.
-        let (unit, mut desk) = (unsafe { Squares::lay_out() }, Desk::new());
+        let (unit, mut desk) = (unsafe { AmxGemm::lay_out() }, DigitScratch::new());
         let mut last = Gradients { share: self.0, rows: 0..0, inputs: 0..0 };
         for panels in blocks(0..w.panels(), TALL) {
             desk.clear();
@@ -211,12 +211,12 @@ impl<V: Whole, const B: usize> Kernel for BackwardOf<'_, V, B> {
 
 /// At most sixteen inputs of as many rows, of some outputs.
 struct Gradients<'a, const B: usize> {
-    share: &'a Inputs<'a, Rows<B>, B>,
+    share: &'a Inputs<'a, DigitRows<B>, B>,
     rows: Range<usize>,
     inputs: Range<usize>,
 }
 
-impl<const B: usize> Take for Gradients<'_, B> {
+impl<const B: usize> RowSink for Gradients<'_, B> {
     #[inline(always)]
     fn take(&self, input: usize, words: [u64; LANES]) {
         if input < self.inputs.len() {

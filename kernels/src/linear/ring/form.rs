@@ -7,7 +7,7 @@ use crate::{
         form::{Packing, code_position},
         pack::PackedMatrix,
     },
-    quant::{IntegerForm, Offset},
+    quant::{IntegerLayout, Offset},
     simd::LANES,
 };
 
@@ -22,12 +22,12 @@ const MAX_BITS: i32 = 30;
 
 /// How the weights of a matrix are whole numbers times a power of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RingForm {
+pub struct ModularForm {
     exact: i32,
     bits: u32,
 }
 
-impl RingForm {
+impl ModularForm {
     /// The largest exponent `e` for which every weight is a whole number times `2^e`; of floats, -24.
     #[must_use]
     pub fn exact(self) -> i32 {
@@ -52,14 +52,14 @@ impl RingForm {
 impl PackedMatrix {
     /// How its weights are whole numbers; `None` if they are not: floats of 64 and more, numbers that are not finite.
     #[must_use]
-    pub fn ring_form(&self) -> Option<RingForm> {
+    pub fn ring_form(&self) -> Option<ModularForm> {
         match self.packing().integer_form() {
             Some(form) => self.integer_ring_form(form),
             None => self.float_ring_form(),
         }
     }
 
-    fn float_ring_form(&self) -> Option<RingForm> {
+    fn float_ring_form(&self) -> Option<ModularForm> {
         let mut largest = 0.0f32;
         let mut values = vec![0.0; self.columns()];
         for row in 0..self.rows() {
@@ -71,25 +71,28 @@ impl PackedMatrix {
                 return None;
             }
         }
-        Some(RingForm { exact: -FLOAT_BITS, bits: bits_of(float_whole(largest, 1.0).unsigned_abs().into()) })
+        Some(ModularForm {
+            exact: -FLOAT_BITS,
+            bits: bits_of(float_whole(largest, 1.0).unsigned_abs().into()),
+        })
     }
 
-    fn integer_ring_form(&self, form: IntegerForm) -> Option<RingForm> {
+    fn integer_ring_form(&self, form: IntegerLayout) -> Option<ModularForm> {
         let unit = exponent_of(self.unit())?;
         let (scales, minima) = self.panel_numbers(form)?;
         // Neither has a bit below this one.
         let lowest = scales.lowest.min(minima.lowest).min(0);
         let whole = |largest: f32| (f64::from(largest) * 2.0f64.powi(-lowest)) as u64;
         let codes = (1u64 << form.bits) - 1;
-        Some(RingForm {
+        Some(ModularForm {
             exact: unit + lowest,
             bits: bits_of(codes * whole(scales.largest) + whole(minima.largest)),
         })
     }
 
     /// What its scales and its minima are like.
-    fn panel_numbers(&self, form: IntegerForm) -> Option<(Numbers, Numbers)> {
-        let (mut scales, mut minima) = (Numbers::default(), Numbers::default());
+    fn panel_numbers(&self, form: IntegerLayout) -> Option<(NumberRange, NumberRange)> {
+        let (mut scales, mut minima) = (NumberRange::default(), NumberRange::default());
         let (codes, groups) = (self.columns() * LANES * form.bits / 8, self.columns() / form.group);
         for panel in 0..self.panels() {
             let numbers = self.panel_slice(panel)[codes..].as_chunks::<{ 2 * LANES }>().0;
@@ -126,7 +129,7 @@ impl PackedMatrix {
         self.read_integer_row(form, row, exponent, out);
     }
 
-    fn read_integer_row(&self, form: IntegerForm, row: usize, exponent: i32, out: &mut [i32]) {
+    fn read_integer_row(&self, form: IntegerLayout, row: usize, exponent: i32, out: &mut [i32]) {
         let (panel, lane) = (self.panel_slice(row / LANES), row % LANES);
         let (codes, numbers) = panel.split_at(self.columns() * LANES * form.bits / 8);
         let factor = self.unit() * 2.0f32.powi(-exponent);
@@ -174,19 +177,19 @@ pub(super) struct Factors {
 
 /// What numbers of 16 bits are like.
 #[derive(Debug, Clone, Copy)]
-struct Numbers {
+struct NumberRange {
     largest: f32,
     /// Exponent of the lowest bit that any of them has.
     lowest: i32,
 }
 
-impl Default for Numbers {
+impl Default for NumberRange {
     fn default() -> Self {
         Self { largest: 0.0, lowest: i32::MAX }
     }
 }
 
-impl Numbers {
+impl NumberRange {
     fn add(&mut self, numbers: &[u8; 2 * LANES]) {
         for bytes in numbers.as_chunks().0 {
             let bits = u16::from_le_bytes(*bytes);

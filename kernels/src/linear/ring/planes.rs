@@ -21,7 +21,7 @@ mod sums;
 
 use std::marker::PhantomData;
 
-use super::share::{Panels, for_panels};
+use super::share::{PanelRange, for_panels};
 use crate::{
     isa::Isa,
     linear::{
@@ -29,12 +29,12 @@ use crate::{
         packings::{self, IntegerPacking},
         part::{LinearPart, blocks},
     },
-    pool::Pool,
+    pool::ThreadPool,
     simd::{Kernel, LANES, Simd},
 };
 
-use cut::{JOINED, Numbers, Planes, STEPS};
-use sums::{Sums, joined};
+use cut::{BytePlanes, GroupTerms, JOINED, STEPS};
+use sums::{PlaneSums, joined};
 
 /// Rows that meet a panel before the next one does: they stay in the second-level cache.
 const ROW_BLOCK: usize = 64;
@@ -42,47 +42,47 @@ const ROW_BLOCK: usize = 64;
 /// A packing, and what the zero points of its codes make of a row.
 trait Codes: IntegerPacking {
     /// What the joined sums of a part of a group begin with.
-    fn begin(numbers: &Numbers) -> [[i32; JOINED]; 2];
+    fn begin(numbers: &GroupTerms) -> [[i32; JOINED]; 2];
 }
 
 impl Codes for packings::Four8 {
     #[inline(always)]
-    fn begin(numbers: &Numbers) -> [[i32; JOINED]; 2] {
+    fn begin(numbers: &GroupTerms) -> [[i32; JOINED]; 2] {
         [numbers.zero8, [0; JOINED]]
     }
 }
 
 impl Codes for packings::FourMinimum {
     #[inline(always)]
-    fn begin(_: &Numbers) -> [[i32; JOINED]; 2] {
+    fn begin(_: &GroupTerms) -> [[i32; JOINED]; 2] {
         [[0; JOINED]; 2]
     }
 }
 
 impl Codes for packings::Eight128 {
     #[inline(always)]
-    fn begin(numbers: &Numbers) -> [[i32; JOINED]; 2] {
+    fn begin(numbers: &GroupTerms) -> [[i32; JOINED]; 2] {
         [numbers.zero128, [0; JOINED]]
     }
 }
 
 impl Codes for packings::EightMinimum {
     #[inline(always)]
-    fn begin(_: &Numbers) -> [[i32; JOINED]; 2] {
+    fn begin(_: &GroupTerms) -> [[i32; JOINED]; 2] {
         [[0; JOINED]; 2]
     }
 }
 
 impl Codes for packings::Eight128Halves {
     #[inline(always)]
-    fn begin(numbers: &Numbers) -> [[i32; JOINED]; 2] {
+    fn begin(numbers: &GroupTerms) -> [[i32; JOINED]; 2] {
         numbers.zero128_halves
     }
 }
 
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
 pub(super) fn forward<const B: usize>(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     x: &[[u8; B]],
     rows: usize,
@@ -91,11 +91,11 @@ pub(super) fn forward<const B: usize>(
     out: &mut [[u8; B]],
     stride: usize,
 ) {
-    let x = Planes::of(pool, isa, x, rows);
+    let x = BytePlanes::of(pool, isa, x, rows);
     for_panels(pool, &x, rows, parts, exponent, out, stride, |share| isa.dispatch(Forward(share)));
 }
 
-struct Forward<'a, const B: usize>(Panels<'a, Planes<B>, B>);
+struct Forward<'a, const B: usize>(PanelRange<'a, BytePlanes<B>, B>);
 
 impl<const B: usize> Kernel for Forward<'_, B> {
     type Output = ();
@@ -115,7 +115,7 @@ impl<const B: usize> Kernel for Forward<'_, B> {
     }
 }
 
-struct ForwardOf<'a, P, const B: usize>(&'a Panels<'a, Planes<B>, B>, PhantomData<P>);
+struct ForwardOf<'a, P, const B: usize>(&'a PanelRange<'a, BytePlanes<B>, B>, PhantomData<P>);
 
 impl<P: Codes, const B: usize> Kernel for ForwardOf<'_, P, B> {
     type Output = ();
@@ -136,9 +136,9 @@ impl<P: Codes, const B: usize> ForwardOf<'_, P, B> {
     /// The sums of a row with a panel. Of two rows at once, the sums would not fit the registers.
     #[inline(always)]
     fn row<S: Simd>(&self, panel: usize, row: usize) {
-        let Panels { x, part, factors, .. } = self.0;
+        let PanelRange { x, part, factors, .. } = self.0;
         let (w, factor) = (part.matrix, S::splat(factors.first * part.matrix.unit()));
-        let (mut sums, mut words) = (Sums::<S>::zero(), [0; LANES]);
+        let (mut sums, mut words) = (PlaneSums::<S>::zero(), [0; LANES]);
         let share = w.panel_bytes() / x.groups();
         for group in 0..x.groups() {
             w.prefetch(panel + 1, group * share, share);
@@ -171,7 +171,7 @@ fn scales<S: Simd>([first, second]: [S::F; 2], factor: S::F) -> [S::I; 2] {
 #[inline(always)]
 unsafe fn dot<S: Simd, P: Codes, const B: usize>(
     bytes: *const i32,
-    numbers: &Numbers,
+    numbers: &GroupTerms,
     codes: &[S::B; STEPS],
 ) -> [[S::I; JOINED]; 2] {
     let begin = P::begin(numbers);

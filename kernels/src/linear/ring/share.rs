@@ -9,12 +9,12 @@ use super::{
 use crate::{
     activations::GROUP,
     linear::part::{LinearPart, blocks, for_each_part},
-    pool::Pool,
+    pool::ThreadPool,
     simd::LANES,
 };
 
 /// Some panels of a part, for all rows, which are prepared as `X`; numbers of rows have `B` bytes.
-pub(super) struct Panels<'a, X, const B: usize> {
+pub(super) struct PanelRange<'a, X, const B: usize> {
     pub(super) x: &'a X,
     pub(super) rows: usize,
     pub(super) part: LinearPart<'a>,
@@ -24,7 +24,7 @@ pub(super) struct Panels<'a, X, const B: usize> {
     stride: usize,
 }
 
-impl<X, const B: usize> Panels<'_, X, B> {
+impl<X, const B: usize> PanelRange<'_, X, B> {
     /// Writes the sums of a row with a panel, or adds them to those of elements before.
     #[inline(always)]
     pub(super) fn put(&self, row: usize, panel: usize, is_first: bool, sums: &[u64; LANES]) {
@@ -51,23 +51,23 @@ impl<X, const B: usize> Panels<'_, X, B> {
 /// Gives the panels of all parts to the threads of `pool`. Rows of `out` have `stride` numbers.
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
 pub(super) fn for_panels<X: Sync, const B: usize>(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     x: &X,
     rows: usize,
     parts: &[LinearPart<'_>],
     exponent: i32,
     out: &mut [[u8; B]],
     stride: usize,
-    each: impl Fn(Panels<'_, X, B>) + Sync,
+    each: impl Fn(PanelRange<'_, X, B>) + Sync,
 ) {
-    let out = Out(out.as_mut_ptr());
+    let out = OutBytes(out.as_mut_ptr());
     let panels: usize = parts.iter().map(|part| part.matrix.panels()).sum();
     let chunk = panels.div_ceil(4 * pool.threads()).max(1);
     pool.run(panels.div_ceil(chunk), |i| {
         let out = &out;
         for_each_part(parts, i * chunk, panels.min((i + 1) * chunk), |part, first, last| {
             let factors = part.matrix.factors(exponent);
-            each(Panels { x, rows, part, panels: first..last, factors, out: out.0, stride });
+            each(PanelRange { x, rows, part, panels: first..last, factors, out: out.0, stride });
         });
     });
 }
@@ -94,7 +94,7 @@ impl<G, const B: usize> Inputs<'_, G, B> {
 
 /// Gives the inputs of all parts, each of which has rows of its own, to the threads of `pool`, a group at a time.
 pub(super) fn for_inputs<G: Sync, const B: usize>(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     rows: usize,
     parts: &[(LinearPart<'_>, &G)],
     exponent: i32,
@@ -102,7 +102,7 @@ pub(super) fn for_inputs<G: Sync, const B: usize>(
     each: impl Fn(Inputs<'_, G, B>) + Sync,
 ) {
     let columns = parts[0].0.matrix.columns();
-    let out = Out(out.as_mut_ptr());
+    let out = OutBytes(out.as_mut_ptr());
     let groups = columns.div_ceil(GROUP);
     let chunk = groups.div_ceil(4 * pool.threads());
     pool.run(groups.div_ceil(chunk), |i| {
@@ -116,6 +116,6 @@ pub(super) fn for_inputs<G: Sync, const B: usize>(
     });
 }
 
-struct Out<const B: usize>(*mut [u8; B]);
+struct OutBytes<const B: usize>(*mut [u8; B]);
 // SAFETY: chunks write disjoint columns of a buffer that outlives the parallel region.
-unsafe impl<const B: usize> Sync for Out<B> {}
+unsafe impl<const B: usize> Sync for OutBytes<B> {}

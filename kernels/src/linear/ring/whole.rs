@@ -13,13 +13,13 @@ use crate::{
     element::Element,
     linear::{
         pack::PackedMatrix,
-        values::{Bf16Pairs, Bits, Floats, HALF, Integers, Numbers, Values},
+        values::{Bf16Pairs, Bits, Floats, GroupScales, HALF, Integers, Values},
     },
     simd::{LANES, Simd},
 };
 
 /// How a packing's whole numbers are decoded.
-pub(super) trait Whole: Values {
+pub(super) trait DecodeIntegers: Values {
     /// Elements `4 step` to `4 step + 3` of half `H` of group `group`, whose numbers are `numbers`.
     ///
     /// # Safety
@@ -33,7 +33,7 @@ pub(super) trait Whole: Values {
     ) -> [S::I; 4];
 }
 
-impl<E: Element> Whole for Floats<E> {
+impl<E: Element> DecodeIntegers for Floats<E> {
     #[inline(always)]
     unsafe fn four_whole<S: Simd, const H: usize>(
         w: &PackedMatrix,
@@ -47,7 +47,7 @@ impl<E: Element> Whole for Floats<E> {
     }
 }
 
-impl Whole for Bf16Pairs {
+impl DecodeIntegers for Bf16Pairs {
     #[inline(always)]
     unsafe fn four_whole<S: Simd, const H: usize>(
         w: &PackedMatrix,
@@ -61,7 +61,7 @@ impl Whole for Bf16Pairs {
     }
 }
 
-impl<B: Bits, N: Numbers> Whole for Integers<B, N> {
+impl<B: Bits, N: GroupScales> DecodeIntegers for Integers<B, N> {
     #[inline(always)]
     unsafe fn four_whole<S: Simd, const H: usize>(
         w: &PackedMatrix,
@@ -113,7 +113,7 @@ fn rounded<S: Simd>(value: S::F, factors: Factors) -> S::I {
 ///
 /// Panel and elements exist, and there is room at `to`.
 #[inline(always)]
-pub(super) unsafe fn decode<S: Simd, V: Whole>(
+pub(super) unsafe fn decode<S: Simd, V: DecodeIntegers>(
     w: &PackedMatrix,
     panel: usize,
     depth: Range<usize>,
@@ -139,7 +139,7 @@ pub(super) unsafe fn decode<S: Simd, V: Whole>(
 ///
 /// As of [`decode`].
 #[inline(always)]
-unsafe fn half<S: Simd, V: Whole, const H: usize>(
+unsafe fn half<S: Simd, V: DecodeIntegers, const H: usize>(
     w: &PackedMatrix,
     (panel, group): (usize, usize),
     factors: Factors,

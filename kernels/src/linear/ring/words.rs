@@ -15,8 +15,8 @@ use std::{marker::PhantomData, mem::MaybeUninit, ops::Range};
 use super::{
     bytes::word,
     halves,
-    share::{Inputs, Panels, for_inputs, for_panels},
-    whole::{Whole, decode},
+    share::{Inputs, PanelRange, for_inputs, for_panels},
+    whole::{DecodeIntegers, decode},
 };
 use crate::{
     activations::GROUP,
@@ -26,7 +26,7 @@ use crate::{
         part::{LinearPart, blocks},
         values::with_values,
     },
-    pool::Pool,
+    pool::ThreadPool,
     simd::{Kernel, LANES, Simd},
 };
 
@@ -36,12 +36,12 @@ const DEPTH: usize = 256;
 const TALL: usize = DEPTH / GROUP;
 
 /// Words in halves.
-struct Split {
+struct SplitWords {
     low: Vec<i32>,
     high: Vec<i32>,
 }
 
-impl Split {
+impl SplitWords {
     /// The halves of numbers, and zeroes where the last panel has no output.
     fn of<const B: usize>(numbers: &[[u8; B]]) -> Self {
         let behind = std::iter::repeat_n((0, 0), LANES);
@@ -52,9 +52,9 @@ impl Split {
 
 /// Decoded numbers, `[_, LANES]`.
 #[repr(align(64))]
-struct Room([MaybeUninit<i32>; DEPTH * LANES]);
+struct IntegerScratch([MaybeUninit<i32>; DEPTH * LANES]);
 
-impl Room {
+impl IntegerScratch {
     #[inline(always)]
     fn new() -> Self {
         Self([const { MaybeUninit::uninit() }; DEPTH * LANES])
@@ -63,7 +63,7 @@ impl Room {
 
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
 pub(super) fn forward<const B: usize>(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     x: &[[u8; B]],
     rows: usize,
@@ -72,11 +72,11 @@ pub(super) fn forward<const B: usize>(
     out: &mut [[u8; B]],
     stride: usize,
 ) {
-    let x = Split::of(x);
+    let x = SplitWords::of(x);
     for_panels(pool, &x, rows, parts, exponent, out, stride, |share| isa.dispatch(Forward(share)));
 }
 
-struct Forward<'a, const B: usize>(Panels<'a, Split, B>);
+struct Forward<'a, const B: usize>(PanelRange<'a, SplitWords, B>);
 
 impl<const B: usize> Kernel for Forward<'_, B> {
     type Output = ();
@@ -88,15 +88,15 @@ impl<const B: usize> Kernel for Forward<'_, B> {
     }
 }
 
-struct ForwardOf<'a, V, const B: usize>(&'a Panels<'a, Split, B>, PhantomData<V>);
+struct ForwardOf<'a, V, const B: usize>(&'a PanelRange<'a, SplitWords, B>, PhantomData<V>);
 
-impl<V: Whole, const B: usize> Kernel for ForwardOf<'_, V, B> {
+impl<V: DecodeIntegers, const B: usize> Kernel for ForwardOf<'_, V, B> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let Panels { rows, part, panels, factors, .. } = self.0;
-        let mut room = Room::new();
+        let PanelRange { rows, part, panels, factors, .. } = self.0;
+        let mut room = IntegerScratch::new();
         let weights = room.0.as_mut_ptr().cast::<i32>();
         for panel in panels.clone() {
             for depth in blocks(0..part.matrix.columns(), DEPTH) {
@@ -119,7 +119,7 @@ impl<V: Whole, const B: usize> Kernel for ForwardOf<'_, V, B> {
 /// The row has these elements.
 #[inline(always)]
 unsafe fn sums<S: Simd, const B: usize>(
-    share: &Panels<'_, Split, B>,
+    share: &PanelRange<'_, SplitWords, B>,
     row: usize,
     depth: &Range<usize>,
     weights: *const i32,
@@ -143,7 +143,7 @@ unsafe fn sums<S: Simd, const B: usize>(
 
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
 pub(super) fn backward<const B: usize>(
-    pool: &mut Pool,
+    pool: &mut ThreadPool,
     isa: Isa,
     g: &[[u8; B]],
     rows: usize,
@@ -152,13 +152,13 @@ pub(super) fn backward<const B: usize>(
     exponent: i32,
     out: &mut [[u8; B]],
 ) {
-    let g = Split::of(g);
+    let g = SplitWords::of(g);
     let parts: Vec<_> = parts.iter().map(|&part| (part, &g)).collect();
     for_inputs(pool, rows, &parts, exponent, out, |share| isa.dispatch(Backward { share, stride }));
 }
 
 struct Backward<'a, const B: usize> {
-    share: Inputs<'a, Split, B>,
+    share: Inputs<'a, SplitWords, B>,
     stride: usize,
 }
 
@@ -174,14 +174,14 @@ impl<const B: usize> Kernel for Backward<'_, B> {
 
 struct BackwardOf<'a, V, const B: usize>(&'a Backward<'a, B>, PhantomData<V>);
 
-impl<V: Whole, const B: usize> Kernel for BackwardOf<'_, V, B> {
+impl<V: DecodeIntegers, const B: usize> Kernel for BackwardOf<'_, V, B> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self) {
         let Inputs { rows, part, inputs, factors, .. } = &self.0.share;
         let w: &PackedMatrix = part.matrix;
-        let mut room = Room::new();
+        let mut room = IntegerScratch::new();
         let weights = room.0.as_mut_ptr().cast::<i32>();
         for panels in blocks(0..w.panels(), TALL) {
             for (tall, panel) in panels.clone().enumerate() {

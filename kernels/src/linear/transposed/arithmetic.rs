@@ -5,7 +5,7 @@ use crate::simd::{LANES, Simd};
 
 /// Where a tile's outputs begin.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct TileOffset {
     pub(super) row: usize,
     /// The tile's number, among those of all parts.
     pub(super) tile: usize,
@@ -31,7 +31,7 @@ pub(super) trait Gradients: Copy + Sync {
     /// Rows and inputs exist; `weights` are those of the outputs.
     unsafe fn sums<S: Simd, const M: usize, const V: usize>(
         self,
-        from: Place,
+        from: TileOffset,
         weights: *const f32,
         outputs: usize,
     ) -> [[S::F; V]; M];
@@ -58,7 +58,7 @@ impl Gradients for Floats<'_> {
     #[inline(always)]
     unsafe fn sums<S: Simd, const M: usize, const V: usize>(
         self,
-        from: Place,
+        from: TileOffset,
         weights: *const f32,
         outputs: usize,
     ) -> [[S::F; V]; M] {

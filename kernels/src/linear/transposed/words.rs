@@ -7,11 +7,11 @@
 //! The sum is of whole numbers, and exact: [`TALL`] products of 14 and 13 bits with their signs fit 32 bits. A scale is the
 //! largest amount among what it scales, over the largest whole number.
 
-use super::{Gradients, Place, TALL, WIDE, tiles};
+use super::{Gradients, TALL, TileOffset, WIDE, tiles};
 use crate::{
     isa::Isa,
     linear::part::{LinearPart, blocks},
-    pool::Pool,
+    pool::ThreadPool,
     simd::{Kernel, LANES, Simd},
 };
 
@@ -24,7 +24,7 @@ const _: () = assert!(TALL as i64 * GRADIENT as i64 * VALUE as i64 <= i32::MAX a
 const TINY: f32 = 1e-30;
 
 /// Rows of gradients, rounded.
-pub(super) struct Rounded {
+pub(super) struct RoundedGradients {
     words: Vec<i16>,
     scales: Vec<f32>,
     rows: usize,
@@ -32,7 +32,7 @@ pub(super) struct Rounded {
 
 /// The same, as products see them.
 #[derive(Clone, Copy)]
-pub(super) struct Words<'a> {
+pub(super) struct GradientWords<'a> {
     /// `[tiles of all parts, rows, TALL]`: what a tile needs lies together.
     words: &'a [i16],
     /// `[tiles of all parts, rows]`: what the words are multiples of.
@@ -40,7 +40,7 @@ pub(super) struct Words<'a> {
     rows: usize,
 }
 
-impl Gradients for Words<'_> {
+impl Gradients for GradientWords<'_> {
     #[inline(always)]
     fn rows(self) -> usize {
         self.rows
@@ -57,7 +57,7 @@ impl Gradients for Words<'_> {
     #[inline(always)]
     unsafe fn sums<S: Simd, const M: usize, const V: usize>(
         self,
-        from: Place,
+        from: TileOffset,
         weights: *const f32,
         outputs: usize,
     ) -> [[S::F; V]; M] {
@@ -101,7 +101,7 @@ impl Gradients for Words<'_> {
 unsafe fn pack<S: Simd>(weights: *mut f32, outputs: usize) {
     // SAFETY: the caller's. Pair by pair, what is written has been read.
     unsafe {
-        let mut largest = Largest::none::<S>();
+        let mut largest = LaneMaximum::none::<S>();
         for o in 0..outputs {
             largest.meet::<S>(S::load(weights.add(o * WIDE)));
         }
@@ -120,13 +120,13 @@ unsafe fn pack<S: Simd>(weights: *mut f32, outputs: usize) {
 }
 
 /// The largest amount of some numbers, lane by lane.
-struct Largest<F> {
+struct LaneMaximum<F> {
     amount: F,
     /// Zero, unless a number was none, or infinite.
     lost: F,
 }
 
-impl<F: Copy> Largest<F> {
+impl<F: Copy> LaneMaximum<F> {
     #[inline(always)]
     fn none<S: Simd<F = F>>() -> Self {
         Self { amount: S::splat(TINY), lost: S::splat(0.0) }
@@ -157,16 +157,22 @@ impl<F: Copy> Largest<F> {
     }
 }
 
-impl Rounded {
+impl RoundedGradients {
     /// Rounds `g`, rows of `stride` gradients for `parts`.
-    pub(super) fn new(pool: &mut Pool, isa: Isa, g: &[f32], stride: usize, parts: &[LinearPart<'_>]) -> Self {
+    pub(super) fn new(
+        pool: &mut ThreadPool,
+        isa: Isa,
+        g: &[f32],
+        stride: usize,
+        parts: &[LinearPart<'_>],
+    ) -> Self {
         let rows = g.len() / stride.max(1);
         let tiles: usize = parts.iter().map(tiles).sum();
         let mut words = Vec::<i16>::with_capacity(tiles * rows * TALL);
         let mut scales = Vec::<f32>::with_capacity(tiles * rows);
-        let to = (Shared(words.as_mut_ptr()), Shared(scales.as_mut_ptr()));
+        let to = (SharedPtr(words.as_mut_ptr()), SharedPtr(scales.as_mut_ptr()));
         pool.run(rows, |row| {
-            let (Shared(words), Shared(scales)) = &to;
+            let (SharedPtr(words), SharedPtr(scales)) = &to;
             let (words, scales) = (words.wrapping_add(row * TALL), scales.wrapping_add(row));
             isa.dispatch(Round { g: &g[row * stride..][..stride], parts, words, scales, rows });
         });
@@ -178,14 +184,14 @@ impl Rounded {
         Self { words, scales, rows }
     }
 
-    pub(super) fn words(&self) -> Words<'_> {
-        Words { words: &self.words, scales: &self.scales, rows: self.rows }
+    pub(super) fn words(&self) -> GradientWords<'_> {
+        GradientWords { words: &self.words, scales: &self.scales, rows: self.rows }
     }
 }
 
-struct Shared<T>(*mut T);
+struct SharedPtr<T>(*mut T);
 // SAFETY: each row is one thread's alone, of a buffer that outlives the region.
-unsafe impl<T> Sync for Shared<T> {}
+unsafe impl<T> Sync for SharedPtr<T> {}
 
 /// Rounds a row.
 struct Round<'a> {
@@ -221,7 +227,7 @@ impl Kernel for Round<'_> {
 /// There is room for [`TALL`] words, all of which are written.
 #[inline(always)]
 unsafe fn round<S: Simd>(g: &[f32], words: *mut i16) -> f32 {
-    let mut largest = Largest::none::<S>();
+    let mut largest = LaneMaximum::none::<S>();
     for at in blocks(0..g.len(), LANES) {
         // SAFETY: the gradients exist.
         largest.meet::<S>(unsafe { S::load_head(g.as_ptr().add(at.start), at.len()) });

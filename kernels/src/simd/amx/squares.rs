@@ -2,7 +2,7 @@
 
 use std::arch::asm;
 
-use super::{Layout, Registers};
+use super::{Registers, TileConfig};
 
 /// Digits of a number at most: bytes with signs, the lowest first.
 pub(crate) const MAX_DIGITS: usize = 8;
@@ -25,11 +25,11 @@ pub(crate) const TILE_SUMS: usize = 256;
 /// Of both, one is on the left: `[16, 64]` bytes; the other on the right, `[64 / 4, 16 x 4]` bytes.
 ///
 /// They are this thread's, until they are given back: when this is dropped.
-pub(crate) struct Squares(Registers);
+pub(crate) struct AmxGemm(Registers);
 
-static SQUARES: Layout = Layout::of([64; 8], [16; 8]);
+static SQUARES: TileConfig = TileConfig::of([64; 8], [16; 8]);
 
-impl Squares {
+impl AmxGemm {
     /// Lays this thread's registers out.
     ///
     /// # Safety
@@ -56,7 +56,7 @@ impl Squares {
         w: *const u8,
         depths: usize,
         sums: *mut i32,
-        meanwhile: &mut impl Meanwhile,
+        meanwhile: &mut impl Interleave,
     ) {
         // SAFETY: the caller's.
         unsafe {
@@ -76,7 +76,7 @@ impl Squares {
         mut w: *const u8,
         depths: usize,
         sums: *mut i32,
-        meanwhile: &mut impl Meanwhile,
+        meanwhile: &mut impl Interleave,
     ) {
         // SAFETY: the caller's. What is stored too early is stored again.
         unsafe {
@@ -112,7 +112,7 @@ impl Squares {
 }
 
 /// What is done while the unit is busy, a bit at each turn. No closure: those are not always compiled for the set.
-pub(crate) trait Meanwhile {
+pub(crate) trait Interleave {
     /// Does a bit of it. Implementations are `#[inline(always)]`.
     fn turn(&mut self);
 }

@@ -9,11 +9,11 @@ use std::{
 use kernels::{
     attention::{KvPrecision, KvRows, KvShape, QkvLayout},
     cuda::{
-        BlockMemory, Stream,
+        BlockMemory, CudaStream,
         attention::{KvPool, RowTable},
-        lora::{CopyLane, LoraPlan, LoraSegment, RegisteredBytes, StagedAdapter},
+        lora::{LoraPlan, LoraSegment, RegisteredBytes, StagedAdapter, UploadQueue},
     },
-    lora::{NumberKind, SharedBytes},
+    lora::{ElementKind, SharedBytes},
 };
 
 use super::{
@@ -21,11 +21,11 @@ use super::{
     layer::{Encoded, LARGE_BLOCK, Layer},
     run, tolerance,
 };
-use crate::support::{KINDS, Random, assert_close, matrix, rounded, stream};
+use crate::support::{KINDS, SeededNumbers, assert_close, matrix, rounded, stream};
 
 /// Where an adapter's bytes lie on the host.
 #[derive(Debug, Clone, Copy)]
-enum Source {
+enum ByteSource {
     Registered,
     Staged,
 }
@@ -33,21 +33,23 @@ enum Source {
 #[test]
 fn a_layer_is_computed_with_while_it_arrives() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(19);
-    let (columns, outputs, rows, kind) = (256, 64, 2, NumberKind::F32);
-    for (source, block_bytes) in
-        [(Source::Registered, LARGE_BLOCK), (Source::Staged, LARGE_BLOCK), (Source::Staged, 4 << 10)]
-    {
+    let mut random = SeededNumbers::new(19);
+    let (columns, outputs, rows, kind) = (256, 64, 2, ElementKind::F32);
+    for (source, block_bytes) in [
+        (ByteSource::Registered, LARGE_BLOCK),
+        (ByteSource::Staged, LARGE_BLOCK),
+        (ByteSource::Staged, 4 << 10),
+    ] {
         let memory = BlockMemory::new(stream.cuda(), block_bytes, (2 << 20) / block_bytes + 1).unwrap();
-        let encoded = Encoded::new(&mut random, NumberKind::F16, [250, columns, outputs]);
+        let encoded = Encoded::new(&mut random, ElementKind::F16, [250, columns, outputs]);
         let mut map = memmap2::MmapMut::map_anon(encoded.bytes.len()).unwrap();
         map.copy_from_slice(&encoded.bytes);
         let bytes: SharedBytes = Arc::new(map.make_read_only().unwrap());
         let registered = match source {
-            Source::Registered => Some(Arc::new(RegisteredBytes::new(stream.cuda(), &bytes).unwrap())),
-            Source::Staged => None,
+            ByteSource::Registered => Some(Arc::new(RegisteredBytes::new(stream.cuda(), &bytes).unwrap())),
+            ByteSource::Staged => None,
         };
-        let lane = CopyLane::new(stream.cuda()).unwrap();
+        let lane = UploadQueue::new(stream.cuda()).unwrap();
         let layer = Layer::over(&lane, &bytes, encoded, &memory);
         let x = random.normals(rows * columns);
         let out = random.normals(rows * outputs);
@@ -79,23 +81,23 @@ fn a_layer_is_computed_with_while_it_arrives() {
 #[test]
 fn pieces_larger_than_the_locked_memory_arrive_whole() {
     let Some(stream) = stream() else { return };
-    let mut random = Random::new(20);
+    let mut random = SeededNumbers::new(20);
     let columns = 40_000;
-    let layer = Layer::in_blocks(&stream, &mut random, NumberKind::F32, [17, columns, 4], 4 << 20);
+    let layer = Layer::in_blocks(&stream, &mut random, ElementKind::F32, [17, columns, 4], 4 << 20);
     assert_eq!(layer.staged().first_rank(), 0);
     let x = random.normals(columns);
     let segment = layer.segment(0, 1, 0);
-    let x_there = matrix(&stream, NumberKind::F32, columns, &x);
-    let got = run(&stream, &[segment], &x_there, NumberKind::F32, &[0.0; 4]);
+    let x_there = matrix(&stream, ElementKind::F32, columns, &x);
+    let got = run(&stream, &[segment], &x_there, ElementKind::F32, &[0.0; 4]);
     assert_close("all of it", &got, &expected(&x, &[0.0; 4], 4, &[(&layer, segment)]), 5e-5);
 }
 
 #[test]
 fn nothing_is_announced_before_it_is_asked_for() {
     let Some(stream) = stream() else { return };
-    let lane = CopyLane::new(stream.cuda()).unwrap();
+    let lane = UploadQueue::new(stream.cuda()).unwrap();
     let memory = BlockMemory::new(stream.cuda(), LARGE_BLOCK, 2).unwrap();
-    let layer = Layer::absent(&lane, &mut Random::new(21), NumberKind::F16, [40, 64, 64], &memory);
+    let layer = Layer::absent(&lane, &mut SeededNumbers::new(21), ElementKind::F16, [40, 64, 64], &memory);
     assert_eq!(layer.staged().first_rank(), 40);
     assert_eq!(layer.adapter.next_bytes(0), Some(8 * (64 + 64) * 2));
     layer.copy_next(None);
@@ -114,9 +116,9 @@ fn however_small_the_blocks_are_a_delta_has_the_same_bits() {
         for (kind, factors) in KINDS.into_iter().flat_map(|kind| KINDS.map(|factors| (kind, factors))) {
             let layer = |block_bytes| {
                 let shape = [rank, columns, outputs];
-                Layer::in_blocks(&stream, &mut Random::new(22), factors, shape, block_bytes)
+                Layer::in_blocks(&stream, &mut SeededNumbers::new(22), factors, shape, block_bytes)
             };
-            let (whole, mut random) = (layer(LARGE_BLOCK), Random::new(23));
+            let (whole, mut random) = (layer(LARGE_BLOCK), SeededNumbers::new(23));
             let rows = 35;
             let x = rounded(kind, &random.normals(rows * columns));
             let out = rounded(kind, &random.normals(rows * stride));
@@ -144,14 +146,14 @@ fn however_small_the_blocks_are_a_delta_has_the_same_bits() {
 #[test]
 fn blocks_that_do_not_hold_the_least_piece_take_no_adapter() {
     let Some(stream) = stream() else { return };
-    let layer = Layer::new(&stream, &mut Random::new(24), NumberKind::F32, [16, 300, 64]);
+    let layer = Layer::new(&stream, &mut SeededNumbers::new(24), ElementKind::F32, [16, 300, 64]);
     assert_eq!(StagedAdapter::blocks_for([&layer.host], 64 * 16 * 4 - 64), None);
     assert_eq!(StagedAdapter::blocks_for([&layer.host], LARGE_BLOCK), Some(1));
     assert!(StagedAdapter::blocks_for([&layer.host], 64 * 16 * 4).is_some_and(|blocks| blocks > 5));
 }
 
 /// A pool with blocks that a rank block of a small layer fits in.
-fn pool(stream: &Stream) -> KvPool {
+fn pool(stream: &CudaStream) -> KvPool {
     let shape = KvShape { layers: 2, kv_heads: 4, head_dim: 64, precision: KvPrecision::F16 };
     KvPool::new(stream.cuda(), shape, 200).unwrap()
 }
@@ -159,11 +161,12 @@ fn pool(stream: &Stream) -> KvPool {
 #[test]
 fn an_adapter_that_is_revoked_under_way_leaves_its_blocks_alone() {
     let Some(stream) = stream() else { return };
-    let (lane, mut pool) = (CopyLane::new(stream.cuda()).unwrap(), pool(&stream));
+    let (lane, mut pool) = (UploadQueue::new(stream.cuda()).unwrap(), pool(&stream));
     let mark = vec![0x5A; pool.memory().block_bytes()];
     for copied in [0, 1, 3, 30] {
         let memory = pool.memory();
-        let layer = Layer::absent(&lane, &mut Random::new(25), NumberKind::F32, [500, 512, 200], memory);
+        let layer =
+            Layer::absent(&lane, &mut SeededNumbers::new(25), ElementKind::F32, [500, 512, 200], memory);
         (0..copied).for_each(|_| assert!(layer.copy_next(None) > 0));
         layer.adapter.revoke();
         // The blocks are the next owner's at once.
@@ -188,11 +191,12 @@ fn an_adapter_that_is_revoked_under_way_leaves_its_blocks_alone() {
 #[test]
 fn copies_that_set_out_while_an_adapter_is_revoked_end_before_it_is() {
     let Some(stream) = stream() else { return };
-    let (lane, mut pool) = (CopyLane::new(stream.cuda()).unwrap(), pool(&stream));
+    let (lane, mut pool) = (UploadQueue::new(stream.cuda()).unwrap(), pool(&stream));
     let mark = vec![0x5A; pool.memory().block_bytes()];
     for _ in 0..20 {
         let memory = pool.memory();
-        let layer = Layer::absent(&lane, &mut Random::new(26), NumberKind::F16, [500, 512, 200], memory);
+        let layer =
+            Layer::absent(&lane, &mut SeededNumbers::new(26), ElementKind::F16, [500, 512, 200], memory);
         thread::scope(|scope| {
             scope.spawn(|| while layer.copy_next(None) > 0 {});
             thread::yield_now();
@@ -238,8 +242,9 @@ fn a_pool_refuses_blocks_that_are_lent() {
 #[test]
 fn an_adapter_that_is_dropped_gives_its_blocks_back_once_no_plan_has_it() {
     let Some(stream) = stream() else { return };
-    let (lane, pool) = (CopyLane::new(stream.cuda()).unwrap(), pool(&stream));
-    let layer = Layer::absent(&lane, &mut Random::new(27), NumberKind::F16, [20, 64, 64], pool.memory());
+    let (lane, pool) = (UploadQueue::new(stream.cuda()).unwrap(), pool(&stream));
+    let layer =
+        Layer::absent(&lane, &mut SeededNumbers::new(27), ElementKind::F16, [20, 64, 64], pool.memory());
     while layer.copy_next(None) > 0 {}
     lane.finish().unwrap();
     let mut plan = LoraPlan::new(stream.cuda()).unwrap();

@@ -4,13 +4,13 @@ use std::sync::{Arc, OnceLock};
 
 use kernels::{
     cuda::{
-        BlockMemory, Stream,
-        lora::{CopyLane, LoraSegment, RegisteredBytes, StagedAdapter, StagedMatrix},
+        BlockMemory, CudaStream,
+        lora::{LoraSegment, RegisteredBytes, StagedAdapter, StagedMatrix, UploadQueue},
     },
-    lora::{LoraMatrix, LoraPrecision, MatrixLayout, NumberKind, SharedBytes},
+    lora::{ElementKind, LoraMatrix, LoraPrecision, MatrixLayout, SharedBytes},
 };
 
-use crate::support::{Random, rounded};
+use crate::support::{SeededNumbers, rounded};
 
 /// Blocks that hold a rank block of any factor here.
 pub(super) const LARGE_BLOCK: usize = 1 << 20;
@@ -37,10 +37,14 @@ pub(super) struct Encoded {
 
 impl Encoded {
     /// Random numbers of `kind`.
-    pub(super) fn new(random: &mut Random, kind: NumberKind, [rank, columns, outputs]: [usize; 3]) -> Self {
+    pub(super) fn new(
+        random: &mut SeededNumbers,
+        kind: ElementKind,
+        [rank, columns, outputs]: [usize; 3],
+    ) -> Self {
         let a = rounded(kind, &random.normals(rank * columns));
         let b = rounded(kind, &random.normals(outputs * rank));
-        let precision = if kind == NumberKind::Bf16 { LoraPrecision::Bf16 } else { LoraPrecision::Exact };
+        let precision = if kind == ElementKind::Bf16 { LoraPrecision::Bf16 } else { LoraPrecision::Exact };
         let mut bytes = Vec::new();
         let scale = scale(rank, columns);
         let layout = MatrixLayout::append(&mut bytes, rank, columns, outputs, scale, &a, &b, precision);
@@ -56,15 +60,15 @@ fn scale(rank: usize, columns: usize) -> f32 {
 }
 
 /// A lane that all layers come on which are not watched while they come.
-fn lane(stream: &Stream) -> &'static Arc<CopyLane> {
-    static LANE: OnceLock<Arc<CopyLane>> = OnceLock::new();
-    LANE.get_or_init(|| CopyLane::new(stream.cuda()).unwrap())
+fn lane(stream: &CudaStream) -> &'static Arc<UploadQueue> {
+    static LANE: OnceLock<Arc<UploadQueue>> = OnceLock::new();
+    LANE.get_or_init(|| UploadQueue::new(stream.cuda()).unwrap())
 }
 
 impl Layer {
     /// Room for `encoded`, which lies in `bytes`, in scattered blocks of `memory`, in no order.
     pub(super) fn over(
-        lane: &Arc<CopyLane>,
+        lane: &Arc<UploadQueue>,
         bytes: &SharedBytes,
         encoded: Encoded,
         memory: &Arc<BlockMemory>,
@@ -80,9 +84,9 @@ impl Layer {
 
     /// Random numbers of `kind`, of which nothing is on the device yet.
     pub(super) fn absent(
-        lane: &Arc<CopyLane>,
-        random: &mut Random,
-        kind: NumberKind,
+        lane: &Arc<UploadQueue>,
+        random: &mut SeededNumbers,
+        kind: ElementKind,
         shape: [usize; 3],
         memory: &Arc<BlockMemory>,
     ) -> Self {
@@ -92,15 +96,20 @@ impl Layer {
     }
 
     /// As `absent`, and all of it on the device.
-    pub(super) fn new(stream: &Stream, random: &mut Random, kind: NumberKind, shape: [usize; 3]) -> Self {
+    pub(super) fn new(
+        stream: &CudaStream,
+        random: &mut SeededNumbers,
+        kind: ElementKind,
+        shape: [usize; 3],
+    ) -> Self {
         Self::in_blocks(stream, random, kind, shape, LARGE_BLOCK)
     }
 
     /// As `new`, in blocks of another size.
     pub(super) fn in_blocks(
-        stream: &Stream,
-        random: &mut Random,
-        kind: NumberKind,
+        stream: &CudaStream,
+        random: &mut SeededNumbers,
+        kind: ElementKind,
         shape: [usize; 3],
         block_bytes: usize,
     ) -> Self {

@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use shmproto::far::{Answer, DIGEST_BYTES, FileName, LentFile};
+use shmproto::far::{DIGEST_BYTES, FileName, RemoteReply, StagedFile};
 use tokio::{
     fs::OpenOptions,
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -28,7 +28,7 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 
-use super::{GatewayDoor, refuse, say};
+use super::{GatewayAccess, refuse, say};
 
 /// Longest configuration, as in the gateway's store.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
@@ -48,7 +48,7 @@ pub(super) fn clear(directory: &Path) -> io::Result<()> {
 
 /// Why files are not taken.
 #[derive(Debug, thiserror::Error)]
-enum LendError {
+enum StagingError {
     #[error("an adapter is one or two files, each once")]
     Files,
     #[error("{name} has {bytes} bytes, but this executor takes {most} (--max-adapter-file-bytes)")]
@@ -65,9 +65,9 @@ enum LendError {
 
 /// Files that are lent; dropping it removes them.
 #[derive(Debug)]
-struct Place(PathBuf);
+struct StagedDirectory(PathBuf);
 
-impl Place {
+impl StagedDirectory {
     fn below(directory: &Path) -> io::Result<Self> {
         static PLACES: AtomicU64 = AtomicU64::new(0);
         let path = directory.join(PLACES.fetch_add(1, Relaxed).to_string());
@@ -76,14 +76,14 @@ impl Place {
     }
 
     /// What is loaded: PEFT's directory, or the only file.
-    fn path(&self, files: &[LentFile]) -> String {
+    fn path(&self, files: &[StagedFile]) -> String {
         let is_gguf = files.iter().any(|file| file.name == FileName::Gguf);
         let path = if is_gguf { self.0.join(FileName::Gguf.text()) } else { self.0.clone() };
         path.display().to_string()
     }
 }
 
-impl Drop for Place {
+impl Drop for StagedDirectory {
     fn drop(&mut self) {
         // What stays behind is removed at the next start.
         let _ = fs::remove_dir_all(&self.0);
@@ -93,13 +93,13 @@ impl Drop for Place {
 /// Takes the files, says where they are, and keeps them until the gateway lets go of them.
 pub(super) async fn serve(
     mut stream: TlsStream<TcpStream>,
-    files: &[LentFile],
-    door: &GatewayDoor,
+    files: &[StagedFile],
+    door: &GatewayAccess,
     patience: Duration,
 ) -> io::Result<()> {
     match take(&mut stream, files, door, patience).await {
         Ok(place) => {
-            say(&mut stream, &Answer::Lent(place.path(files))).await?;
+            say(&mut stream, &RemoteReply::Lent(place.path(files))).await?;
             // Nothing more is said: the end of the connection is the end of the lending.
             let _ = timeout(MAX_LENT_FOR, stream.read_u8()).await;
             Ok(())
@@ -114,33 +114,33 @@ pub(super) async fn serve(
 
 async fn take(
     stream: &mut TlsStream<TcpStream>,
-    files: &[LentFile],
-    door: &GatewayDoor,
+    files: &[StagedFile],
+    door: &GatewayAccess,
     patience: Duration,
-) -> Result<Place, LendError> {
+) -> Result<StagedDirectory, StagingError> {
     check(files, door.max_file_bytes)?;
-    let place = Place::below(&door.lent).map_err(LendError::Disk)?;
-    say(stream, &Answer::Admitted).await.map_err(LendError::Cut)?;
+    let place = StagedDirectory::below(&door.lent).map_err(StagingError::Disk)?;
+    say(stream, &RemoteReply::Admitted).await.map_err(StagingError::Cut)?;
     let mut hasher = blake3::Hasher::new();
     for file in files {
         take_one(stream, *file, &place, &mut hasher, patience).await?;
     }
     let mut digest = [0; DIGEST_BYTES];
     let came = timeout(patience, stream.read_exact(&mut digest)).await;
-    came.map_err(|_| LendError::Stalled(patience))?.map_err(LendError::Cut)?;
-    if digest == *hasher.finalize().as_bytes() { Ok(place) } else { Err(LendError::Digest) }
+    came.map_err(|_| StagingError::Stalled(patience))?.map_err(StagingError::Cut)?;
+    if digest == *hasher.finalize().as_bytes() { Ok(place) } else { Err(StagingError::Digest) }
 }
 
-fn check(files: &[LentFile], max_file_bytes: u64) -> Result<(), LendError> {
+fn check(files: &[StagedFile], max_file_bytes: u64) -> Result<(), StagingError> {
     let names: BTreeSet<FileName> = files.iter().map(|file| file.name).collect();
     let is_adapter = [&[FileName::Config, FileName::Weights][..], &[FileName::Gguf]];
     if !is_adapter.iter().any(|wanted| names.iter().eq(*wanted)) || names.len() != files.len() {
-        return Err(LendError::Files);
+        return Err(StagingError::Files);
     }
-    for LentFile { name, bytes } in files {
+    for StagedFile { name, bytes } in files {
         let most = if *name == FileName::Config { MAX_CONFIG_BYTES } else { max_file_bytes };
         if *bytes > most {
-            return Err(LendError::TooLarge { name: name.text(), bytes: *bytes, most });
+            return Err(StagingError::TooLarge { name: name.text(), bytes: *bytes, most });
         }
     }
     Ok(())
@@ -148,53 +148,53 @@ fn check(files: &[LentFile], max_file_bytes: u64) -> Result<(), LendError> {
 
 async fn take_one(
     stream: &mut TlsStream<TcpStream>,
-    file: LentFile,
-    place: &Place,
+    file: StagedFile,
+    place: &StagedDirectory,
     hasher: &mut blake3::Hasher,
     patience: Duration,
-) -> Result<(), LendError> {
+) -> Result<(), StagingError> {
     let path = place.0.join(file.name.text());
     let options = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).await;
-    let mut copy = options.map_err(LendError::Disk)?;
+    let mut copy = options.map_err(StagingError::Disk)?;
     let (mut left, mut chunk) = (file.bytes, vec![0; CHUNK_BYTES]);
     while left > 0 {
         let wanted = usize::try_from(left).map_or(CHUNK_BYTES, |left| left.min(CHUNK_BYTES));
         let came = timeout(patience, stream.read(&mut chunk[..wanted])).await;
-        let count = came.map_err(|_| LendError::Stalled(patience))?.map_err(LendError::Cut)?;
+        let count = came.map_err(|_| StagingError::Stalled(patience))?.map_err(StagingError::Cut)?;
         if count == 0 {
-            return Err(LendError::Cut(io::ErrorKind::UnexpectedEof.into()));
+            return Err(StagingError::Cut(io::ErrorKind::UnexpectedEof.into()));
         }
         hasher.update(&chunk[..count]);
-        copy.write_all(&chunk[..count]).await.map_err(LendError::Disk)?;
+        copy.write_all(&chunk[..count]).await.map_err(StagingError::Disk)?;
         left -= count as u64;
     }
     // What is written behind the scenes is written when this returns.
-    copy.flush().await.map_err(LendError::Disk)
+    copy.flush().await.map_err(StagingError::Disk)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn file(name: FileName, bytes: u64) -> LentFile {
-        LentFile { name, bytes }
+    fn file(name: FileName, bytes: u64) -> StagedFile {
+        StagedFile { name, bytes }
     }
 
     #[test]
     fn an_adapter_is_two_files_of_peft_or_one_and_none_too_large() {
         let config = file(FileName::Config, 1);
-        let fits = |files: &[LentFile]| check(files, 10);
+        let fits = |files: &[StagedFile]| check(files, 10);
         fits(&[config, file(FileName::Weights, 10)]).unwrap();
         fits(&[file(FileName::Gguf, 10)]).unwrap();
         for wrong in [&[][..], &[config], &[config, config], &[config, file(FileName::Gguf, 1)]] {
-            assert!(matches!(fits(wrong), Err(LendError::Files)), "{wrong:?}");
+            assert!(matches!(fits(wrong), Err(StagingError::Files)), "{wrong:?}");
         }
         let large = [
             [config, file(FileName::Weights, 11)],
             [file(FileName::Config, MAX_CONFIG_BYTES + 1), file(FileName::Weights, 1)],
         ];
         for files in large {
-            assert!(matches!(fits(&files), Err(LendError::TooLarge { .. })), "{files:?}");
+            assert!(matches!(fits(&files), Err(StagingError::TooLarge { .. })), "{files:?}");
         }
     }
 
@@ -204,7 +204,7 @@ mod tests {
         let directory = root.path().join("lent");
         fs::create_dir_all(directory.join("7")).unwrap();
         clear(&directory).unwrap();
-        let place = Place::below(&directory).unwrap();
+        let place = StagedDirectory::below(&directory).unwrap();
         fs::write(place.0.join("adapter.gguf"), "bytes").unwrap();
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
         assert!(place.path(&[file(FileName::Gguf, 5)]).ends_with("/adapter.gguf"));

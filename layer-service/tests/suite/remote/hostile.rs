@@ -7,10 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use layer_service::{remote::Settings, settings::Quotas};
-use shmproto::layer::{HEADER_BYTES, Status};
+use layer_service::{remote::RemoteSettings, settings::Quotas};
+use shmproto::layer::{CallStatus, HEADER_BYTES};
 
-use super::support::{ALICE, Arranged, BOB, House, Peer, WATCHDOG, WIDTH, header};
+use super::support::{ALICE, BOB, RemoteServerFixture, RemoteServerSetup, WATCHDOG, WIDTH, ZmtpPeer, header};
 
 /// Whether the other side closes before the watchdog barks.
 fn is_hung_up_on(tcp: &mut TcpStream) -> bool {
@@ -38,7 +38,7 @@ fn await_files(count: usize) {
 
 #[test]
 fn lengths_and_bytes_that_mean_nothing_end_their_own_connection_alone() {
-    let house = House::open(Arranged::default());
+    let house = RemoteServerFixture::open(RemoteServerSetup::default());
     let mut bob = house.client(BOB);
     let files = open_files();
     let long = |flags: u8, bytes: u64| [&[flags][..], &bytes.to_be_bytes()].concat();
@@ -68,14 +68,14 @@ fn lengths_and_bytes_that_mean_nothing_end_their_own_connection_alone() {
 
 #[test]
 fn rows_that_do_not_fit_their_header_are_refused_by_name() {
-    let house = House::open(Arranged::default());
+    let house = RemoteServerFixture::open(RemoteServerSetup::default());
     let mut client = house.client(ALICE);
     let unknown = |header| shmproto::layer::CallHeader { site: 9, ..header };
     let header = client.next_header(2);
     for (header, rows, status) in [
-        (header, WIDTH, Status::Shape),
-        (header, 0, Status::Shape),
-        (unknown(header), WIDTH, Status::UnknownSite),
+        (header, WIDTH, CallStatus::Shape),
+        (header, 0, CallStatus::Shape),
+        (unknown(header), WIDTH, CallStatus::UnknownSite),
     ] {
         client.send(&header, &vec![1.0; rows]).unwrap();
         assert_eq!(client.reply().unwrap().0.status, status);
@@ -85,14 +85,14 @@ fn rows_that_do_not_fit_their_header_are_refused_by_name() {
 
 #[test]
 fn a_number_that_was_answered_is_not_computed_again() {
-    let house = House::open(Arranged::default());
+    let house = RemoteServerFixture::open(RemoteServerSetup::default());
     let mut client = house.client(ALICE);
     client.call(1, 1.0).unwrap();
     client.call(1, 1.0).unwrap();
     for old in [1, 2] {
         client.send(&header(old, 1), &[1.0; WIDTH]).unwrap();
         let (reply, rows) = client.reply().unwrap();
-        assert_eq!((reply.status, reply.sequence, rows.len()), (Status::Sequence, old, 0));
+        assert_eq!((reply.status, reply.sequence, rows.len()), (CallStatus::Sequence, old, 0));
     }
     client.call(1, 1.0).unwrap();
 }
@@ -100,15 +100,15 @@ fn a_number_that_was_answered_is_not_computed_again() {
 #[test]
 fn a_handshake_in_drops_is_ended_at_its_deadline() {
     let handshake = Duration::from_millis(500);
-    let settings = Settings { handshake, ..Settings::default() };
-    let house = House::open(Arranged { settings, ..Arranged::default() });
+    let settings = RemoteSettings { handshake, ..RemoteSettings::default() };
+    let house = RemoteServerFixture::open(RemoteServerSetup { settings, ..RemoteServerSetup::default() });
     let mut bob = house.client(BOB);
     // One trickles below TLS, one within, one says nothing, one has shaken hands and opens no session.
     let mut below = house.tcp();
     let mut within = house.tls(None);
     within.flush().unwrap();
     let mut silent = house.tcp();
-    let mut idle = Peer::with_key(house.tls(None), ALICE);
+    let mut idle = ZmtpPeer::with_key(house.tls(None), ALICE);
     idle.shake_hands().unwrap();
     let begin = Instant::now();
     let mut is_open = [true, true];
@@ -125,8 +125,8 @@ fn a_handshake_in_drops_is_ended_at_its_deadline() {
 
 #[test]
 fn hundreds_that_say_nothing_keep_nobody_out() {
-    let settings = Settings { handshake: WATCHDOG, handshakes: 100, ..Settings::default() };
-    let house = House::open(Arranged { settings, ..Arranged::default() });
+    let settings = RemoteSettings { handshake: WATCHDOG, handshakes: 100, ..RemoteSettings::default() };
+    let house = RemoteServerFixture::open(RemoteServerSetup { settings, ..RemoteServerSetup::default() });
     let mut bob = house.client(BOB);
     let files = open_files();
     let mut idle: Vec<_> = (0..300).map(|_| house.tcp()).collect();
@@ -143,7 +143,7 @@ fn hundreds_that_say_nothing_keep_nobody_out() {
 
 #[test]
 fn other_protocols_are_hung_up_on() {
-    let house = House::open(Arranged::default());
+    let house = RemoteServerFixture::open(RemoteServerSetup::default());
     let mut bob = house.client(BOB);
     let files = open_files();
     let noise: Vec<u8> = (0..5000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
@@ -154,7 +154,7 @@ fn other_protocols_are_hung_up_on() {
         // It may hang up before it has heard everything.
         let _ = raw.write_all(bytes);
         assert!(is_hung_up_on(&mut raw));
-        let mut tls = Peer::null(house.tls(None));
+        let mut tls = ZmtpPeer::null(house.tls(None));
         let _ = tls.stream.write_all(bytes);
         let _ = tls.stream.write_all(bytes);
         assert!(tls.is_hung_up_on() || bytes[0] == 0xff);
@@ -166,9 +166,10 @@ fn other_protocols_are_hung_up_on() {
 
 #[test]
 fn who_takes_no_answers_is_let_go_and_nobody_waits_for_it() {
-    let settings = Settings { stuck: Duration::from_millis(300), ..Settings::default() };
+    let settings = RemoteSettings { stuck: Duration::from_millis(300), ..RemoteSettings::default() };
     let quotas = Quotas { tenant_rows: 1 << 20, ..Quotas::default() };
-    let house = House::open(Arranged { settings, quotas, ..Arranged::default() });
+    let house =
+        RemoteServerFixture::open(RemoteServerSetup { settings, quotas, ..RemoteServerSetup::default() });
     let mut bob = house.client(BOB);
     let mut slow = house.client(ALICE);
     let writer = thread::spawn(move || {
@@ -191,7 +192,7 @@ fn who_takes_no_answers_is_let_go_and_nobody_waits_for_it() {
 
 #[test]
 fn a_flood_of_calls_is_refused_by_name_and_the_flooder_served_afterwards() {
-    let house = House::open(Arranged::default());
+    let house = RemoteServerFixture::open(RemoteServerSetup::default());
     let mut bob = house.client(BOB);
     let mut flooder = house.client(ALICE);
     let rows = vec![1.0; 4096 * WIDTH];
@@ -202,8 +203,12 @@ fn a_flood_of_calls_is_refused_by_name_and_the_flooder_served_afterwards() {
         bob.call(1, 1.0).unwrap();
         statuses.extend(headers.iter().map(|_| flooder.reply().unwrap().0.status));
     }
-    assert!(statuses.contains(&Status::Quota) && statuses.contains(&Status::Done), "{statuses:?}");
-    assert!(statuses.iter().all(|status| matches!(status, Status::Quota | Status::Busy | Status::Done)));
+    assert!(statuses.contains(&CallStatus::Quota) && statuses.contains(&CallStatus::Done), "{statuses:?}");
+    assert!(
+        statuses
+            .iter()
+            .all(|status| matches!(status, CallStatus::Quota | CallStatus::Busy | CallStatus::Done))
+    );
     flooder.call(1, 1.0).unwrap();
     bob.call(1, 1.0).unwrap();
 }
@@ -211,18 +216,18 @@ fn a_flood_of_calls_is_refused_by_name_and_the_flooder_served_afterwards() {
 #[test]
 fn a_tenants_bytes_are_its_own() {
     let quotas = Quotas { tenant_bytes: 300_000, ..Quotas::default() };
-    let house = House::open(Arranged { quotas, ..Arranged::default() });
+    let house = RemoteServerFixture::open(RemoteServerSetup { quotas, ..RemoteServerSetup::default() });
     let (mut alice, mut bob) = (house.client(ALICE), house.client(BOB));
     let header = alice.next_header(10_000);
     alice.send(&header, &vec![1.0; 10_000 * WIDTH]).unwrap();
-    assert_eq!(alice.reply().unwrap().0.status, Status::Quota);
+    assert_eq!(alice.reply().unwrap().0.status, CallStatus::Quota);
     bob.call(2000, 1.0).unwrap();
     alice.call(2000, 1.0).unwrap();
 }
 
 #[test]
 fn half_closed_and_vanished_clients_leave_nothing_behind() {
-    let house = House::open(Arranged::default());
+    let house = RemoteServerFixture::open(RemoteServerSetup::default());
     let mut bob = house.client(BOB);
     let files = open_files();
     for _ in 0..5 {
@@ -241,9 +246,9 @@ fn half_closed_and_vanished_clients_leave_nothing_behind() {
 #[test]
 fn sessions_beyond_the_tenants_number_are_refused_and_others_not() {
     let quotas = Quotas { tenant_sessions: 2, ..Quotas::default() };
-    let house = House::open(Arranged { quotas, ..Arranged::default() });
+    let house = RemoteServerFixture::open(RemoteServerSetup { quotas, ..RemoteServerSetup::default() });
     let alices = [house.client(ALICE), house.client(ALICE)];
-    let mut third = Peer::with_key(house.tls(None), ALICE);
+    let mut third = ZmtpPeer::with_key(house.tls(None), ALICE);
     assert!(third.open(0).unwrap_err().to_string().contains("Quota"));
     house.client(BOB).call(1, 1.0).unwrap();
     drop(alices);

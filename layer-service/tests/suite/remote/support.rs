@@ -13,15 +13,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cache::ledger::Account;
+use cache::ledger::MemoryAccount;
 use kernels::Activations;
 use layer_service::{
     auth::Authenticator,
     blobs::{Blobs, catalog_sites},
-    hub::Hub,
+    hub::Dispatcher,
     inbox::inbox,
-    registry::{Base, Maskable, Registry},
-    remote::{Door, DoorError, Parts, Settings},
+    registry::{Maskable, Registry, ServedBase},
+    remote::{RemoteListenError, RemoteParts, RemoteServer, RemoteSettings},
     settings::{LayerSettings, Quotas},
     tls::TlsFiles,
 };
@@ -35,13 +35,13 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject
 use shmproto::{
     codec::Wire as _,
     layer::{
-        CONTROL, CallHeader, Class, Dtype, HEADER_BYTES, LAYER_VERSION, Op, Path, ReplyHeader, Source,
+        CONTROL, CallClass, CallHeader, Dtype, HEADER_BYTES, LAYER_VERSION, Op, Path, ReplyHeader, RowSource,
         control::{
-            AdapterDtype, CATALOG, Catalog, FromLayers, KvDtype, Open, Opened, RefusalCode, Refused,
-            SkeletonFile, ToLayers,
+            AdapterDtype, CATALOG, Catalog, ClientFileEntry, FromLayers, KvDtype, RefusalCode, SessionOpen,
+            SessionOpened, SessionRefused, ToLayers,
         },
     },
-    zmtp::{Client, Event, Limits, put_message, put_two_frames_head},
+    zmtp::{ZmtpClient, ZmtpEvent, ZmtpLimits, put_message, put_two_frames_head},
 };
 
 pub(super) use patience::WATCHDOG;
@@ -57,9 +57,9 @@ pub(super) const BOB: &str = "hb-bob";
 
 /// One site that multiplies each number with [`FACTOR`].
 #[derive(Debug)]
-struct Tripling(Vec<Site>);
+struct ScalingSite(Vec<Site>);
 
-impl Tripling {
+impl ScalingSite {
     fn new() -> Self {
         let part = SitePart { name: "triple".into(), rows: WIDTH, has_bias: false };
         Self(vec![Site {
@@ -72,7 +72,7 @@ impl Tripling {
     }
 }
 
-impl EvaluateSites for Tripling {
+impl EvaluateSites for ScalingSite {
     fn sites(&self) -> &[Site] {
         &self.0
     }
@@ -98,14 +98,14 @@ impl Blobs for CatalogAlone {
         self.0.len().try_into().unwrap()
     }
 
-    fn read(&self, blob: u32, offset: u64, bytes: u32) -> Result<Vec<u8>, Refused> {
+    fn read(&self, blob: u32, offset: u64, bytes: u32) -> Result<Vec<u8>, SessionRefused> {
         let (offset, bytes) = (offset as usize, bytes as usize);
         match (blob, offset) {
             (CATALOG, _) => Ok(self.0[offset..].iter().copied().take(bytes).collect()),
             (1, 100..300) => Ok(vec![7; bytes.min(300 - offset)]),
             _ => {
                 let (code, message) = (RefusalCode::NoSuchBlob, "not given out".to_owned());
-                Err(Refused { code, message, retry_after_ms: 0 })
+                Err(SessionRefused { code, message, retry_after_ms: 0 })
             }
         }
     }
@@ -159,22 +159,22 @@ impl Authority {
 }
 
 /// What differs between tests.
-pub(super) struct Arranged {
+pub(super) struct RemoteServerSetup {
     /// Lines of the key file; `None`: there is none.
     pub(super) keys: Option<String>,
     pub(super) asks_for_certificates: bool,
-    pub(super) settings: Settings,
+    pub(super) settings: RemoteSettings,
     pub(super) quotas: Quotas,
     pub(super) address: &'static str,
     pub(super) max_frame_bytes: usize,
 }
 
-impl Default for Arranged {
+impl Default for RemoteServerSetup {
     fn default() -> Self {
         Self {
             keys: Some([keys::line_of("user", "alice", ALICE), keys::line_of("user", "bob", BOB)].concat()),
             asks_for_certificates: false,
-            settings: Settings::default(),
+            settings: RemoteSettings::default(),
             quotas: Quotas::default(),
             address: "127.0.0.1:0",
             max_frame_bytes: 1 << 20,
@@ -183,22 +183,23 @@ impl Default for Arranged {
 }
 
 /// An executor that is nothing but its layers' remote door.
-pub(super) struct House {
+pub(super) struct RemoteServerFixture {
     pub(super) authority: Authority,
     pub(super) registry: Registry,
     directory: tempfile::TempDir,
-    door: Option<Door>,
+    door: Option<RemoteServer>,
     hub: Option<JoinHandle<()>>,
     has_ended: Arc<AtomicBool>,
 }
 
-impl House {
-    pub(super) fn open(arranged: Arranged) -> Self {
+impl RemoteServerFixture {
+    pub(super) fn open(arranged: RemoteServerSetup) -> Self {
         Self::try_open(arranged).unwrap()
     }
 
-    pub(super) fn try_open(arranged: Arranged) -> Result<Self, DoorError> {
-        let Arranged { keys, asks_for_certificates, settings, quotas, address, max_frame_bytes } = arranged;
+    pub(super) fn try_open(arranged: RemoteServerSetup) -> Result<Self, RemoteListenError> {
+        let RemoteServerSetup { keys, asks_for_certificates, settings, quotas, address, max_frame_bytes } =
+            arranged;
         let authority = Authority::new();
         let directory = tempfile::tempdir().unwrap();
         let place = |name: &str| directory.path().join(name);
@@ -215,37 +216,37 @@ impl House {
         };
         let client_ca = asks_for_certificates.then(|| place("ca"));
         let files = TlsFiles { certificate: place("cert"), key: place("key"), client_ca };
-        let settings = Settings {
+        let settings = RemoteSettings {
             tls: Some((address.parse().unwrap(), files)),
             private_socket: Some(place("private/layers.zmq")),
             ..settings
         };
         let blobs = CatalogAlone(catalog().to_bytes());
         let (sender, incoming) = inbox();
-        let base = Base {
+        let base = ServedBase {
             instance: 1,
             catalog_bytes: blobs.catalog_bytes(),
             maskable: Maskable { linear: true, ring: true },
         };
-        let registry = Registry::new(quotas, base, sender, Account::default());
-        let parts = Parts {
+        let registry = Registry::new(quotas, base, sender, MemoryAccount::default());
+        let parts = RemoteParts {
             registry: registry.clone(),
             blobs: Arc::new(blobs),
             authenticator: Arc::new(authenticator),
             max_frame_bytes,
         };
-        let door = Door::open(settings, parts)?;
+        let door = RemoteServer::open(settings, parts)?;
         let has_ended = Arc::new(AtomicBool::new(false));
         let layers = LayerSettings { quotas, ..LayerSettings::default() };
-        let sites = Tripling::new();
-        let hub = Hub::new(&sites, layers, registry.clone(), incoming, Box::new(SystemClock));
+        let sites = ScalingSite::new();
+        let hub = Dispatcher::new(&sites, layers, registry.clone(), incoming, Box::new(SystemClock));
         let end = Arc::clone(&has_ended);
         let hub = std::thread::spawn(move || compute(hub, sites, &end));
         Ok(Self { authority, registry, directory, door: Some(door), hub: Some(hub), has_ended })
     }
 
     pub(super) fn address(&self) -> SocketAddr {
-        self.door.as_ref().and_then(Door::address).unwrap()
+        self.door.as_ref().and_then(RemoteServer::address).unwrap()
     }
 
     pub(super) fn private_socket(&self) -> PathBuf {
@@ -290,17 +291,17 @@ impl House {
     }
 
     /// A client with this key, and its session.
-    pub(super) fn client(&self, key: &str) -> Peer<Tls> {
-        let mut peer = Peer::with_key(self.tls(None), key);
+    pub(super) fn client(&self, key: &str) -> ZmtpPeer<Tls> {
+        let mut peer = ZmtpPeer::with_key(self.tls(None), key);
         peer.open(0).unwrap();
         peer
     }
 
     /// Without TLS, on the private socket.
-    pub(super) fn neighbour(&self) -> Peer<UnixStream> {
+    pub(super) fn neighbour(&self) -> ZmtpPeer<UnixStream> {
         let stream = UnixStream::connect(self.private_socket()).unwrap();
         stream.set_read_timeout(Some(WATCHDOG)).unwrap();
-        Peer::null(stream)
+        ZmtpPeer::null(stream)
     }
 
     /// Waits until as many sessions are open.
@@ -317,7 +318,7 @@ impl House {
     }
 }
 
-impl Drop for House {
+impl Drop for RemoteServerFixture {
     fn drop(&mut self) {
         drop(self.door.take());
         self.has_ended.store(true, Ordering::Relaxed);
@@ -327,7 +328,7 @@ impl Drop for House {
     }
 }
 
-fn compute(mut hub: Hub, mut base: Tripling, has_ended: &AtomicBool) {
+fn compute(mut hub: Dispatcher, mut base: ScalingSite, has_ended: &AtomicBool) {
     while !has_ended.load(Ordering::Relaxed) {
         hub.poll();
         if hub.run_due(&mut base).rows == 0 {
@@ -344,35 +345,35 @@ fn catalog() -> Catalog {
         context_length: 0,
         kv_dtype: KvDtype::F32,
         adapter_dtype: AdapterDtype::Exact,
-        sites: catalog_sites(Tripling::new().sites()),
-        files: vec![SkeletonFile { name: "model".into(), bytes: 1000, ranges: vec![(100, 200)] }],
+        sites: catalog_sites(ScalingSite::new().sites()),
+        files: vec![ClientFileEntry { name: "model".into(), bytes: 1000, ranges: vec![(100, 200)] }],
     }
 }
 
 pub(super) type Tls = StreamOwned<ClientConnection, TcpStream>;
 
 /// A client at the bytes of its connection.
-pub(super) struct Peer<S> {
+pub(super) struct ZmtpPeer<S> {
     pub(super) stream: S,
-    zmtp: Client,
+    zmtp: ZmtpClient,
     sequence: u64,
 }
 
-fn limits() -> Limits {
-    Limits::new(64 << 20)
+fn limits() -> ZmtpLimits {
+    ZmtpLimits::new(64 << 20)
 }
 
-impl<S: Read + Write> Peer<S> {
+impl<S: Read + Write> ZmtpPeer<S> {
     pub(super) fn null(stream: S) -> Self {
-        Self { stream, zmtp: Client::null(limits()), sequence: 0 }
+        Self { stream, zmtp: ZmtpClient::null(limits()), sequence: 0 }
     }
 
     pub(super) fn with_key(stream: S, key: &str) -> Self {
-        Self { stream, zmtp: Client::plain(limits(), "key", key).unwrap(), sequence: 0 }
+        Self { stream, zmtp: ZmtpClient::plain(limits(), "key", key).unwrap(), sequence: 0 }
     }
 
     /// The next thing that comes; an error if the connection ends before.
-    pub(super) fn event(&mut self) -> io::Result<Event> {
+    pub(super) fn event(&mut self) -> io::Result<ZmtpEvent> {
         loop {
             let event = self.zmtp.next_event().map_err(io::Error::other)?;
             // Before anything else is said.
@@ -394,8 +395,8 @@ impl<S: Read + Write> Peer<S> {
     pub(super) fn message(&mut self) -> io::Result<[Vec<u8>; 2]> {
         loop {
             match self.event()? {
-                Event::Message(frames) => return Ok(frames.try_into().expect("two frames")),
-                Event::Refused(reason) => {
+                ZmtpEvent::Message(frames) => return Ok(frames.try_into().expect("two frames")),
+                ZmtpEvent::Refused(reason) => {
                     return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
                 }
                 _ => {}
@@ -418,14 +419,14 @@ impl<S: Read + Write> Peer<S> {
 
     pub(super) fn shake_hands(&mut self) -> io::Result<()> {
         match self.event()? {
-            Event::Ready(_) => Ok(()),
-            Event::Refused(reason) => Err(io::Error::new(io::ErrorKind::PermissionDenied, reason)),
+            ZmtpEvent::Ready(_) => Ok(()),
+            ZmtpEvent::Refused(reason) => Err(io::Error::new(io::ErrorKind::PermissionDenied, reason)),
             other => panic!("{other:?}"),
         }
     }
 
     /// Opens a session, or takes one over.
-    pub(super) fn open(&mut self, session: u64) -> io::Result<Opened> {
+    pub(super) fn open(&mut self, session: u64) -> io::Result<SessionOpened> {
         match self.open_as(session, "")? {
             FromLayers::Opened(opened) => Ok(opened),
             other => Err(io::Error::other(format!("{other:?}"))),
@@ -434,7 +435,7 @@ impl<S: Read + Write> Peer<S> {
 
     pub(super) fn open_as(&mut self, session: u64, key: &str) -> io::Result<FromLayers> {
         self.shake_hands()?;
-        self.say(&ToLayers::Open(Open {
+        self.say(&ToLayers::Open(SessionOpen {
             version: LAYER_VERSION,
             layout_hash: 0,
             key: key.to_owned(),
@@ -491,11 +492,11 @@ pub(super) fn header(sequence: u64, rows: u32) -> CallHeader {
     CallHeader {
         op: Op::Forward,
         path: Path::Fast,
-        class: Class::Decode,
+        class: CallClass::Decode,
         dtype: Dtype::F32,
         site: 0,
         part: None,
-        source: Source::Rows,
+        source: RowSource::Rows,
         sequence,
         rows,
         input: 0,

@@ -2,22 +2,22 @@
 
 use std::time::Duration;
 
-use layer_service::{remote::Settings, settings::Quotas};
+use layer_service::{remote::RemoteSettings, settings::Quotas};
 use shmproto::{
     codec::Wire as _,
     layer::{
-        Status,
+        CallStatus,
         control::{CATALOG, Catalog, Fetch, FromLayers, RefusalCode, ToLayers},
     },
-    zmtp::Event,
+    zmtp::ZmtpEvent,
 };
 
-use super::support::{ALICE, Arranged, BOB, FACTOR, House, Peer, WIDTH};
+use super::support::{ALICE, BOB, FACTOR, RemoteServerFixture, RemoteServerSetup, WIDTH, ZmtpPeer};
 
 #[test]
 fn a_call_is_answered_over_tls_and_over_the_private_socket() {
-    let house = House::open(Arranged { keys: None, ..Arranged::default() });
-    let mut remote = Peer::null(house.tls(None));
+    let house = RemoteServerFixture::open(RemoteServerSetup { keys: None, ..RemoteServerSetup::default() });
+    let mut remote = ZmtpPeer::null(house.tls(None));
     assert_eq!(remote.open(0).unwrap().tenant, "public");
     let mut neighbour = house.neighbour();
     assert_eq!(neighbour.open(0).unwrap().tenant, "public");
@@ -34,7 +34,7 @@ fn a_call_is_answered_over_tls_and_over_the_private_socket() {
 
 #[test]
 fn calls_may_be_sent_ahead_and_are_answered_by_their_numbers() {
-    let house = House::open(Arranged::default());
+    let house = RemoteServerFixture::open(RemoteServerSetup::default());
     let mut client = house.client(ALICE);
     let headers: Vec<_> = (1..=40).map(|rows| client.next_header(rows)).collect();
     for header in &headers {
@@ -43,7 +43,7 @@ fn calls_may_be_sent_ahead_and_are_answered_by_their_numbers() {
     let mut answered = Vec::new();
     for _ in &headers {
         let (reply, rows) = client.reply().unwrap();
-        assert_eq!(reply.status, Status::Done);
+        assert_eq!(reply.status, CallStatus::Done);
         assert_eq!(rows, vec![reply.rows as f32 * FACTOR; reply.rows as usize * WIDTH]);
         answered.push(reply.sequence);
     }
@@ -54,21 +54,21 @@ fn calls_may_be_sent_ahead_and_are_answered_by_their_numbers() {
 #[test]
 fn a_client_that_writes_everything_before_it_reads_anything_is_answered() {
     let quotas = Quotas { tenant_rows: 1 << 20, ..Quotas::default() };
-    let house = House::open(Arranged { quotas, ..Arranged::default() });
+    let house = RemoteServerFixture::open(RemoteServerSetup { quotas, ..RemoteServerSetup::default() });
     let mut client = house.client(ALICE);
     // Far more both ways than sockets and TLS keep.
     let headers: Vec<_> = (0..40).map(|_| client.next_header(10_000)).collect();
     let rows = vec![1.0; 10_000 * WIDTH];
     headers.iter().for_each(|header| client.send(header, &rows).unwrap());
     for _ in headers {
-        assert_eq!(client.reply().unwrap().0.status, Status::Done);
+        assert_eq!(client.reply().unwrap().0.status, CallStatus::Done);
     }
 }
 
 #[test]
 fn the_catalog_and_the_files_ranges_are_fetched_in_parts() {
-    let house = House::open(Arranged::default());
-    let mut client = Peer::with_key(house.tls(None), ALICE);
+    let house = RemoteServerFixture::open(RemoteServerSetup::default());
+    let mut client = ZmtpPeer::with_key(house.tls(None), ALICE);
     let bytes = client.open(0).unwrap().catalog_bytes;
     let mut fetch = |blob, offset, bytes| {
         client.say(&ToLayers::Fetch(Fetch { blob, offset, bytes })).unwrap();
@@ -88,7 +88,7 @@ fn the_catalog_and_the_files_ranges_are_fetched_in_parts() {
 
 #[test]
 fn a_session_says_what_it_used_and_refuses_what_makes_no_sense_in_it() {
-    let house = House::open(Arranged::default());
+    let house = RemoteServerFixture::open(RemoteServerSetup::default());
     let mut client = house.client(ALICE);
     client.call(3, 1.0).unwrap();
     client.say(&ToLayers::GetStats).unwrap();
@@ -102,13 +102,13 @@ fn a_session_says_what_it_used_and_refuses_what_makes_no_sense_in_it() {
 
 #[test]
 fn a_lost_connections_session_is_taken_over_by_its_tenant_alone() {
-    let house = House::open(Arranged::default());
-    let mut first = Peer::with_key(house.tls(None), ALICE);
+    let house = RemoteServerFixture::open(RemoteServerSetup::default());
+    let mut first = ZmtpPeer::with_key(house.tls(None), ALICE);
     let session = first.open(0).unwrap().session;
-    let mut thief = Peer::with_key(house.tls(None), BOB);
+    let mut thief = ZmtpPeer::with_key(house.tls(None), BOB);
     assert!(thief.open(session).unwrap_err().to_string().contains("NoSuchSession"));
     first.call(1, 1.0).unwrap();
-    let mut second = Peer::with_key(house.tls(None), ALICE);
+    let mut second = ZmtpPeer::with_key(house.tls(None), ALICE);
     assert_eq!(second.open(session).unwrap().session, session);
     assert!(first.is_hung_up_on());
     second.call(1, 1.0).unwrap();
@@ -118,8 +118,8 @@ fn a_lost_connections_session_is_taken_over_by_its_tenant_alone() {
 #[test]
 fn a_silent_client_is_asked_and_one_that_answers_may_be_silent_for_ever() {
     let (ping_every, silence) = (Duration::from_millis(50), Duration::from_millis(200));
-    let settings = Settings { ping_every, silence, ..Settings::default() };
-    let house = House::open(Arranged { settings, ..Arranged::default() });
+    let settings = RemoteSettings { ping_every, silence, ..RemoteSettings::default() };
+    let house = RemoteServerFixture::open(RemoteServerSetup { settings, ..RemoteServerSetup::default() });
     let mut quiet = house.client(ALICE);
     let deaf = house.client(BOB);
     house.await_sessions(2);
@@ -143,24 +143,24 @@ fn a_silent_client_is_asked_and_one_that_answers_may_be_silent_for_ever() {
 
 #[test]
 fn clients_are_told_once_that_the_executor_is_about_to_end() {
-    let house = House::open(Arranged::default());
+    let house = RemoteServerFixture::open(RemoteServerSetup::default());
     let mut client = house.client(ALICE);
     house.registry.drain();
     assert_eq!(client.hear().unwrap(), FromLayers::Draining);
     let header = client.next_header(1);
     client.send(&header, &[1.0; WIDTH]).unwrap();
-    assert_eq!(client.reply().unwrap().0.status, Status::Draining);
-    let mut late = Peer::with_key(house.tls(None), ALICE);
+    assert_eq!(client.reply().unwrap().0.status, CallStatus::Draining);
+    let mut late = ZmtpPeer::with_key(house.tls(None), ALICE);
     assert!(late.open(0).unwrap_err().to_string().contains("Draining"));
 }
 
 #[test]
 fn when_the_door_closes_its_sessions_and_its_socket_are_gone() {
-    let house = House::open(Arranged::default());
+    let house = RemoteServerFixture::open(RemoteServerSetup::default());
     let (socket, registry) = (house.private_socket(), house.registry.clone());
     let mut client = house.client(ALICE);
     drop(house);
     assert!(client.is_hung_up_on() && !socket.exists());
     assert_eq!(registry.figures().open, 0);
-    assert!(!matches!(client.event(), Ok(Event::Message(_))));
+    assert!(!matches!(client.event(), Ok(ZmtpEvent::Message(_))));
 }

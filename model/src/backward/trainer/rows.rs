@@ -3,7 +3,7 @@
 use ids::BlockId;
 use kernels::backward::attention::SequenceRows;
 
-use super::{Example, Learner};
+use super::{Example, TrainableAdapter};
 use crate::{
     backward::tape::{Tape, TargetRow},
     deltas::prepared::PreparedAdapter,
@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Lays out the rows of `examples`.
-pub(super) fn tape(learner: &Learner, examples: &[Example<'_>]) -> Tape {
+pub(super) fn tape(learner: &TrainableAdapter, examples: &[Example<'_>]) -> Tape {
     let virtual_tokens = learner.prepared.virtual_tokens();
     let mut tape = Tape::default();
     let mut first = 0;
@@ -42,7 +42,7 @@ pub(super) fn blocks(sequences: &[SequenceRows]) -> Vec<Vec<BlockId>> {
 pub(super) fn batch<'a>(
     tape: &'a Tape,
     blocks: &'a [Vec<BlockId>],
-    learner: &'a Learner,
+    learner: &'a TrainableAdapter,
 ) -> Vec<SequenceSlice<'a, PreparedAdapter>> {
     let (adapter, logits) = (Some(&learner.prepared), LogitRows::None);
     let slice = |(tokens, blocks): (&'a Vec<u32>, &'a Vec<BlockId>)| SequenceSlice {

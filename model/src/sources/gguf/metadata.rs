@@ -6,7 +6,7 @@ use kernels::TensorType;
 use super::{GgufSourceError, ROPE_FACTORS, ROPE_SHORT_FACTORS};
 use crate::{
     shape::{
-        config::{ModelConfig, Rope, RopeScaling, Traits},
+        config::{ArchFlags, ModelConfig, Rope, RopeScaling},
         experts::Experts,
     },
     sources::{family::Family, gemma, others},
@@ -31,13 +31,13 @@ struct Longrope {
 }
 
 /// Reads a file's metadata, whose keys begin with the architecture's name.
-pub(super) struct Reader<'a> {
+pub(super) struct GgufMetadata<'a> {
     file: &'a GgufFile,
     prefix: &'a str,
     pub(super) family: Family,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> GgufMetadata<'a> {
     pub(super) fn new(file: &'a GgufFile) -> Result<Self, GgufSourceError> {
         const KEY: &str = "general.architecture";
         let path = || file.path().to_path_buf();
@@ -196,14 +196,14 @@ impl<'a> Reader<'a> {
                 }
                 Family::Gemma2 => self.gemma2(hidden_size, heads, layers)?,
                 Family::Gemma3 => self.gemma3(hidden_size, heads, layers)?,
-                _ => Traits::default(),
+                _ => ArchFlags::default(),
             },
             experts: self.experts()?,
         })
     }
 
     /// What Granite does that Llama does not.
-    fn granite(&self) -> Result<Traits, GgufSourceError> {
+    fn granite(&self) -> Result<ArchFlags, GgufSourceError> {
         // llama.cpp takes 0 for "as Llama does".
         let given = |name| Ok::<_, GgufSourceError>(self.number(name)?.filter(|&scale| scale != 0.0));
         Ok(others::granite([
@@ -215,16 +215,16 @@ impl<'a> Reader<'a> {
     }
 
     /// What Gemma 3 does that Llama does not.
-    fn gemma3(&self, hidden_size: usize, heads: usize, layers: usize) -> Result<Traits, GgufSourceError> {
+    fn gemma3(&self, hidden_size: usize, heads: usize, layers: usize) -> Result<ArchFlags, GgufSourceError> {
         let scaled_by = gemma::query_scalar(hidden_size, heads, self.head_dim(hidden_size, heads)?, layers);
         let theta = self.number("rope.freq_base_swa")?.unwrap_or(gemma::LOCAL_THETA);
         let local_rope = Some(Rope { theta, scaling: RopeScaling::None });
         let traits = gemma::traits(hidden_size, scaled_by, gemma::every(gemma::PATTERN_3, layers));
-        Ok(Traits { local_rope, ..traits })
+        Ok(ArchFlags { local_rope, ..traits })
     }
 
     /// What Gemma 2 does that Llama does not.
-    fn gemma2(&self, hidden_size: usize, heads: usize, layers: usize) -> Result<Traits, GgufSourceError> {
+    fn gemma2(&self, hidden_size: usize, heads: usize, layers: usize) -> Result<ArchFlags, GgufSourceError> {
         let scaled_by = gemma::query_scalar(hidden_size, heads, self.head_dim(hidden_size, heads)?, layers);
         // llama.cpp takes 0 for none.
         let cap = |name, usual| {
@@ -233,7 +233,7 @@ impl<'a> Reader<'a> {
         };
         let (score_cap, logit_cap) = (cap(SCORE_CAP, gemma::SCORE_CAP)?, cap(LOGIT_CAP, gemma::LOGIT_CAP)?);
         let traits = gemma::traits(hidden_size, scaled_by, gemma::every(gemma::PATTERN_2, layers));
-        Ok(Traits { score_cap, logit_cap, ..traits })
+        Ok(ArchFlags { score_cap, logit_cap, ..traits })
     }
 
     /// How far attention looks back.

@@ -7,11 +7,11 @@ use crate::{
         layout::LinearGroup,
         source::{Target, TensorId},
     },
-    sources::fused::Place,
+    sources::fused::TensorLocation,
 };
 
 /// Where a file keeps a tensor of a model.
-pub(super) fn place(config: &ModelConfig, id: TensorId) -> Place {
+pub(super) fn place(config: &ModelConfig, id: TensorId) -> TensorLocation {
     match (id, &config.experts) {
         (TensorId::Expert(_, expert, part), Some(experts)) => {
             let group = match part {
@@ -19,9 +19,9 @@ pub(super) fn place(config: &ModelConfig, id: TensorId) -> Place {
                 ExpertPart::Down => LinearGroup::ExpertDown(expert),
             };
             let nth = (usize::from(expert.0), experts.count);
-            Place::stacked(config, (id, group), tensor_name(id), nth)
+            TensorLocation::stacked(config, (id, group), tensor_name(id), nth)
         }
-        _ => Place::of(config, id, || tensor_name(id), fused_name),
+        _ => TensorLocation::of(config, id, || tensor_name(id), fused_name),
     }
 }
 

@@ -1,9 +1,9 @@
 //! What a `config.json` says of a mixture of experts. Defaults are those of transformers' configuration classes.
 
-use super::{HfConfigError, raw::Raw, unsupported};
+use super::{HfConfigError, raw::RawHfConfig, unsupported};
 use crate::{shape::experts::Experts, sources::family::Family};
 
-impl Raw {
+impl RawHfConfig {
     /// The experts of a model of so many blocks.
     pub(super) fn experts(&self, family: Family, layers: usize) -> Result<Option<Experts>, HfConfigError> {
         let count = self.num_local_experts.or(self.num_experts);

@@ -8,7 +8,7 @@ use crate::shape::config::RopeScaling;
 
 /// The options that matter. Defaults are those of transformers' configuration classes.
 #[derive(Debug, Deserialize)]
-pub(super) struct Raw {
+pub(super) struct RawHfConfig {
     #[serde(default)]
     pub(super) architectures: Vec<String>,
     pub(super) vocab_size: Option<usize>,

@@ -2,28 +2,28 @@
 
 use super::{
     HfConfigError,
-    raw::{Raw, RawRope},
+    raw::{RawHfConfig, RawRope},
     unsupported,
 };
 use crate::{
-    shape::config::{Rope, RopeScaling, Traits},
+    shape::config::{ArchFlags, Rope, RopeScaling},
     sources::{family::Family, gemma, others},
 };
 
-impl Raw {
+impl RawHfConfig {
     /// What a model of this family does that Llama does not.
     pub(super) fn traits(
         &self,
         family: Family,
         [hidden_size, head_dim, layers]: [usize; 3],
-    ) -> Result<Traits, HfConfigError> {
+    ) -> Result<ArchFlags, HfConfigError> {
         Ok(match family {
             Family::Llama
             | Family::Mistral
             | Family::Mixtral
             | Family::Qwen2
             | Family::Qwen3
-            | Family::Qwen3Moe => Traits::default(),
+            | Family::Qwen3Moe => ArchFlags::default(),
             Family::Granite => self.granite(),
             Family::Olmo2 => others::olmo2(),
             Family::Phi3 => self.phi3(head_dim),
@@ -32,7 +32,7 @@ impl Raw {
         })
     }
 
-    fn granite(&self) -> Traits {
+    fn granite(&self) -> ArchFlags {
         let scores = self.attention_multiplier.unwrap_or(1.0);
         others::granite([
             self.embedding_multiplier,
@@ -42,7 +42,7 @@ impl Raw {
         ])
     }
 
-    fn phi3(&self, head_dim: usize) -> Traits {
+    fn phi3(&self, head_dim: usize) -> ArchFlags {
         let rope = self.rope_parameters.as_ref().or(self.rope_scaling.as_ref());
         let part = rope.and_then(|rope| rope.partial_rotary_factor).or(self.partial_rotary_factor);
         // transformers rounds down, too.
@@ -70,24 +70,24 @@ impl Raw {
         Ok(longrope.map_or(whole, |(original, _)| original.min(whole)))
     }
 
-    fn gemma2(&self, hidden_size: usize, layers: usize) -> Result<Traits, HfConfigError> {
+    fn gemma2(&self, hidden_size: usize, layers: usize) -> Result<ArchFlags, HfConfigError> {
         let global = self.global_layers(gemma::PATTERN_2, layers)?;
         let traits = gemma::traits(hidden_size, self.query_pre_attn_scalar.unwrap_or(256.0), global);
-        Ok(Traits {
+        Ok(ArchFlags {
             score_cap: self.attn_logit_softcapping.unwrap_or(Some(gemma::SCORE_CAP)),
             logit_cap: self.final_logit_softcapping.unwrap_or(Some(gemma::LOGIT_CAP)),
             ..traits
         })
     }
 
-    fn gemma3(&self, hidden_size: usize, layers: usize) -> Result<Traits, HfConfigError> {
+    fn gemma3(&self, hidden_size: usize, layers: usize) -> Result<ArchFlags, HfConfigError> {
         let local = self.rope_parameters.as_ref().and_then(|rope| rope.sliding_attention.as_deref());
         let theta = local.and_then(|rope| rope.rope_theta).or(self.rope_local_base_freq);
         let scaling = local.map_or(Ok(RopeScaling::None), RawRope::scaling)?;
         let local_rope = Rope { theta: theta.unwrap_or(gemma::LOCAL_THETA), scaling };
         let global = self.global_layers(gemma::PATTERN_3, layers)?;
         let traits = gemma::traits(hidden_size, self.query_pre_attn_scalar.unwrap_or(256.0), global);
-        Ok(Traits { local_rope: Some(local_rope), ..traits })
+        Ok(ArchFlags { local_rope: Some(local_rope), ..traits })
     }
 
     /// The layers that attend to everything: one of `usual`, where the files do not say.

@@ -65,7 +65,7 @@ impl From<OtherTensor> for SafetensorsFormatError {
 
 /// The tensors of a file, by name in ascending order.
 #[derive(Debug)]
-pub(crate) struct Contents {
+pub(crate) struct TensorTable {
     pub(crate) tensors: Vec<(String, StoredTensor)>,
     pub(crate) others: Vec<OtherTensor>,
     /// Where the tensors' data begin.
@@ -79,7 +79,7 @@ pub(crate) struct Contents {
 pub(crate) fn read_all_contents(
     file: &[u8],
     header_limit_bytes: u64,
-) -> Result<Contents, SafetensorsFormatError> {
+) -> Result<TensorTable, SafetensorsFormatError> {
     let (length, _) = file.split_first_chunk::<LENGTH_BYTES>().ok_or(SafeTensorError::HeaderTooSmall)?;
     let found = u64::from_le_bytes(*length);
     if found > header_limit_bytes {
@@ -100,7 +100,7 @@ pub(crate) fn read_all_contents(
     }
     tensors.sort_by(|(left, _), (right, _)| left.cmp(right));
     others.sort_by(|left, right| left.name.cmp(&right.name));
-    Ok(Contents { tensors, others, header_bytes: start })
+    Ok(TensorTable { tensors, others, header_bytes: start })
 }
 
 /// Refuses a header that would grow in memory, and one that says two things of one name: readers that take the first

@@ -21,7 +21,7 @@ use kernels::{TensorType, quant::dequantize_row};
 use super::{file::StoredTensor, shards::Shards};
 use crate::{
     shape::{layout::LayoutError, source::Tensor},
-    sources::quantization::{Method, Quantization},
+    sources::quantization::{QuantMethod, Quantization},
 };
 
 /// Inputs of a block of `Q4_0`, `Q4_1` and `Q8_0`.
@@ -35,7 +35,7 @@ const AWQ_PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 /// A linear layer's stored parts, checked against each other.
 #[derive(Debug)]
-pub(super) struct Parts<'a> {
+pub(super) struct QuantizedParts<'a> {
     quantization: Quantization,
     outputs: usize,
     inputs: usize,
@@ -46,7 +46,7 @@ pub(super) struct Parts<'a> {
     groups: Option<&'a [u8]>,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> QuantizedParts<'a> {
     /// The parts of `module`, `[outputs, inputs]`; `None` if it is stored as a matrix.
     ///
     /// # Errors
@@ -63,14 +63,14 @@ impl<'a> Parts<'a> {
         }
         let per_word = quantization.per_word();
         let stored = match quantization.method {
-            Method::Gptq(_) => [inputs / per_word, outputs],
-            Method::Awq => [inputs, outputs / per_word],
+            QuantMethod::Gptq(_) => [inputs / per_word, outputs],
+            QuantMethod::Awq => [inputs, outputs / per_word],
         };
         let size = quantization.group.unwrap_or(inputs);
         let groups = inputs.div_ceil(size);
         let runs = |bytes: &[u8]| (0..inputs).all(|input| word(bytes, input) as usize == input / size);
         let listed = match quantization.method {
-            Method::Gptq(_) if shards.integers(&places).is_some() => {
+            QuantMethod::Gptq(_) if shards.integers(&places).is_some() => {
                 let listed = integers(shards, &places, [1, inputs])?;
                 check_groups(&places, listed, groups)?;
                 Some(listed).filter(|listed| !runs(listed))
@@ -161,8 +161,8 @@ impl<'a> Parts<'a> {
     fn code(&self, output: usize, input: usize) -> u8 {
         let (per_word, mask) = (self.quantization.per_word(), self.quantization.mask());
         let (at, place) = match self.quantization.method {
-            Method::Gptq(_) => (input / per_word * self.outputs + output, input % per_word),
-            Method::Awq => {
+            QuantMethod::Gptq(_) => (input / per_word * self.outputs + output, input % per_word),
+            QuantMethod::Awq => {
                 (input * (self.outputs / per_word) + output / per_word, AWQ_PLACES[output % per_word])
             }
         };
@@ -176,8 +176,8 @@ impl<'a> Parts<'a> {
         let place = output % per_word;
         match self.quantization.method {
             // What was 0 is stored as the largest.
-            Method::Gptq(less) => ((stored >> (place * self.quantization.bits) & mask) + less) & mask,
-            Method::Awq => stored >> (AWQ_PLACES[place] * self.quantization.bits) & mask,
+            QuantMethod::Gptq(less) => ((stored >> (place * self.quantization.bits) & mask) + less) & mask,
+            QuantMethod::Awq => stored >> (AWQ_PLACES[place] * self.quantization.bits) & mask,
         }
     }
 

@@ -11,7 +11,7 @@ use shmproto::file::MappedFile;
 
 use crate::sources::safetensors::{
     error::SafetensorsSourceError,
-    file::{Contents, OtherTensor, StoredTensor, read_all_contents},
+    file::{OtherTensor, StoredTensor, TensorTable, read_all_contents},
 };
 
 /// Bytes of a weight file's header.
@@ -65,7 +65,7 @@ impl Shards {
     fn add(&mut self, path: &Path, types: OtherTypes) -> Result<(), SafetensorsSourceError> {
         let map = MappedFile::open(path)
             .map_err(|source| SafetensorsSourceError::Read { path: path.to_path_buf(), source })?;
-        let Contents { tensors, others, header_bytes } = read_all_contents(&map, MAX_HEADER_BYTES)
+        let TensorTable { tensors, others, header_bytes } = read_all_contents(&map, MAX_HEADER_BYTES)
             .map_err(|source| SafetensorsSourceError::Weights { path: path.to_path_buf(), source })?;
         if let Some(other) = others.first().filter(|_| types == OtherTypes::Refused) {
             let (path, source) = (path.to_path_buf(), other.clone().into());

@@ -14,17 +14,18 @@ use std::{
     sync::Arc,
 };
 
-use kernels::{PackedForm, PackedMatrix, Slab};
+use kernels::{PackedLayout, PackedMatrix, PageSlab};
 use rustix::fs::{Advice, OFlags, fadvise};
 
 use super::layout::{
-    Floor, GRAIN_ROWS, HASH_BYTES, HEADER_BYTES, Layout, PAGE_BYTES, Part, Stored, bytes_of,
+    FileMatrix, GRAIN_ROWS, HASH_BYTES, HEADER_BYTES, LayerChunk, MatrixRows, PAGE_BYTES, WeightFileLayout,
+    bytes_of,
 };
 use crate::{
     shape::source::WeightSource,
     weights::{
         elements,
-        packing::{Told, pack_all},
+        packing::{ProgressCallback, pack_all},
         tensors::{WeightsError, read_matrix},
     },
 };
@@ -94,12 +95,12 @@ pub enum MakeError {
 
 /// What is not in the file's header: of each matrix its unit, and hashes.
 #[derive(Debug)]
-struct Table {
+struct PackedTable {
     units: Vec<f32>,
     hashes: Vec<Vec<blake3::Hash>>,
 }
 
-impl Table {
+impl PackedTable {
     fn to_bytes(&self) -> Vec<u8> {
         let of_matrix = |(unit, hashes): (&f32, &Vec<blake3::Hash>)| {
             let hashes = hashes.iter().flat_map(|hash| *hash.as_bytes());
@@ -108,7 +109,7 @@ impl Table {
         self.units.iter().zip(&self.hashes).flat_map(of_matrix).collect()
     }
 
-    fn parse(mut bytes: &[u8], matrices: &[Stored]) -> Option<Self> {
+    fn parse(mut bytes: &[u8], matrices: &[FileMatrix]) -> Option<Self> {
         let mut table = Self { units: Vec::new(), hashes: Vec::new() };
         for matrix in matrices {
             let (unit, rest) = bytes.split_first_chunk()?;
@@ -135,8 +136,8 @@ pub(super) struct PackedFile {
     file: File,
     /// Whether reads leave the page cache alone; else it is told to.
     is_direct: bool,
-    layout: Layout,
-    table: Table,
+    layout: WeightFileLayout,
+    table: PackedTable,
 }
 
 impl PackedFile {
@@ -150,11 +151,11 @@ impl PackedFile {
         key: &[u8; 32],
         source: &(dyn WeightSource + Sync),
         threads: usize,
-        told: Told<'_>,
+        told: ProgressCallback<'_>,
     ) -> Result<Self, MakeError> {
         let failed = |action| move |source| MakeError::Io { action, path: path.to_owned(), source };
         let lock = lock(path).map_err(failed("lock"))?;
-        match Self::open(path, key, Layout::of(source)?) {
+        match Self::open(path, key, WeightFileLayout::of(source)?) {
             Ok(file) => return Ok(file),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 tracing::info!(file = %path.display(), "weights are packed into a file, once");
@@ -163,14 +164,14 @@ impl PackedFile {
                 tracing::warn!(file = %path.display(), %error, "the file of packed weights is made anew");
             }
         }
-        make(path, key, source, &Layout::of(source)?, threads, told)?;
-        let file = Self::open(path, key, Layout::of(source)?).map_err(failed("read"));
+        make(path, key, source, &WeightFileLayout::of(source)?, threads, told)?;
+        let file = Self::open(path, key, WeightFileLayout::of(source)?).map_err(failed("read"));
         drop(lock);
         file
     }
 
     /// Opens a file, and reads and checks all of it.
-    fn open(path: &Path, key: &[u8; 32], layout: Layout) -> io::Result<Self> {
+    fn open(path: &Path, key: &[u8; 32], layout: WeightFileLayout) -> io::Result<Self> {
         let other = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
         let file = File::open(path)?;
         if file.metadata()?.len() != layout.end {
@@ -182,12 +183,13 @@ impl PackedFile {
         if front != header(key, layout.matrices.len(), table) {
             return Err(other("it is of another model or program, or damaged"));
         }
-        let table = Table::parse(table, &layout.matrices).ok_or_else(|| other("its table is damaged"))?;
+        let table =
+            PackedTable::parse(table, &layout.matrices).ok_or_else(|| other("its table is damaged"))?;
         let direct = OpenOptions::new().read(true).custom_flags(OFlags::DIRECT.bits() as i32).open(path);
         // Some file systems open it so, and then refuse to read.
         let direct = direct.ok().filter(|direct| {
-            let mut page = Slab::new(PAGE_BYTES).ok();
-            let page = page.as_mut().and_then(Slab::as_mut_slice);
+            let mut page = PageSlab::new(PAGE_BYTES).ok();
+            let page = page.as_mut().and_then(PageSlab::as_mut_slice);
             page.is_some_and(|page| direct.read_exact_at(page, 0).is_ok())
         });
         let is_direct = direct.is_some();
@@ -196,13 +198,13 @@ impl PackedFile {
         Ok(opened)
     }
 
-    pub(super) fn layout(&self) -> &Layout {
+    pub(super) fn layout(&self) -> &WeightFileLayout {
         &self.layout
     }
 
     /// Reads every floor once.
     fn check_all(&self) -> io::Result<()> {
-        let mut slab = Slab::new(self.layout.floor_bytes().max(self.layout.grain_bytes()))?;
+        let mut slab = PageSlab::new(self.layout.floor_bytes().max(self.layout.grain_bytes()))?;
         let bad = |error: WeightReadError| io::Error::new(io::ErrorKind::InvalidData, error);
         for floor in &self.layout.floors {
             self.load(&floor.pages, &floor.parts, slab.as_mut_slice().unwrap_or_default()).map_err(bad)?;
@@ -222,7 +224,7 @@ impl PackedFile {
     pub(super) fn load(
         &self,
         pages: &Range<u64>,
-        parts: &[Part],
+        parts: &[MatrixRows],
         into: &mut [u8],
     ) -> Result<(), WeightReadError> {
         let into = &mut into[..bytes_of(pages)];
@@ -265,11 +267,11 @@ impl PackedFile {
     pub(super) fn matrices(
         &self,
         pages: &Range<u64>,
-        parts: &[Part],
-        slab: &Slab,
+        parts: &[MatrixRows],
+        slab: &PageSlab,
         at: usize,
     ) -> Vec<PackedMatrix> {
-        let matrix = |part: &Part| {
+        let matrix = |part: &MatrixRows| {
             let range = within(pages, &self.layout.matrices[part.matrix].range(&part.rows));
             let form = self.form(part.matrix).of_rows(&part.rows);
             PackedMatrix::within(slab, at + range.start, form).expect("the slab holds the pages")
@@ -278,11 +280,11 @@ impl PackedFile {
     }
 
     /// The form of a matrix.
-    pub(super) fn form(&self, matrix: usize) -> PackedForm {
+    pub(super) fn form(&self, matrix: usize) -> PackedLayout {
         self.layout.matrices[matrix].form(self.table.units[matrix])
     }
 
-    pub(super) fn floor(&self, floor: usize) -> &Floor {
+    pub(super) fn floor(&self, floor: usize) -> &LayerChunk {
         &self.layout.floors[floor]
     }
 }
@@ -323,9 +325,9 @@ fn make(
     path: &Path,
     key: &[u8; 32],
     source: &(dyn WeightSource + Sync),
-    layout: &Layout,
+    layout: &WeightFileLayout,
     threads: usize,
-    told: Told<'_>,
+    told: ProgressCallback<'_>,
 ) -> Result<(), MakeError> {
     let beside = path.with_extension("making");
     let failed = |action| {
@@ -337,7 +339,7 @@ fn make(
     let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside);
     let new = new.map_err(failed("create"))?;
     new.set_len(layout.end).map_err(failed("size"))?;
-    let elements = |stored: &Stored| elements(source.config(), stored.id);
+    let elements = |stored: &FileMatrix| elements(source.config(), stored.id);
     let packed = pack_all(&layout.matrices, elements, threads, told, |_, stored| {
         pack(source, stored, &new).map_err(|error| match error {
             NotPacked::Weights(error) => MakeError::Weights(error),
@@ -345,7 +347,7 @@ fn make(
         })
     })?;
     let (units, hashes) = packed.into_iter().unzip();
-    let table = Table { units, hashes }.to_bytes();
+    let table = PackedTable { units, hashes }.to_bytes();
     let front = [header(key, layout.matrices.len(), &table), table].concat();
     new.write_all_at(&front, 0).map_err(failed("write"))?;
     new.sync_all().map_err(failed("sync"))?;
@@ -363,12 +365,12 @@ enum NotPacked {
 /// Packs a matrix into its place, some rows at a time; its unit, and hashes of its rows.
 fn pack(
     source: &(dyn WeightSource + Sync),
-    stored: &Stored,
+    stored: &FileMatrix,
     file: &File,
 ) -> Result<(f32, Vec<blake3::Hash>), NotPacked> {
     let id = stored.id;
     let tensor = read_matrix(source, id).map_err(NotPacked::Weights)?;
-    let form = PackedForm::of(tensor.kind, &tensor.data, tensor.rows, tensor.cols)
+    let form = PackedLayout::of(tensor.kind, &tensor.data, tensor.rows, tensor.cols)
         .map_err(|source| NotPacked::Weights(WeightsError::Pack { id, source }))?;
     let row_bytes = tensor.data.len() / tensor.rows.max(1);
     let mut hashes = Vec::with_capacity(stored.grains());

@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use kernels::{PackedForm, TensorType};
+use kernels::{PackedLayout, TensorType};
 
 use crate::{
     shape::{
@@ -28,23 +28,23 @@ pub(super) const HASH_BYTES: usize = 32;
 /// Bytes of the header: what precedes the table.
 pub(super) const HEADER_BYTES: usize = 8 + 4 + 4 + 2 * HASH_BYTES;
 /// Rows that have a hash of their own.
-pub(super) const GRAIN_ROWS: usize = PackedForm::CUT_ROWS;
+pub(super) const GRAIN_ROWS: usize = PackedLayout::CUT_ROWS;
 
 /// A matrix of the file, all but its unit known.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Stored {
+pub(super) struct FileMatrix {
     pub(super) id: TensorId,
     kind: TensorType,
     /// With a unit of 1.
-    form: PackedForm,
+    form: PackedLayout,
     /// Where its panels begin.
     pub(super) at: u64,
 }
 
-impl Stored {
+impl FileMatrix {
     /// Its form, once its unit is known.
-    pub(super) fn form(&self, unit: f32) -> PackedForm {
-        let form = PackedForm::known(self.kind, self.form.rows(), self.form.columns(), unit);
+    pub(super) fn form(&self, unit: f32) -> PackedLayout {
+        let form = PackedLayout::known(self.kind, self.form.rows(), self.form.columns(), unit);
         form.expect("the same tensor is possible with any unit")
     }
 
@@ -76,20 +76,20 @@ impl Stored {
 
 /// Rows of a matrix.
 #[derive(Debug, Clone)]
-pub(super) struct Part {
+pub(super) struct MatrixRows {
     pub(super) matrix: usize,
     pub(super) rows: Range<usize>,
 }
 
 /// What is loaded together.
 #[derive(Debug, Clone)]
-pub(super) struct Floor {
-    pub(super) parts: Vec<Part>,
+pub(super) struct LayerChunk {
+    pub(super) parts: Vec<MatrixRows>,
     /// Whole pages of the file.
     pub(super) pages: Range<u64>,
 }
 
-impl Floor {
+impl LayerChunk {
     pub(super) fn bytes(&self) -> usize {
         bytes_of(&self.pages)
     }
@@ -107,10 +107,10 @@ pub(super) fn pages_of(range: &Range<u64>) -> Range<u64> {
 
 /// The file of a model.
 #[derive(Debug)]
-pub(super) struct Layout {
-    pub(super) matrices: Vec<Stored>,
+pub(super) struct WeightFileLayout {
+    pub(super) matrices: Vec<FileMatrix>,
     /// Blocks, then pieces of the head.
-    pub(super) floors: Vec<Floor>,
+    pub(super) floors: Vec<LayerChunk>,
     /// How many floors are blocks.
     pub(super) blocks: usize,
     /// Which matrix the token embedding is: the first behind those of blocks.
@@ -121,7 +121,7 @@ pub(super) struct Layout {
     pub(super) end: u64,
 }
 
-impl Layout {
+impl WeightFileLayout {
     /// The file of the model that `source` has; nothing of it is read.
     ///
     /// # Errors
@@ -137,8 +137,8 @@ impl Layout {
         let head = (!config.tied_head).then_some(TensorId::Weight(0, Target::LmHead));
         let ids = ids.into_iter().chain([TensorId::TokenEmbedding]).chain(head);
         let stored = ids.map(|id| stored(source, config, id));
-        let mut matrices = stored.collect::<Result<Vec<Stored>, WeightsError>>()?;
-        let table: usize = matrices.iter().map(Stored::table_bytes).sum();
+        let mut matrices = stored.collect::<Result<Vec<FileMatrix>, WeightsError>>()?;
+        let table: usize = matrices.iter().map(FileMatrix::table_bytes).sum();
         let mut end = (HEADER_BYTES + table).next_multiple_of(PAGE_BYTES) as u64;
         for matrix in &mut matrices {
             matrix.at = end;
@@ -146,36 +146,36 @@ impl Layout {
         }
         let (blocks, embedding) = (config.layers, firsts[config.layers]);
         let of_block = firsts.windows(2).map(|ends| ends[0]..ends[1]);
-        let mut floors: Vec<Floor> = of_block.map(|own| block_floor(&matrices, own)).collect();
-        let largest = floors.iter().map(Floor::bytes).max().unwrap_or(0);
+        let mut floors: Vec<LayerChunk> = of_block.map(|own| block_floor(&matrices, own)).collect();
+        let largest = floors.iter().map(LayerChunk::bytes).max().unwrap_or(0);
         let head = matrices.len() - 1;
         // Its ends may lie within pages.
         let cuts: Vec<_> = matrices[head].cuts(largest.saturating_sub(2 * PAGE_BYTES)).collect();
         let head_rows = cuts.first().map_or(1, Range::len);
         floors.extend(cuts.into_iter().map(|rows| {
             let pages = pages_of(&matrices[head].range(&rows));
-            Floor { parts: vec![Part { matrix: head, rows }], pages }
+            LayerChunk { parts: vec![MatrixRows { matrix: head, rows }], pages }
         }));
         Ok(Self { matrices, floors, blocks, embedding, head_rows, end })
     }
 
     /// Bytes of the table, which stays in memory.
     pub(super) fn table_bytes(&self) -> usize {
-        self.matrices.iter().map(Stored::table_bytes).sum()
+        self.matrices.iter().map(FileMatrix::table_bytes).sum()
     }
 
     /// Bytes of the largest floor.
     pub(super) fn floor_bytes(&self) -> usize {
-        self.floors.iter().map(Floor::bytes).max().unwrap_or(0)
+        self.floors.iter().map(LayerChunk::bytes).max().unwrap_or(0)
     }
 
     /// The pages that a row of the token embedding is read with, and checked.
-    pub(super) fn embedding_grain(&self, token: usize) -> (Part, Range<u64>) {
+    pub(super) fn embedding_grain(&self, token: usize) -> (MatrixRows, Range<u64>) {
         let stored = &self.matrices[self.embedding];
         let first = token / GRAIN_ROWS * GRAIN_ROWS;
         let rows = first..stored.rows().min(first + GRAIN_ROWS);
         let pages = pages_of(&stored.range(&rows));
-        (Part { matrix: self.embedding, rows }, pages)
+        (MatrixRows { matrix: self.embedding, rows }, pages)
     }
 
     /// Bytes of memory for [`embedding_grain`](Self::embedding_grain).
@@ -185,17 +185,17 @@ impl Layout {
     }
 }
 
-fn stored(source: &dyn WeightSource, config: &ModelConfig, id: TensorId) -> Result<Stored, WeightsError> {
+fn stored(source: &dyn WeightSource, config: &ModelConfig, id: TensorId) -> Result<FileMatrix, WeightsError> {
     let kind = source.kind(id).ok_or(WeightsError::Missing(id))?;
     let [rows, columns] = tensor_shape(config, id);
-    let form = PackedForm::known(kind, rows, columns, 1.0).ok_or(WeightsError::Missing(id))?;
-    Ok(Stored { id, kind, form, at: 0 })
+    let form = PackedLayout::known(kind, rows, columns, 1.0).ok_or(WeightsError::Missing(id))?;
+    Ok(FileMatrix { id, kind, form, at: 0 })
 }
 
 /// The floor of a block that has these matrices.
-fn block_floor(matrices: &[Stored], own: Range<usize>) -> Floor {
+fn block_floor(matrices: &[FileMatrix], own: Range<usize>) -> LayerChunk {
     let (first, last) = (&matrices[own.start], &matrices[own.end - 1]);
     let pages = pages_of(&(first.at..last.range(&(0..last.rows())).end));
-    let parts = own.map(|matrix| Part { matrix, rows: 0..matrices[matrix].rows() }).collect();
-    Floor { parts, pages }
+    let parts = own.map(|matrix| MatrixRows { matrix, rows: 0..matrices[matrix].rows() }).collect();
+    LayerChunk { parts, pages }
 }

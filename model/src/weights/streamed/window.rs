@@ -16,18 +16,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use failpoint::Outcome;
-use kernels::{PackedMatrix, Slab};
+use failpoint::FailpointOutcome;
+use kernels::{PackedMatrix, PageSlab};
 
 use super::file::{PackedFile, WeightReadError};
 use crate::{
-    sweep::{SweepFigures, Waiting},
-    weights::host::Meanwhile,
+    sweep::{PendingWeights, WeightStreamStats},
+    weights::host::WaitCallback,
 };
 
 /// Where a sweep goes on to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Heading {
+pub(super) enum PassDirection {
     /// From the first block to the head, and again: forward calls.
     Up,
     /// The head, then from the last block to the first: backward calls.
@@ -52,16 +52,16 @@ const LATEST: f64 = 0.25;
 
 /// A floor that was read, or not.
 #[derive(Debug)]
-struct Read {
+struct ReadChunk {
     floor: usize,
-    slab: Slab,
+    slab: PageSlab,
     outcome: Result<(), WeightReadError>,
 }
 
 #[derive(Debug, Default)]
-struct Desk {
-    wanted: VecDeque<(usize, Slab)>,
-    read: Vec<Read>,
+struct ReadQueue {
+    wanted: VecDeque<(usize, PageSlab)>,
+    read: Vec<ReadChunk>,
     /// What is read now: its floor, its bytes, and since when.
     reading: Option<(usize, u64, Instant)>,
     /// Seconds that a byte takes, the latest reads counting most; 0 before the first.
@@ -69,7 +69,7 @@ struct Desk {
     is_closed: bool,
 }
 
-impl Desk {
+impl ReadQueue {
     /// What `bytes` take to read.
     fn time_of(&self, bytes: u64) -> Duration {
         Duration::from_secs_f64(bytes as f64 * self.byte_s)
@@ -91,15 +91,15 @@ impl Desk {
 }
 
 /// A floor that a pass waits for.
-struct Awaited<'a> {
-    shared: &'a Shared,
+struct AwaitedChunk<'a> {
+    shared: &'a ReaderShared,
     floor: usize,
     bytes: u64,
     /// Of the floor that is read after it and before the pass ends.
     next_bytes: u64,
 }
 
-impl Waiting for Awaited<'_> {
+impl PendingWeights for AwaitedChunk<'_> {
     fn is_over(&self) -> bool {
         let desk = self.shared.desk();
         !desk.read.is_empty() || desk.is_closed
@@ -115,13 +115,13 @@ impl Waiting for Awaited<'_> {
 
 /// Where pass and reader meet.
 #[derive(Debug, Default)]
-struct Shared {
-    desk: Mutex<Desk>,
+struct ReaderShared {
+    desk: Mutex<ReadQueue>,
     changed: Condvar,
 }
 
-impl Shared {
-    fn desk(&self) -> MutexGuard<'_, Desk> {
+impl ReaderShared {
+    fn desk(&self) -> MutexGuard<'_, ReadQueue> {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -133,30 +133,30 @@ impl Shared {
 
 /// A floor in memory.
 #[derive(Debug)]
-struct Loaded {
+struct LoadedChunk {
     floor: usize,
     // Before the slab, which is filled again once they are gone.
     matrices: Vec<PackedMatrix>,
-    slab: Slab,
+    slab: PageSlab,
 }
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(super) struct DoubleBuffer {
     file: Arc<PackedFile>,
-    figures: Arc<SweepFigures>,
-    shared: Arc<Shared>,
+    figures: Arc<WeightStreamStats>,
+    shared: Arc<ReaderShared>,
     reader: Option<JoinHandle<()>>,
     readahead: Readahead,
     /// Streamed floors in the order of a sweep up, and of one down.
     orders: [Vec<usize>; 2],
-    spare: Vec<Slab>,
-    loaded: Vec<Loaded>,
+    spare: Vec<PageSlab>,
+    loaded: Vec<LoadedChunk>,
     /// What the reader was given.
     asked: Vec<usize>,
 }
 
-impl Window {
+impl DoubleBuffer {
     /// A window over the `streamed` floors of `file`, in ascending order. Reads take at least as long as with a disk of `pace`
     /// bytes a second.
     ///
@@ -164,7 +164,7 @@ impl Window {
     /// There is no memory, or no thread.
     pub(super) fn new(
         file: &Arc<PackedFile>,
-        figures: &Arc<SweepFigures>,
+        figures: &Arc<WeightStreamStats>,
         streamed: Vec<usize>,
         readahead: Readahead,
         pace: Option<NonZeroU64>,
@@ -174,9 +174,9 @@ impl Window {
         // Sums over the head's outputs begin with the first of them, whichever way a pass goes.
         let down = head.into_iter().chain(below.into_iter().rev()).collect();
         let bytes = streamed.iter().map(|&floor| file.floor(floor).bytes()).max().unwrap_or(0);
-        let spare = (0..SLABS).map(|_| Slab::new(bytes)).collect::<io::Result<_>>()?;
-        let shared = Arc::new(Shared::default());
-        let reader = Reader { file: Arc::clone(file), figures: Arc::clone(figures), pace };
+        let spare = (0..SLABS).map(|_| PageSlab::new(bytes)).collect::<io::Result<_>>()?;
+        let shared = Arc::new(ReaderShared::default());
+        let reader = ChunkReader { file: Arc::clone(file), figures: Arc::clone(figures), pace };
         let desk = Arc::clone(&shared);
         let reader = thread::Builder::new().name("weights".to_owned()).spawn(move || reader.serve(&desk))?;
         Ok(Self {
@@ -193,7 +193,7 @@ impl Window {
     }
 
     /// Has the floors read that a pass at `floor` needs next, which may not be one of the window's.
-    pub(super) fn approach(&mut self, floor: usize, heading: Heading) {
+    pub(super) fn approach(&mut self, floor: usize, heading: PassDirection) {
         let wanted = self.wanted(floor, heading);
         let shared = Arc::clone(&self.shared);
         // What could not be read is tried again by whoever needs it.
@@ -208,15 +208,15 @@ impl Window {
     pub(super) fn reach(
         &mut self,
         floor: usize,
-        heading: Heading,
-        meanwhile: Meanwhile<'_>,
+        heading: PassDirection,
+        meanwhile: WaitCallback<'_>,
     ) -> Result<&[PackedMatrix], WeightReadError> {
         let wanted = self.wanted(floor, heading);
         let bytes = |floor| self.file.floor(floor).bytes() as u64;
         let ahead = wanted.get(1).filter(|next| self.place(**next, heading) > self.place(floor, heading));
         let next_bytes = ahead.map_or(0, |next| bytes(*next));
         let (shared, bytes) = (Arc::clone(&self.shared), bytes(floor));
-        let awaited = Awaited { shared: &shared, floor, bytes, next_bytes };
+        let awaited = AwaitedChunk { shared: &shared, floor, bytes, next_bytes };
         loop {
             let failed = self.take_in(&mut shared.desk());
             if let Some((_, error)) = failed.into_iter().find(|(failed, _)| *failed == floor) {
@@ -238,7 +238,7 @@ impl Window {
     }
 
     /// The floor and those after it, as many as the window has room for.
-    fn wanted(&self, floor: usize, heading: Heading) -> Vec<usize> {
+    fn wanted(&self, floor: usize, heading: PassDirection) -> Vec<usize> {
         let most = match self.readahead {
             Readahead::Next => SLABS,
             Readahead::Nothing => 1,
@@ -246,7 +246,7 @@ impl Window {
         let (order, place) = (&self.orders[heading as usize], |floor| self.place(floor, heading));
         let ahead = order.iter().filter(|other| place(**other) >= place(floor));
         // Whoever has reached the head begins again with the first block; after a way down nobody knows.
-        let again = order.iter().filter(|_| heading == Heading::Up);
+        let again = order.iter().filter(|_| heading == PassDirection::Up);
         let mut wanted: Vec<usize> = Vec::with_capacity(most);
         for &next in ahead.chain(again) {
             let is_due = self.readahead == Readahead::Next || next == floor;
@@ -258,23 +258,23 @@ impl Window {
     }
 
     /// When a way comes to a floor.
-    fn place(&self, floor: usize, heading: Heading) -> (bool, usize) {
+    fn place(&self, floor: usize, heading: PassDirection) -> (bool, usize) {
         match (heading, floor < self.file.layout().blocks) {
-            (Heading::Down, true) => (true, usize::MAX - floor),
+            (PassDirection::Down, true) => (true, usize::MAX - floor),
             _ => (false, floor),
         }
     }
 
     /// Takes what was read; what could not be, and why.
-    fn take_in(&mut self, desk: &mut Desk) -> Vec<(usize, WeightReadError)> {
+    fn take_in(&mut self, desk: &mut ReadQueue) -> Vec<(usize, WeightReadError)> {
         let mut failed = Vec::new();
-        for Read { floor, slab, outcome } in desk.read.drain(..) {
+        for ReadChunk { floor, slab, outcome } in desk.read.drain(..) {
             self.asked.retain(|&asked| asked != floor);
             match outcome {
                 Ok(()) => {
                     let of = self.file.floor(floor);
                     let matrices = self.file.matrices(&of.pages, &of.parts, &slab, 0);
-                    self.loaded.push(Loaded { floor, matrices, slab });
+                    self.loaded.push(LoadedChunk { floor, matrices, slab });
                 }
                 Err(error) => {
                     self.spare.push(slab);
@@ -320,15 +320,15 @@ impl Window {
     }
 
     /// The slab of a floor that is not wanted.
-    fn give_up(&mut self, wanted: &[usize]) -> Option<Slab> {
+    fn give_up(&mut self, wanted: &[usize]) -> Option<PageSlab> {
         let at = self.loaded.iter().position(|loaded| !wanted.contains(&loaded.floor))?;
-        let Loaded { matrices, slab, .. } = self.loaded.swap_remove(at);
+        let LoadedChunk { matrices, slab, .. } = self.loaded.swap_remove(at);
         drop(matrices);
         Some(slab)
     }
 }
 
-impl Drop for Window {
+impl Drop for DoubleBuffer {
     fn drop(&mut self) {
         self.shared.close();
         // A panic of the reader was told where it happened.
@@ -337,22 +337,22 @@ impl Drop for Window {
 }
 
 /// The thread that reads.
-struct Reader {
+struct ChunkReader {
     file: Arc<PackedFile>,
-    figures: Arc<SweepFigures>,
+    figures: Arc<WeightStreamStats>,
     pace: Option<NonZeroU64>,
 }
 
-impl Reader {
-    fn serve(&self, shared: &Shared) {
+impl ChunkReader {
+    fn serve(&self, shared: &ReaderShared) {
         /// Nobody waits for a reader that is gone.
-        struct Closing<'a>(&'a Shared);
-        impl Drop for Closing<'_> {
+        struct ReaderGuard<'a>(&'a ReaderShared);
+        impl Drop for ReaderGuard<'_> {
             fn drop(&mut self) {
                 self.0.close();
             }
         }
-        let _closing = Closing(shared);
+        let _closing = ReaderGuard(shared);
         loop {
             let mut desk = shared.desk();
             while desk.wanted.is_empty() && !desk.is_closed {
@@ -371,18 +371,18 @@ impl Reader {
             // Counted before anybody sees it.
             self.figures.end_read(bytes, since);
             desk.note(bytes, since);
-            desk.read.push(Read { floor, slab, outcome });
+            desk.read.push(ReadChunk { floor, slab, outcome });
             drop(desk);
             shared.changed.notify_all();
         }
     }
 
-    fn read(&self, floor: usize, slab: &mut Slab, begun: Instant) -> Result<(), WeightReadError> {
+    fn read(&self, floor: usize, slab: &mut PageSlab, begun: Instant) -> Result<(), WeightReadError> {
         let floor = self.file.floor(floor);
         let into = slab.as_mut_slice().ok_or(WeightReadError::ReaderEnded)?;
         let outcome = match failpoint::hit("weights.read") {
-            Outcome::Pass => self.file.load(&floor.pages, &floor.parts, into),
-            Outcome::Fail => Err(self.file.unreadable(io::Error::other("a test wants it"))),
+            FailpointOutcome::Pass => self.file.load(&floor.pages, &floor.parts, into),
+            FailpointOutcome::Fail => Err(self.file.unreadable(io::Error::other("a test wants it"))),
         };
         if let Some(pace) = self.pace {
             let due = begun + Duration::from_secs_f64(floor.bytes() as f64 / pace.get() as f64);

@@ -7,8 +7,8 @@ use super::*;
 const SECOND: u64 = 1_000_000;
 
 /// A flood that has waited for two seconds and was served ten times as much as another tenant.
-fn flooded() -> Headroom<&'static str> {
-    let mut headroom = Headroom::default();
+fn flooded() -> BurstLimit<&'static str> {
+    let mut headroom = BurstLimit::default();
     for tenant in ["flood", "other"] {
         headroom.ask(&tenant, 1, 0);
         headroom.send(&tenant, 3);
@@ -21,8 +21,8 @@ fn flooded() -> Headroom<&'static str> {
     headroom
 }
 
-fn places(executors: usize, floods: usize) -> Places {
-    Places { executors, all: 20, floods }
+fn places(executors: usize, floods: usize) -> BurstCapacity {
+    BurstCapacity { executors, all: 20, floods }
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn who_waits_shortly_is_not_held_back() {
 
 /// What happens to a tenant, a moment after what was before.
 #[derive(Debug, Clone, Copy)]
-enum Event {
+enum TenantEvent {
     Ask,
     Send,
     Begin,
@@ -87,13 +87,13 @@ enum Event {
     Waits,
 }
 
-fn event() -> impl Strategy<Value = Event> {
+fn event() -> impl Strategy<Value = TenantEvent> {
     prop_oneof![
-        Just(Event::Ask),
-        Just(Event::Send),
-        Just(Event::Begin),
-        (0..500u64).prop_map(|tokens| Event::End { tokens }),
-        Just(Event::Waits)
+        Just(TenantEvent::Ask),
+        Just(TenantEvent::Send),
+        Just(TenantEvent::Begin),
+        (0..500u64).prop_map(|tokens| TenantEvent::End { tokens }),
+        Just(TenantEvent::Waits)
     ]
 }
 
@@ -105,28 +105,28 @@ proptest! {
         events in prop::collection::vec((0..4u8, event(), 0..2_000_000u64), 1..100),
         (executors, floods) in (1..4usize, 0..8usize),
     ) {
-        let (mut headroom, mut now_us, mut waits) = (Headroom::default(), 0, [false; 4]);
+        let (mut headroom, mut now_us, mut waits) = (BurstLimit::default(), 0, [false; 4]);
         let mut served = [0.0_f64; 4];
         for (tenant, event, passed_us) in events {
             now_us += passed_us;
             served.iter_mut().for_each(|tokens| *tokens *= (-(passed_us as f64) / MEMORY_US as f64).exp());
             match event {
-                Event::Ask => headroom.ask(&tenant, 1, now_us),
-                Event::Send => headroom.send(&tenant, 1),
-                Event::Begin => headroom.begin(&tenant, 1),
-                Event::End { tokens } => {
+                TenantEvent::Ask => headroom.ask(&tenant, 1, now_us),
+                TenantEvent::Send => headroom.send(&tenant, 1),
+                TenantEvent::Begin => headroom.begin(&tenant, 1),
+                TenantEvent::End { tokens } => {
                     let is_known = headroom.tenants.contains_key(&tenant);
                     headroom.end(&tenant, 1, tokens, now_us);
                     served[usize::from(tenant)] += if is_known { tokens as f64 } else { 0.0 };
                 }
-                Event::Waits => waits[usize::from(tenant)] ^= true,
+                TenantEvent::Waits => waits[usize::from(tenant)] ^= true,
             }
             headroom.look(|tenant| waits[usize::from(*tenant)], now_us);
             // Who is forgotten begins anew.
             let known = |tenant: usize| headroom.tenants.contains_key(&(tenant as u8));
             (0..4).filter(|tenant| !known(*tenant)).for_each(|tenant| served[tenant] = 0.0);
             let crowd = headroom.crowd(now_us);
-            let places = Places { executors, all: 20, floods };
+            let places = BurstCapacity { executors, all: 20, floods };
             let known: Vec<u8> = headroom.tenants.keys().copied().collect();
             let held: Vec<u8> = known.iter().copied().filter(|tenant| !crowd.lets(tenant, places)).collect();
             for tenant in &held {

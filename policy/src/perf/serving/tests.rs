@@ -10,18 +10,19 @@ const DECODE: [f64; 4] = [0.028, 1e-4, 4e-7, 3.5e-6];
 const PREFILL: [f64; 3] = [0.012, 2.2e-4, 6e-7];
 
 /// A batch of 1 to 32, ranks 8 to 128.
-fn batch(rng: Rng, number: u64) -> Load {
+fn batch(rng: Rng, number: u64) -> RequestLoad {
     let bits = |at| rng.bits(number * 100 + at);
-    let each = (0..1 + bits(0) % 32).map(|at| Load::of(8 << (bits(at + 1) % 5), 1 + bits(at + 50) % 600));
-    each.fold(Load::default(), Load::plus)
+    let each =
+        (0..1 + bits(0) % 32).map(|at| RequestLoad::of(8 << (bits(at + 1) % 5), 1 + bits(at + 50) % 600));
+    each.fold(RequestLoad::default(), RequestLoad::plus)
 }
 
 fn truth(form: LoraForm) -> ServingModel {
-    const NONE: Line = Line { alpha: 0.0, beta: 0.0 };
+    const NONE: LinearFit = LinearFit { alpha: 0.0, beta: 0.0 };
     ServingModel {
         form,
-        decode: Plane { seconds_each: DECODE },
-        prefill: Plane { seconds_each: PREFILL },
+        decode: LinearModel { seconds_each: DECODE },
+        prefill: LinearModel { seconds_each: PREFILL },
         link: NONE,
         store: NONE,
         cold: ColdStart::Assisted,
@@ -69,8 +70,8 @@ fn what_an_executor_becomes_is_followed_and_a_busy_neighbour_is_not() {
     assert!(error(&fit, &before) < 0.03, "{}", error(&fit, &before));
     // Half as fast from now on.
     let slow = ServingModel {
-        decode: Plane { seconds_each: DECODE.map(|each| 2.0 * each) },
-        prefill: Plane { seconds_each: PREFILL.map(|each| 2.0 * each) },
+        decode: LinearModel { seconds_each: DECODE.map(|each| 2.0 * each) },
+        prefill: LinearModel { seconds_each: PREFILL.map(|each| 2.0 * each) },
         ..before
     };
     for number in 0..6_000 {
@@ -85,24 +86,24 @@ fn what_an_executor_becomes_is_followed_and_a_busy_neighbour_is_not() {
 fn a_few_timings_give_a_model_and_none_gives_none() {
     let mut fit = ServingFit::new(LoraForm::TrueRank, ColdStart::Waits);
     assert!(fit.model().is_none() && fit.r_squared().is_none());
-    fit.observe_decode(Load::of(16, 100), Duration::from_millis(30));
+    fit.observe_decode(RequestLoad::of(16, 100), Duration::from_millis(30));
     assert!(fit.model().is_none());
-    fit.observe_prefill(Load::of(16, 100), Duration::from_millis(50));
+    fit.observe_prefill(RequestLoad::of(16, 100), Duration::from_millis(50));
     let model = fit.model().unwrap();
-    assert!((model.step_s(Load::of(16, 100)) - 0.03).abs() < 1e-3);
-    assert!((model.prefill_s(Load::of(16, 100)) - 0.05).abs() < 1e-3);
-    assert_eq!(model.prefill_s(Load::default()), 0.0);
+    assert!((model.step_s(RequestLoad::of(16, 100)) - 0.03).abs() < 1e-3);
+    assert!((model.prefill_s(RequestLoad::of(16, 100)) - 0.05).abs() < 1e-3);
+    assert_eq!(model.prefill_s(RequestLoad::default()), 0.0);
 }
 
 #[test]
 fn what_is_added_is_the_difference() {
     let model = truth(LoraForm::Padded);
-    let (load, more) = (Load::of(16, 300).plus(Load::of(8, 20)), Load::of(64, 100));
+    let (load, more) = (RequestLoad::of(16, 300).plus(RequestLoad::of(8, 20)), RequestLoad::of(64, 100));
     let step_s = model.step_s(load.plus(more)) - model.step_s(load);
     assert!((model.added_step_s(load, more) / step_s - 1.0).abs() < 1e-9);
     let prefill_s = model.prefill_s(load.plus(more)) - model.prefill_s(load);
     assert!((model.added_prefill_s(load, more) / prefill_s - 1.0).abs() < 1e-9);
-    let alone_s = model.added_prefill_s(Load::default(), more);
+    let alone_s = model.added_prefill_s(RequestLoad::default(), more);
     assert!((alone_s / model.prefill_s(more) - 1.0).abs() < 1e-9, "a pass that nobody else asks for");
 }
 
@@ -130,12 +131,12 @@ proptest! {
     ) {
         let mut fit = ServingFit::new(LoraForm::Padded, ColdStart::Assisted);
         for (requests, ranks, max_rank, tokens, nanos) in seen {
-            let load = Load { requests: requests.into(), ranks, max_rank, tokens, token_ranks: ranks };
+            let load = RequestLoad { requests: requests.into(), ranks, max_rank, tokens, token_ranks: ranks };
             fit.observe_decode(load, Duration::from_nanos(nanos));
             fit.observe_prefill(load, Duration::from_nanos(nanos));
         }
         let model = fit.model().unwrap();
-        let load = Load { requests: load.0.into(), ranks: load.1, max_rank: load.2, tokens: load.1, token_ranks: load.2 };
+        let load = RequestLoad { requests: load.0.into(), ranks: load.1, max_rank: load.2, tokens: load.1, token_ranks: load.2 };
         for seconds in [model.step_s(load), model.prefill_s(load), model.added_step_s(load, load)] {
             prop_assert!(seconds.is_finite() && seconds >= 0.0, "{seconds}");
         }

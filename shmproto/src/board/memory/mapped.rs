@@ -1,15 +1,15 @@
 //! Atomics over a mapped region, or over the heap.
 
-use super::{AtomicU32, AtomicU64, Header, SeatEntry, SliceEntry};
+use super::{AtomicU32, AtomicU64, Header, SliceEntry, SlotEntry};
 use crate::board::Geometry;
 use crate::board::layout::SEATS_OFFSET;
-use crate::memory::Memory;
+use crate::memory::AtomicMemory;
 use crate::region::Region;
 
 /// The control region: header, seats, slices.
 #[derive(Debug)]
 pub(in crate::board) struct Control {
-    memory: Memory,
+    memory: AtomicMemory,
     seats: usize,
     slices: usize,
 }
@@ -17,12 +17,12 @@ pub(in crate::board) struct Control {
 impl Control {
     /// Zeros on the heap.
     pub(in crate::board) fn on_heap(geometry: &Geometry) -> Self {
-        Self::over(Memory::on_heap(geometry.control_bytes()), geometry)
+        Self::over(AtomicMemory::on_heap(geometry.control_bytes()), geometry)
     }
 
     /// A region, if it is large enough for the tables.
     pub(in crate::board) fn mapped(region: Region, geometry: &Geometry) -> Option<Self> {
-        let memory = Memory::mapped(region);
+        let memory = AtomicMemory::mapped(region);
         (memory.bytes() >= geometry.control_bytes()).then(|| Self::over(memory, geometry))
     }
 
@@ -31,7 +31,7 @@ impl Control {
         (self.memory.bytes() >= geometry.control_bytes()).then(|| Self::over(self.memory, geometry))
     }
 
-    fn over(memory: Memory, geometry: &Geometry) -> Self {
+    fn over(memory: AtomicMemory, geometry: &Geometry) -> Self {
         Self { memory, seats: geometry.seats, slices: geometry.slices }
     }
 
@@ -40,7 +40,7 @@ impl Control {
         unsafe { &self.memory.at(0, 1)[0] }
     }
 
-    pub(in crate::board) fn seats(&self) -> &[SeatEntry] {
+    pub(in crate::board) fn seats(&self) -> &[SlotEntry] {
         // SAFETY: a SeatEntry is atomics and padding.
         unsafe { self.memory.at(SEATS_OFFSET, self.seats) }
     }
@@ -58,19 +58,19 @@ impl Control {
 /// Numbers that others may write, or read while they are written.
 #[derive(Debug)]
 pub(in crate::board) struct Slab {
-    memory: Memory,
+    memory: AtomicMemory,
     pairs: usize,
 }
 
 impl Slab {
     /// Zeros on the heap.
     pub(in crate::board) fn on_heap(elements: usize) -> Self {
-        Self { memory: Memory::on_heap(elements * 4), pairs: elements.div_ceil(2) }
+        Self { memory: AtomicMemory::on_heap(elements * 4), pairs: elements.div_ceil(2) }
     }
 
     /// A region, if it is large enough. It may be mapped read-only where it is only read.
     pub(in crate::board) fn mapped(region: Region, elements: usize) -> Option<Self> {
-        let memory = Memory::mapped(region);
+        let memory = AtomicMemory::mapped(region);
         let pairs = elements.div_ceil(2);
         (memory.bytes() / 8 >= pairs).then_some(Self { memory, pairs })
     }

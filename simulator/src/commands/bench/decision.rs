@@ -8,42 +8,45 @@ use std::{
 
 use policy::{
     perf::{
-        line::Line,
-        plane::Plane,
+        line::LinearFit,
+        plane::LinearModel,
         serving::{ColdStart, LoraForm, ServingModel},
     },
-    routing::{Asked, Availability, Candidate, Policy, Residency, Slo, choose, ledger::Ledger},
+    routing::{
+        Availability, Candidate, PlacementRequest, Residency, RoutingPolicy, Slo, choose,
+        ledger::InFlightLoad,
+    },
 };
 
-use crate::{random::Stream, statistics::quantile};
+use crate::{random::RandomStream, statistics::quantile};
 
 const MODEL: ServingModel = ServingModel {
     form: LoraForm::TrueRank,
-    decode: Plane { seconds_each: [33e-3, 1e-4, 1e-7, 2e-6] },
-    prefill: Plane { seconds_each: [33e-3, 2e-4, 1e-6] },
-    link: Line { alpha: 1e-10, beta: 1e-4 },
-    store: Line { alpha: 1e-9, beta: 1e-3 },
+    decode: LinearModel { seconds_each: [33e-3, 1e-4, 1e-7, 2e-6] },
+    prefill: LinearModel { seconds_each: [33e-3, 2e-4, 1e-6] },
+    link: LinearFit { alpha: 1e-10, beta: 1e-4 },
+    store: LinearFit { alpha: 1e-9, beta: 1e-3 },
     cold: ColdStart::Waits,
 };
 
 /// An executor's books.
 #[derive(Debug, Default)]
-struct Books {
-    running: Ledger,
-    waiting: Ledger,
+struct ExecutorLoads {
+    running: InFlightLoad,
+    waiting: InFlightLoad,
     /// Bytes of each adapter that are not on its device.
     missing: HashMap<usize, u64>,
 }
 
 /// The median and the 99th percentile of a choice among `executors`, each of which knows `adapters`.
 pub(super) fn measure(executors: usize, adapters: usize, rounds: usize) -> [Duration; 2] {
-    let mut stream = Stream::new(1, "decision", 0);
-    let fleet: Vec<Books> = (0..executors).map(|_| books(&mut stream, adapters)).collect();
+    let mut stream = RandomStream::new(1, "decision", 0);
+    let fleet: Vec<ExecutorLoads> = (0..executors).map(|_| books(&mut stream, adapters)).collect();
     let mut candidates = Vec::with_capacity(executors);
     let took: Vec<f64> = (0..rounds)
         .map(|_| {
             let (adapter, draw) = (stream.below(adapters), stream.bits());
-            let asked = Asked {
+            let asked = PlacementRequest {
                 prompt_tokens: 1 + stream.below(500) as u64,
                 rank: [8, 16, 32, 64, 128][adapter % 5],
                 slo: Slo { ttft_us: Some(1_000_000), tpot_us: Some(50_000) },
@@ -63,15 +66,15 @@ pub(super) fn measure(executors: usize, adapters: usize, rounds: usize) -> [Dura
                 promised_tpot_us: books.running.promised_tpot_us(),
                 availability: Availability::Open,
             }));
-            black_box(choose(Policy::RankAware, &asked, &candidates, draw));
+            black_box(choose(RoutingPolicy::RankAware, &asked, &candidates, draw));
             began.elapsed().as_secs_f64()
         })
         .collect();
     [0.5, 0.99].map(|q| Duration::from_secs_f64(quantile(&took, q)))
 }
 
-fn books(stream: &mut Stream, adapters: usize) -> Books {
-    let mut books = Books::default();
+fn books(stream: &mut RandomStream, adapters: usize) -> ExecutorLoads {
+    let mut books = ExecutorLoads::default();
     for _ in 0..stream.below(30) {
         books.running.enter([8, 16, 32, 64, 128][stream.below(5)], Some(50_000), stream.below(300) as u64);
     }

@@ -11,8 +11,8 @@ use std::{
 };
 
 use e2e_tests::{
-    Client, Fault,
-    chaos::{Names, Random, Variants},
+    Client, RequestFault,
+    chaos::{AdapterVariants, ChaosRng, PossibleNames},
 };
 use serde_json::{Value, json};
 
@@ -29,9 +29,9 @@ pub(crate) const SILENCE: &str = "silence";
 
 /// What was changed, and what became of it.
 #[derive(Debug, Default)]
-pub(crate) struct State {
-    names: Names,
-    pins: Names,
+pub(crate) struct ChangeState {
+    names: PossibleNames,
+    pins: PossibleNames,
     /// What changes were refused with since that was looked at last, and how often.
     refused: BTreeMap<String, u64>,
     /// Changes that were answered.
@@ -39,8 +39,8 @@ pub(crate) struct State {
 }
 
 #[derive(Debug)]
-struct Shared {
-    state: Mutex<State>,
+struct ChangeShared {
+    state: Mutex<ChangeState>,
     /// Who may be asked: those that can be reached.
     hosts: Mutex<Vec<Client>>,
     stop: AtomicBool,
@@ -48,31 +48,31 @@ struct Shared {
 
 /// Somebody who changes adapters until this is finished.
 #[derive(Debug)]
-pub(crate) struct Changes {
-    shared: Arc<Shared>,
+pub(crate) struct AdapterChanges {
+    shared: Arc<ChangeShared>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Changes {
+impl AdapterChanges {
     /// Loads what stays, on the first of `hosts`, and begins.
-    pub(crate) fn begin(hosts: Vec<Client>, variants: &Arc<Variants>, seed: u64) -> Self {
-        let mut state = State::default();
+    pub(crate) fn begin(hosts: Vec<Client>, variants: &Arc<AdapterVariants>, seed: u64) -> Self {
+        let mut state = ChangeState::default();
         for (name, (path, generation)) in STEADY.iter().zip(&variants.adapters) {
             assert_eq!(hosts[0].load(name, path), *generation);
             state.names.change(name, Some(generation.clone()), &Ok(()));
         }
         let (hosts, stop) = (Mutex::new(hosts), AtomicBool::new(false));
-        let shared = Arc::new(Shared { state: Mutex::new(state), hosts, stop });
-        let changer = Changer {
+        let shared = Arc::new(ChangeShared { state: Mutex::new(state), hosts, stop });
+        let changer = AdapterChanger {
             shared: Arc::clone(&shared),
             variants: Arc::clone(variants),
-            random: Random::new(seed),
+            random: ChaosRng::new(seed),
         };
         Self { shared, thread: Some(thread::spawn(move || changer.run())) }
     }
 
     /// Waits for the change under way; there is no other until this is dropped.
-    pub(crate) fn pause(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn pause(&self) -> MutexGuard<'_, ChangeState> {
         lock(&self.shared.state)
     }
 
@@ -102,9 +102,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl State {
+impl ChangeState {
     /// Compares with what the hosts list, which settles what was uncertain; returns what each name stands for.
-    pub(crate) fn settle(&mut self, listed: &[Listed]) -> BTreeMap<String, String> {
+    pub(crate) fn settle(&mut self, listed: &[ListedAdapter]) -> BTreeMap<String, String> {
         let registry: Vec<_> = listed.iter().map(|one| (one.name.clone(), one.generation.clone())).collect();
         self.names.settle(&registry);
         let pinned = listed.iter().filter(|one| one.is_pinned && STEADY.contains(&one.name.as_str()));
@@ -122,24 +122,24 @@ impl State {
         }
     }
 
-    fn note<T>(&mut self, outcome: &Result<T, Fault>) {
+    fn note<T>(&mut self, outcome: &Result<T, RequestFault>) {
         match outcome {
             Ok(_) => self.done += 1,
-            Err(Fault::Refused { code, .. }) => *self.refused.entry(code.clone()).or_default() += 1,
-            Err(Fault::Silence(_)) => *self.refused.entry(SILENCE.to_owned()).or_default() += 1,
+            Err(RequestFault::Refused { code, .. }) => *self.refused.entry(code.clone()).or_default() += 1,
+            Err(RequestFault::Silence(_)) => *self.refused.entry(SILENCE.to_owned()).or_default() += 1,
         }
     }
 }
 
 /// What a host lists.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Listed {
+pub(crate) struct ListedAdapter {
     pub(crate) name: String,
     generation: String,
     is_pinned: bool,
 }
 
-impl Listed {
+impl ListedAdapter {
     /// All that a host lists, by name; `None` if it does not answer.
     pub(crate) fn all(client: &Client) -> Option<Vec<Self>> {
         let body = client.try_get("/v1/lora_adapters").ok()?;
@@ -156,13 +156,13 @@ impl Listed {
     }
 }
 
-struct Changer {
-    shared: Arc<Shared>,
-    variants: Arc<Variants>,
-    random: Random,
+struct AdapterChanger {
+    shared: Arc<ChangeShared>,
+    variants: Arc<AdapterVariants>,
+    random: ChaosRng,
 }
 
-impl Changer {
+impl AdapterChanger {
     fn run(mut self) {
         while !self.shared.stop.load(Ordering::Relaxed) {
             self.change();
@@ -201,9 +201,11 @@ impl Changer {
 }
 
 /// The same, but for a registry that was lost in the middle of a change: that may have happened.
-fn certain(outcome: Result<Value, Fault>) -> Result<Value, Fault> {
+fn certain(outcome: Result<Value, RequestFault>) -> Result<Value, RequestFault> {
     match outcome {
-        Err(Fault::Refused { code, .. }) if code == "registry_unavailable" => Err(Fault::Silence(code)),
+        Err(RequestFault::Refused { code, .. }) if code == "registry_unavailable" => {
+            Err(RequestFault::Silence(code))
+        }
         other => other,
     }
 }

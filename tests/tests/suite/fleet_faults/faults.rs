@@ -2,18 +2,21 @@
 
 use std::{thread, time::Duration};
 
-use e2e_tests::{Process, chaos::Random, fleet::shared::Shared, network::Link, servers::wire::Harm};
+use e2e_tests::{
+    DeploymentProcess, chaos::ChaosRng, fleet::shared::SharedFleet, network::NetworkLink,
+    servers::wire::ResponseFault,
+};
 use rustix::process::Signal;
 
-use super::changes::{Changes, SILENCE};
+use super::changes::{AdapterChanges, SILENCE};
 
 /// A fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Kind {
+pub(crate) enum FleetFault {
     /// A process dies, and its supervisor starts another.
-    Dies(Died),
+    Dies(KilledProcess),
     /// All processes of a host die, and another host is there instead: in its place, or elsewhere.
-    Replaced(Where),
+    Replaced(ReplacementHost),
     /// A host cannot be reached any more and never comes back, and another one comes.
     Vanishes,
     /// A host is told to end, and another one comes.
@@ -27,24 +30,24 @@ pub(crate) enum Kind {
     /// What the bucket says goes wrong.
     Bucket(Wrong),
     /// One link of a host is cut, or all of them.
-    Cut(Option<Side>),
+    Cut(Option<CutLink>),
 }
 
-/// See [`Kind::Dies`].
+/// See [`FleetFault::Dies`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Died {
+pub(crate) enum KilledProcess {
     Gateway,
     Executor,
 }
 
-/// See [`Kind::Replaced`].
+/// See [`FleetFault::Replaced`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Where {
+pub(crate) enum ReplacementHost {
     Here,
     Elsewhere,
 }
 
-/// See [`Kind::Registry`].
+/// See [`FleetFault::Registry`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Outage {
     Restarts,
@@ -53,7 +56,7 @@ pub(crate) enum Outage {
     IsSilent,
 }
 
-/// See [`Kind::Bucket`].
+/// See [`FleetFault::Bucket`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Wrong {
     Slow,
@@ -63,21 +66,21 @@ pub(crate) enum Wrong {
     Gone,
 }
 
-/// See [`Kind::Cut`].
+/// See [`FleetFault::Cut`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Side {
+pub(crate) enum CutLink {
     Front,
     Registry,
     Bucket,
 }
 
-impl Kind {
+impl FleetFault {
     /// All of them.
     pub(crate) const ALL: [Self; 21] = [
-        Self::Dies(Died::Gateway),
-        Self::Dies(Died::Executor),
-        Self::Replaced(Where::Here),
-        Self::Replaced(Where::Elsewhere),
+        Self::Dies(KilledProcess::Gateway),
+        Self::Dies(KilledProcess::Executor),
+        Self::Replaced(ReplacementHost::Here),
+        Self::Replaced(ReplacementHost::Elsewhere),
         Self::Vanishes,
         Self::Drained,
         Self::Added,
@@ -91,24 +94,24 @@ impl Kind {
         Self::Bucket(Wrong::Broken),
         Self::Bucket(Wrong::Silent),
         Self::Bucket(Wrong::Gone),
-        Self::Cut(Some(Side::Front)),
-        Self::Cut(Some(Side::Registry)),
-        Self::Cut(Some(Side::Bucket)),
+        Self::Cut(Some(CutLink::Front)),
+        Self::Cut(Some(CutLink::Registry)),
+        Self::Cut(Some(CutLink::Bucket)),
         Self::Cut(None),
     ];
 
     /// What changes of adapters may be refused with while it lasts, and until it is over for everybody.
     pub(crate) fn explains(self) -> &'static [&'static str] {
         match self {
-            Self::Dies(Died::Gateway) => &[SILENCE],
+            Self::Dies(KilledProcess::Gateway) => &[SILENCE],
             // A gateway may see its executor die before it dies itself.
             Self::Replaced(_) | Self::Vanishes => &[SILENCE, "executor_unavailable"],
-            Self::Dies(Died::Executor) => &["executor_unavailable"],
+            Self::Dies(KilledProcess::Executor) => &["executor_unavailable"],
             Self::Drained | Self::Added => &[SILENCE, "shutting_down"],
             Self::Picker => &[],
-            Self::Registry(_) | Self::Cut(Some(Side::Registry)) => &["registry_unavailable"],
-            Self::Bucket(_) | Self::Cut(Some(Side::Bucket)) => &["adapter_store_unavailable"],
-            Self::Cut(Some(Side::Front)) => &[],
+            Self::Registry(_) | Self::Cut(Some(CutLink::Registry)) => &["registry_unavailable"],
+            Self::Bucket(_) | Self::Cut(Some(CutLink::Bucket)) => &["adapter_store_unavailable"],
+            Self::Cut(Some(CutLink::Front)) => &[],
             // Whoever was in the middle of a change holds up the others.
             Self::Cut(None) => &["registry_unavailable"],
         }
@@ -116,74 +119,81 @@ impl Kind {
 }
 
 /// Lets it happen to a host, or to what all of them share; returns when what has failed is back, or another is there.
-pub(crate) fn happen(kind: Kind, fleet: &mut Shared, changes: &Changes, random: &mut Random) {
+pub(crate) fn happen(
+    kind: FleetFault,
+    fleet: &mut SharedFleet,
+    changes: &AdapterChanges,
+    random: &mut ChaosRng,
+) {
     let (index, pause) = (random.below(fleet.hosts.len()), pause(random));
     match kind {
-        Kind::Dies(Died::Gateway) => fleet.hosts[index].deployment.signal(Process::Gateway, Signal::KILL),
-        Kind::Dies(Died::Executor) => fleet.hosts[index].deployment.kill_executor(),
-        Kind::Replaced(place) => replace(fleet, index, place, pause),
-        Kind::Vanishes => vanish(fleet, index, changes, pause),
-        Kind::Drained => {
+        FleetFault::Dies(KilledProcess::Gateway) => {
+            fleet.hosts[index].deployment.signal(DeploymentProcess::Gateway, Signal::KILL)
+        }
+        FleetFault::Dies(KilledProcess::Executor) => fleet.hosts[index].deployment.kill_executor(),
+        FleetFault::Replaced(place) => replace(fleet, index, place, pause),
+        FleetFault::Vanishes => vanish(fleet, index, changes, pause),
+        FleetFault::Drained => {
             assert!(fleet.take(index).deployment.stop().success());
             fleet.add();
         }
-        Kind::Added => {
+        FleetFault::Added => {
             fleet.add();
             changes.ask(fleet.clients());
             thread::sleep(pause);
             assert!(fleet.take(0).deployment.stop().success());
         }
-        Kind::Picker => {
+        FleetFault::Picker => {
             fleet.front.kill_picker(index % 2);
             thread::sleep(pause);
             fleet.replace_picker(index % 2);
         }
-        Kind::Registry(outage) => fail_registry(fleet, outage, pause),
-        Kind::Bucket(wrong) => {
+        FleetFault::Registry(outage) => fail_registry(fleet, outage, pause),
+        FleetFault::Bucket(wrong) => {
             fleet.bucket_wire.set(match wrong {
-                Wrong::Slow => Harm::Slow(Duration::from_millis(400)),
-                Wrong::Flipped => Harm::Flip(usize::MAX),
-                Wrong::Broken => Harm::Break(usize::MAX),
-                Wrong::Silent => Harm::Silence,
-                Wrong::Gone => Harm::Gone,
+                Wrong::Slow => ResponseFault::Slow(Duration::from_millis(400)),
+                Wrong::Flipped => ResponseFault::Flip(usize::MAX),
+                Wrong::Broken => ResponseFault::Break(usize::MAX),
+                Wrong::Silent => ResponseFault::Silence,
+                Wrong::Gone => ResponseFault::Gone,
             });
             thread::sleep(pause);
-            fleet.bucket_wire.set(Harm::None);
+            fleet.bucket_wire.set(ResponseFault::None);
         }
-        Kind::Cut(side) => cut(fleet, index, side, changes, pause),
+        FleetFault::Cut(side) => cut(fleet, index, side, changes, pause),
     }
 }
 
 /// Mostly shorter than anybody's patience, and sometimes longer.
-fn pause(random: &mut Random) -> Duration {
+fn pause(random: &mut ChaosRng) -> Duration {
     let most = if random.below(4) == 0 { 8000 } else { 2000 };
     Duration::from_millis(200 + random.below(most) as u64)
 }
 
-fn replace(fleet: &mut Shared, index: usize, place: Where, pause: Duration) {
+fn replace(fleet: &mut SharedFleet, index: usize, place: ReplacementHost, pause: Duration) {
     let host = match place {
         // Nobody is told.
-        Where::Here => fleet.hosts.remove(index),
-        Where::Elsewhere => fleet.take(index),
+        ReplacementHost::Here => fleet.hosts.remove(index),
+        ReplacementHost::Elsewhere => fleet.take(index),
     };
     host.deployment.kill_supervisor();
     thread::sleep(pause);
     match place {
-        Where::Here => fleet.replace(index, host.links),
-        Where::Elsewhere => fleet.add(),
+        ReplacementHost::Here => fleet.replace(index, host.links),
+        ReplacementHost::Elsewhere => fleet.add(),
     }
 }
 
-fn vanish(fleet: &mut Shared, index: usize, changes: &Changes, pause: Duration) {
+fn vanish(fleet: &mut SharedFleet, index: usize, changes: &AdapterChanges, pause: Duration) {
     changes.ask(others(fleet, index));
     let host = fleet.take(index);
-    Link::ALL.into_iter().for_each(|link| host.links.cut(link));
+    NetworkLink::ALL.into_iter().for_each(|link| host.links.cut(link));
     thread::sleep(pause);
     host.deployment.kill_supervisor();
     fleet.add();
 }
 
-fn fail_registry(fleet: &mut Shared, outage: Outage, pause: Duration) {
+fn fail_registry(fleet: &mut SharedFleet, outage: Outage, pause: Duration) {
     match outage {
         Outage::Restarts => fleet.registry.shut_down(),
         Outage::IsKilled => fleet.registry.kill(),
@@ -195,7 +205,7 @@ fn fail_registry(fleet: &mut Shared, outage: Outage, pause: Duration) {
             fleet.registry_wire.lead_to(standby.port());
             fleet.registry = standby;
         }
-        Outage::IsSilent => fleet.registry_wire.set(Harm::Cut),
+        Outage::IsSilent => fleet.registry_wire.set(ResponseFault::Cut),
     }
     match outage {
         Outage::Restarts | Outage::IsKilled => {
@@ -205,19 +215,25 @@ fn fail_registry(fleet: &mut Shared, outage: Outage, pause: Duration) {
         Outage::FailsOver => {}
         Outage::IsSilent => {
             thread::sleep(pause);
-            fleet.registry_wire.set(Harm::None);
+            fleet.registry_wire.set(ResponseFault::None);
         }
     }
 }
 
-fn cut(fleet: &mut Shared, index: usize, side: Option<Side>, changes: &Changes, pause: Duration) {
+fn cut(
+    fleet: &mut SharedFleet,
+    index: usize,
+    side: Option<CutLink>,
+    changes: &AdapterChanges,
+    pause: Duration,
+) {
     let links = match side {
-        None => Link::ALL.to_vec(),
-        Some(Side::Front) => vec![Link::Front],
-        Some(Side::Registry) => vec![Link::Registry],
-        Some(Side::Bucket) => vec![Link::Bucket],
+        None => NetworkLink::ALL.to_vec(),
+        Some(CutLink::Front) => vec![NetworkLink::Front],
+        Some(CutLink::Registry) => vec![NetworkLink::Registry],
+        Some(CutLink::Bucket) => vec![NetworkLink::Bucket],
     };
-    if links.contains(&Link::Front) {
+    if links.contains(&NetworkLink::Front) {
         changes.ask(others(fleet, index));
     }
     let host = &fleet.hosts[index].links;
@@ -227,7 +243,7 @@ fn cut(fleet: &mut Shared, index: usize, side: Option<Side>, changes: &Changes, 
 }
 
 /// Who asks all hosts but one.
-fn others(fleet: &Shared, index: usize) -> Vec<e2e_tests::Client> {
+fn others(fleet: &SharedFleet, index: usize) -> Vec<e2e_tests::Client> {
     let mut clients = fleet.clients();
     clients.remove(index);
     clients

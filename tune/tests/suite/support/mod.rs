@@ -13,7 +13,7 @@ use text::{
     chat_template::{ChatTemplate, Limits},
     tokenizer::{SkipSpecial, Tokenizer},
 };
-use tune::data::{self, DataError, Dataset, Encoder, Example, Items};
+use tune::data::{self, DataError, DataItems, Dataset, Encoder, Example};
 
 pub(crate) const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
                                  {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
@@ -57,12 +57,12 @@ pub(crate) fn tokenizer() -> Tokenizer {
 }
 
 /// A tokenizer with a chat template.
-pub(crate) struct Model {
+pub(crate) struct TemplateTokenizer {
     pub(crate) tokenizer: Tokenizer,
     pub(crate) template: Option<ChatTemplate>,
 }
 
-impl Model {
+impl TemplateTokenizer {
     pub(crate) fn new(template: &str) -> Self {
         let tokenizer = tokenizer();
         let template = ChatTemplate::new(template, tokenizer.template_tokens(), Limits::default()).unwrap();
@@ -86,18 +86,18 @@ impl Model {
         UNIX_EPOCH + Duration::from_secs(1_700_000_000)
     }
 
-    pub(crate) fn read_within(&self, file: &[u8], limits: &data::Limits) -> Result<Dataset, DataError> {
+    pub(crate) fn read_within(&self, file: &[u8], limits: &data::DataLimits) -> Result<Dataset, DataError> {
         data::read(file, &Encoder::new(&self.tokenizer, self.template.as_ref(), Self::now()), limits)
     }
 
     pub(crate) fn read(&self, file: &str) -> Result<Dataset, DataError> {
-        self.read_within(file.as_bytes(), &data::Limits::default())
+        self.read_within(file.as_bytes(), &data::DataLimits::default())
     }
 
     /// The examples of a file of these lines, as [`shown`](Self::shown).
     pub(crate) fn examples(&self, lines: &[Value]) -> Vec<String> {
         match self.read(&file(lines)).unwrap_or_else(|error| panic!("{error}")).items {
-            Items::Examples(examples) => examples.iter().map(|example| self.shown(example)).collect(),
+            DataItems::Examples(examples) => examples.iter().map(|example| self.shown(example)).collect(),
             other => panic!("these are no examples: {other:?}"),
         }
     }
@@ -105,7 +105,7 @@ impl Model {
     /// The pairs of a file of these lines, chosen and rejected.
     pub(crate) fn pairs(&self, lines: &[Value]) -> Vec<[String; 2]> {
         match self.read(&file(lines)).unwrap_or_else(|error| panic!("{error}")).items {
-            Items::Pairs(pairs) => {
+            DataItems::Pairs(pairs) => {
                 pairs.iter().map(|pair| [&pair.chosen, &pair.rejected].map(|one| self.shown(one))).collect()
             }
             other => panic!("these are no pairs: {other:?}"),

@@ -3,7 +3,7 @@
 use super::*;
 
 fn read_of(body: &Value) -> Result<Option<Tools>, ApiError> {
-    let mut fields = Fields::parse(body.to_string().as_bytes())?;
+    let mut fields = StrictFields::parse(body.to_string().as_bytes())?;
     let tools = read(&mut fields)?;
     fields.finish()?;
     Ok(tools)
@@ -18,12 +18,12 @@ fn tools_are_read_with_how_they_are_to_be_called() {
     assert_eq!(read_of(&json!({})).unwrap(), None);
     assert_eq!(read_of(&json!({ "tools": [weather()], "tool_choice": "none" })).unwrap(), None);
     let tools = read_of(&json!({ "tools": [weather()], "parallel_tool_calls": false })).unwrap().unwrap();
-    assert_eq!((tools.choice, tools.calls), (Choice::Auto, Calls::One));
+    assert_eq!((tools.choice, tools.calls), (ToolChoice::Auto, CallLimit::One));
     assert_eq!((tools.list[0].name.as_str(), tools.list[0].strictness), ("weather", Strictness::Strict));
     assert_eq!(tools.list[0].definition["function"].get("strict"), None, "no template knows of it");
     let named = json!({ "type": "function", "function": { "name": "weather" } });
     let tools = read_of(&json!({ "tools": [weather()], "tool_choice": named })).unwrap().unwrap();
-    assert_eq!(tools.choice, Choice::Named("weather".to_owned()));
+    assert_eq!(tools.choice, ToolChoice::Named("weather".to_owned()));
 }
 
 #[test]
@@ -69,22 +69,25 @@ fn patch(number: usize) -> Value {
 fn a_custom_tool_is_shown_as_a_function_of_one_text() {
     let choice = json!({ "type": "custom", "custom": { "name": "patch0" } });
     let tools = read_of(&json!({ "tools": [patch(0)], "tool_choice": choice })).unwrap().unwrap();
-    assert_eq!(tools.choice, Choice::Named("patch0".to_owned()));
+    assert_eq!(tools.choice, ToolChoice::Named("patch0".to_owned()));
     let tool = &tools.list[0];
     let field = "tools[0].custom.format.grammar.definition".to_owned();
-    assert_eq!(tool.input, Some(Input::Grammar { field, grammar: Grammar::Lark("start: \"a\"".to_owned()) }));
+    assert_eq!(
+        tool.input,
+        Some(CustomInput::Grammar { field, grammar: Grammar::Lark("start: \"a\"".to_owned()) })
+    );
     assert_eq!(tool.definition["type"], "function");
     assert_eq!(tool.definition["function"]["parameters"]["required"], json!(["input"]));
     let flat = |format: Value| {
         let tool = json!({ "type": "custom", "name": "p", "format": format });
-        let mut fields = Fields::of(json!({ "tools": [tool] }), "the body").unwrap();
+        let mut fields = StrictFields::of(json!({ "tools": [tool] }), "the body").unwrap();
         read_as(Dialect::Flat, &mut fields).unwrap().unwrap().list[0].input.clone()
     };
-    assert_eq!(flat(Value::Null), Some(Input::Text));
+    assert_eq!(flat(Value::Null), Some(CustomInput::Text));
     let field = "tools[0].format.definition".to_owned();
     let grammar = Grammar::Regex("a+".to_owned());
     let format = json!({ "type": "grammar", "syntax": "regex", "definition": "a+" });
-    assert_eq!(flat(format), Some(Input::Grammar { field, grammar }));
+    assert_eq!(flat(format), Some(CustomInput::Grammar { field, grammar }));
 }
 
 #[test]
@@ -94,9 +97,9 @@ fn keys_that_change_nothing_are_taken_and_a_tool_of_another_type_is_named() {
     tool["function"]["return"] = json!({ "type": "string" });
     assert_eq!(read_of(&json!({ "tools": [tool] })).unwrap().unwrap().list[0].name, "weather");
     let mut fields =
-        Fields::of(json!({ "tools": [{ "type": "namespace", "name": "mine" }] }), "the body").unwrap();
+        StrictFields::of(json!({ "tools": [{ "type": "namespace", "name": "mine" }] }), "the body").unwrap();
     let error = read_as(Dialect::Flat, &mut fields).unwrap_err().to_string();
     assert!(error.contains("'mine'") && error.contains("'namespace'"), "{error}");
-    let mut fields = Fields::of(json!({ "tools": [patch(0)] }), "the body").unwrap();
+    let mut fields = StrictFields::of(json!({ "tools": [patch(0)] }), "the body").unwrap();
     assert!(read_as(Dialect::Functions, &mut fields).is_err(), "Ollama's API has no custom tools");
 }

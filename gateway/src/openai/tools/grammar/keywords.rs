@@ -5,8 +5,8 @@ use serde_json::{Map, Value, json};
 use text::grammar::{Enforcement, lark_string};
 
 use super::{
-    super::{asked::Tool, format::Format, kinds::Kinds},
-    CallsError, Rules, parameters_of, without,
+    super::{asked::Tool, format::ToolCallFormat, kinds::JsonKinds},
+    CallsError, GrammarRules, parameters_of, without,
 };
 
 /// What a schema of arguments may say.
@@ -39,11 +39,11 @@ const OF_TEXTS: [&str; 12] = [
 /// What ends a value in tags.
 const END_OF_VALUE: &str = "\n</parameter>\n";
 
-impl Rules {
+impl GrammarRules {
     /// What stands before a value of this name, and between two arguments.
     fn around(&self, key: &str) -> (String, &'static str) {
         match self.format {
-            Format::Qwen3Coder => (format!("<parameter={key}>\n"), ""),
+            ToolCallFormat::Qwen3Coder => (format!("<parameter={key}>\n"), ""),
             _ => (format!("{key}="), ", "),
         }
     }
@@ -51,7 +51,7 @@ impl Rules {
     /// Arguments of any names and values.
     pub(super) fn any_keywords(&mut self, rule: &str) -> Result<(), CallsError> {
         let value = format!("{rule}_value");
-        if self.format == Format::Qwen3Coder {
+        if self.format == ToolCallFormat::Qwen3Coder {
             self.add(rule, &format!("(\"<parameter=\" /[^>\\n]+/ \">\\n\" {value})*"));
             self.text(&value, "/(?s:.*)/");
         } else {
@@ -98,10 +98,10 @@ impl Rules {
         let (field, enforcement) = parameters_of(tool);
         let (field, whole) =
             (format!("{field}/properties/{key}"), with_definitions(schema, &tool.parameters));
-        if self.format != Format::Qwen3Coder {
+        if self.format != ToolCallFormat::Qwen3Coder {
             return Ok(self.json(rule, &whole, (&field, enforcement))?);
         }
-        let takes = Kinds::of(schema, &tool.parameters);
+        let takes = JsonKinds::of(schema, &tool.parameters);
         if !takes.hold_texts() {
             let json = format!("{rule}_json");
             self.json(&json, &whole, (&field, enforcement))?;
@@ -130,7 +130,7 @@ impl Rules {
         if let Some(choices) = choices.or_else(|| said.get("const").map(|only| vec![only.clone()])) {
             let written = |choice: &Value| lark_string(choice.as_str().unwrap_or("null"));
             let mut choices: Vec<String> = choices.iter().map(written).collect();
-            choices.extend((takes != Kinds::TEXT).then(|| lark_string("null")));
+            choices.extend((takes != JsonKinds::TEXT).then(|| lark_string("null")));
             self.add(rule, &format!("({}) {}", choices.join(" | "), lark_string(END_OF_VALUE)));
             return Ok(());
         }
@@ -170,7 +170,7 @@ fn said_of_text<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
     };
     let schema = target(schema);
     let choices = ["anyOf", "oneOf"].into_iter().find_map(|key| schema.get(key)?.as_array());
-    let mut texts = choices.into_iter().flatten().filter(|choice| Kinds::of(choice, root).hold_texts());
+    let mut texts = choices.into_iter().flatten().filter(|choice| JsonKinds::of(choice, root).hold_texts());
     match (texts.next(), texts.next()) {
         (Some(only), None) => target(only),
         _ => schema,

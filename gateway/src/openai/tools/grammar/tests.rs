@@ -6,7 +6,7 @@ use super::{
     super::{asked, kinds::Function, scan::Scanner},
     *,
 };
-use crate::openai::fields::Fields;
+use crate::openai::fields::StrictFields;
 
 const END: u32 = 256;
 const ANNOUNCED: u32 = 257;
@@ -27,7 +27,7 @@ fn tools(more: &Value) -> Tools {
     let function = |name: &str, parameters: Value| json!({ "type": "function", "function": { "name": name, "parameters": parameters, "strict": true } });
     let mut body = json!({ "tools": [function("weather", weather), { "type": "function", "function": { "name": "now" } }] });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    let mut fields = Fields::parse(body.to_string().as_bytes()).unwrap();
+    let mut fields = StrictFields::parse(body.to_string().as_bytes()).unwrap();
     asked::read(&mut fields).unwrap().unwrap()
 }
 
@@ -54,7 +54,7 @@ fn walk(grammars: &Grammars, grammar: &Grammar, seed: u64) -> String {
 }
 
 /// The calls that are read out of `answer`; there is nothing else in it.
-fn calls_of(format: Format, answer: &str) -> Vec<(String, Value)> {
+fn calls_of(format: ToolCallFormat, answer: &str) -> Vec<(String, Value)> {
     let functions = tools(&json!({})).list;
     let functions = functions.iter().map(|tool| Function::new(&tool.name, &tool.parameters)).collect();
     let mut scanner = Scanner::new(format, functions);
@@ -86,8 +86,8 @@ fn check(name: &str, arguments: &Value) {
 fn calls_that_are_required_keep_to_their_schemas_in_every_format() {
     let grammars = grammars();
     let named = json!({ "tool_choice": { "type": "function", "function": { "name": "weather" } } });
-    for format in Format::ALL {
-        let announced = (format == Format::Mistral).then_some(ANNOUNCED);
+    for format in ToolCallFormat::ALL {
+        let announced = (format == ToolCallFormat::Mistral).then_some(ANNOUNCED);
         for (more, seeds) in [(json!({ "tool_choice": "required" }), 0..6), (named.clone(), 6..9)] {
             let (grammar, _) = of(&tools(&more), format, announced, None).unwrap().unwrap();
             for seed in seeds {
@@ -103,8 +103,8 @@ fn calls_that_are_required_keep_to_their_schemas_in_every_format() {
 #[test]
 fn where_a_function_is_strict_text_is_free_and_calls_are_not() {
     let grammars = grammars();
-    for format in Format::ALL {
-        for announced in [None, (format == Format::Mistral).then_some(ANNOUNCED)] {
+    for format in ToolCallFormat::ALL {
+        for announced in [None, (format == ToolCallFormat::Mistral).then_some(ANNOUNCED)] {
             let (grammar, _) = of(&tools(&json!({})), format, announced, None).unwrap().unwrap();
             let mut matcher = grammars.compile(&grammar.source().unwrap()).unwrap();
             let set = matcher.allowed().unwrap();
@@ -113,13 +113,15 @@ fn where_a_function_is_strict_text_is_free_and_calls_are_not() {
                 "{format:?}: an answer may be text, or nothing"
             );
             let call = match (format, announced) {
-                (Format::Hermes, _) => "I look.<tool_call>\n{\"name\": \"weather\", \"arguments\": ",
-                (Format::Llama3, _) => "{\"name\": \"weather\", \"parameters\": ",
-                (Format::Mistral, Some(_)) => "[{\"name\": \"weather\", \"arguments\": ",
-                (Format::Mistral, None) => "[TOOL_CALLS][{\"name\": \"weather\", \"arguments\": ",
-                (Format::Pythonic, _) => "[weather(",
-                (Format::Granite, _) => "I look.<|tool_call|>[{\"name\": \"weather\", \"arguments\": ",
-                (Format::Qwen3Coder, _) => "I look.<tool_call>\n<function=weather>\n",
+                (ToolCallFormat::Hermes, _) => "I look.<tool_call>\n{\"name\": \"weather\", \"arguments\": ",
+                (ToolCallFormat::Llama3, _) => "{\"name\": \"weather\", \"parameters\": ",
+                (ToolCallFormat::Mistral, Some(_)) => "[{\"name\": \"weather\", \"arguments\": ",
+                (ToolCallFormat::Mistral, None) => "[TOOL_CALLS][{\"name\": \"weather\", \"arguments\": ",
+                (ToolCallFormat::Pythonic, _) => "[weather(",
+                (ToolCallFormat::Granite, _) => {
+                    "I look.<|tool_call|>[{\"name\": \"weather\", \"arguments\": "
+                }
+                (ToolCallFormat::Qwen3Coder, _) => "I look.<tool_call>\n<function=weather>\n",
             };
             if announced.is_some() {
                 matcher.accept(ANNOUNCED).unwrap();
@@ -129,8 +131,8 @@ fn where_a_function_is_strict_text_is_free_and_calls_are_not() {
             }
             let next = matcher.allowed().unwrap();
             let wanted = match format {
-                Format::Pythonic => b'c',
-                Format::Qwen3Coder => b'<',
+                ToolCallFormat::Pythonic => b'c',
+                ToolCallFormat::Qwen3Coder => b'<',
                 _ => b'{',
             };
             assert!(next.contains(wanted.into()) && !next.contains(b'7'.into()), "{format:?}");
@@ -142,18 +144,18 @@ fn where_a_function_is_strict_text_is_free_and_calls_are_not() {
 fn beside_text_nothing_has_to_be_as_it_is_unless_somebody_wants_it() {
     let mut free = tools(&json!({}));
     free.list.iter_mut().for_each(|tool| tool.strictness = Strictness::Free);
-    assert_eq!(of(&free, Format::Hermes, None, None), Ok(None));
+    assert_eq!(of(&free, ToolCallFormat::Hermes, None, None), Ok(None));
     let structure = |grammar| Structure::strict("response_format", grammar);
     let answer = structure(Grammar::Json(json!({ "type": "integer", "minimum": 0, "maximum": 9 })));
-    let (grammar, _) = of(&free, Format::Hermes, None, Some(&answer)).unwrap().unwrap();
+    let (grammar, _) = of(&free, ToolCallFormat::Hermes, None, Some(&answer)).unwrap().unwrap();
     let mut matcher = grammars().compile(&grammar.source().unwrap()).unwrap();
     let next = matcher.allowed().unwrap();
     assert!(next.contains(b'7'.into()) && next.contains(b'<'.into()) && !next.contains(b'a'.into()));
     let other = structure(Grammar::Regex("a".into()));
-    assert_eq!(of(&free, Format::Hermes, None, Some(&other)), Err(CallsError::Beside));
-    free.choice = Choice::Required;
+    assert_eq!(of(&free, ToolCallFormat::Hermes, None, Some(&other)), Err(CallsError::Beside));
+    free.choice = ToolChoice::Required;
     free.list[0].parameters = json!({ "anyOf": [] });
-    let error = of(&free, Format::Pythonic, None, None).unwrap_err();
+    let error = of(&free, ToolCallFormat::Pythonic, None, None).unwrap_err();
     assert!(error.to_string().contains("weather"), "{error}");
 }
 
@@ -161,10 +163,13 @@ fn beside_text_nothing_has_to_be_as_it_is_unless_somebody_wants_it() {
 fn beside_a_strict_function_a_free_one_takes_any_arguments() {
     let grammars = grammars();
     for (format, call) in [
-        (Format::Hermes, "<tool_call>\n{\"name\": \"now\", \"arguments\": {\"a\": [1]}}\n</tool_call>"),
-        (Format::Pythonic, "[now(a=[1], b=\"x\")]"),
         (
-            Format::Qwen3Coder,
+            ToolCallFormat::Hermes,
+            "<tool_call>\n{\"name\": \"now\", \"arguments\": {\"a\": [1]}}\n</tool_call>",
+        ),
+        (ToolCallFormat::Pythonic, "[now(a=[1], b=\"x\")]"),
+        (
+            ToolCallFormat::Qwen3Coder,
             "<tool_call>\n<function=now>\n<parameter=a>\n[1]\n</parameter>\n</function>\n</tool_call>",
         ),
     ] {
@@ -183,7 +188,7 @@ fn texts_in_no_quotes_keep_to_what_can_be_kept_to_and_the_rest_is_refused_by_nam
         let mut tools = tools(&json!({ "tool_choice": "required" }));
         tools.list.truncate(1);
         tools.list[0].parameters = parameters;
-        of(&tools, Format::Qwen3Coder, None, None).map(|built| built.unwrap().0.source().unwrap())
+        of(&tools, ToolCallFormat::Qwen3Coder, None, None).map(|built| built.unwrap().0.source().unwrap())
     };
     let text = json!({ "type": "string", "minLength": 2, "maxLength": 3, "description": "two or three" });
     let optional = json!({ "anyOf": [{ "enum": ["a", "b"] }, { "type": "null" }], "default": null });
@@ -224,22 +229,27 @@ fn texts_in_no_quotes_keep_to_what_can_be_kept_to_and_the_rest_is_refused_by_nam
 }
 
 /// The beginning of a call of the custom tool `p`.
-fn before_input(format: Format) -> &'static str {
+fn before_input(format: ToolCallFormat) -> &'static str {
     match format {
-        Format::Hermes => "<tool_call>\n{\"name\": \"p\"}\n",
-        Format::Llama3 => "{\"name\": \"p\"}\n",
-        Format::Mistral => "[TOOL_CALLS][{\"name\": \"p\"}\n",
-        Format::Granite => "<|tool_call|>[{\"name\": \"p\"}\n",
-        Format::Pythonic => "[p(\n",
-        Format::Qwen3Coder => "<tool_call>\n<function=p>\n<parameter=input>\n",
+        ToolCallFormat::Hermes => "<tool_call>\n{\"name\": \"p\"}\n",
+        ToolCallFormat::Llama3 => "{\"name\": \"p\"}\n",
+        ToolCallFormat::Mistral => "[TOOL_CALLS][{\"name\": \"p\"}\n",
+        ToolCallFormat::Granite => "<|tool_call|>[{\"name\": \"p\"}\n",
+        ToolCallFormat::Pythonic => "[p(\n",
+        ToolCallFormat::Qwen3Coder => "<tool_call>\n<function=p>\n<parameter=input>\n",
     }
 }
 
 /// Whether `answer` is a whole answer of the grammar of a request with this custom tool, beside a function.
-fn is_taken(grammars: &Grammars, format: Format, (custom, choice): (&Value, &Value), answer: &str) -> bool {
+fn is_taken(
+    grammars: &Grammars,
+    format: ToolCallFormat,
+    (custom, choice): (&Value, &Value),
+    answer: &str,
+) -> bool {
     let now = json!({ "type": "function", "function": { "name": "now" } });
     let body = json!({ "tools": [now, { "type": "custom", "custom": custom }], "tool_choice": choice });
-    let mut fields = Fields::of(body, "the body").unwrap();
+    let mut fields = StrictFields::of(body, "the body").unwrap();
     let tools = asked::read(&mut fields).unwrap().unwrap();
     let grammar = of(&tools, format, None, None).unwrap().unwrap();
     let mut matcher = grammars.compile(&grammar.0.source().unwrap()).unwrap();
@@ -258,7 +268,7 @@ fn the_input_of_a_custom_tool_keeps_to_its_grammar_in_every_format() {
     let (lark, regex, text) = (of("lark", PATCH), of("regex", "[a-z/]+\\/"), json!({ "name": "p" }));
     let any = of("lark", "start: /.+/s");
     let grammars = grammars();
-    for format in Format::ALL {
+    for format in ToolCallFormat::ALL {
         for choice in
             [json!("auto"), json!("required"), json!({ "type": "custom", "custom": { "name": "p" } })]
         {
@@ -286,10 +296,10 @@ fn a_thought_may_stand_before_a_call_of_a_custom_tool() {
     let grammar = json!({ "syntax": "lark", "definition": "start: \"a\" rest\nrest: /[b-c]*/" });
     let custom = json!({ "name": "p", "format": { "type": "grammar", "grammar": grammar } });
     let body = json!({ "tools": [{ "type": "custom", "custom": custom }], "tool_choice": "required" });
-    let tools = asked::read(&mut Fields::of(body, "the body").unwrap()).unwrap().unwrap();
+    let tools = asked::read(&mut StrictFields::of(body, "the body").unwrap()).unwrap().unwrap();
     let close = text::grammar::Tag { name: "</think>", token: None };
     let thought = Some(text::grammar::Thought { open: None, close });
-    let source = of(&tools, Format::Hermes, None, None)
+    let source = of(&tools, ToolCallFormat::Hermes, None, None)
         .unwrap()
         .unwrap()
         .0
@@ -297,7 +307,7 @@ fn a_thought_may_stand_before_a_call_of_a_custom_tool() {
         .unwrap()
         .text;
     let mut matcher = grammars().compile(&source).unwrap();
-    let answer = format!("hm</think>\n{}abc", before_input(Format::Hermes));
+    let answer = format!("hm</think>\n{}abc", before_input(ToolCallFormat::Hermes));
     for byte in answer.bytes() {
         matcher.accept(byte.into()).unwrap_or_else(|error| panic!("{answer}: {error}"));
     }
@@ -308,7 +318,8 @@ fn a_thought_may_stand_before_a_call_of_a_custom_tool() {
 #[test]
 fn a_call_of_a_custom_tool_stands_behind_text_and_calls_of_functions() {
     let (grammars, custom) = (grammars(), json!({ "name": "p" }));
-    let taken = |answer: &str, choice: &Value| is_taken(&grammars, Format::Hermes, (&custom, choice), answer);
+    let taken =
+        |answer: &str, choice: &Value| is_taken(&grammars, ToolCallFormat::Hermes, (&custom, choice), answer);
     let call = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
     let last = "<tool_call>\n{\"name\": \"p\"}\nx";
     let (auto, required) = (json!("auto"), json!("required"));

@@ -2,11 +2,11 @@
 
 use super::{
     super::{
-        format::Format,
+        format::ToolCallFormat,
         object::ObjectScanner,
         tagged::{OPENING, TaggedScanner},
     },
-    Found, Scanner, State,
+    ScanResult, Scanner, ToolScanState,
 };
 
 /// Most bytes between an announcement or a call and the next one.
@@ -16,32 +16,35 @@ const MAX_NAME_BYTES: usize = 256;
 
 impl Scanner {
     /// Where a call is to come, or the end of those that belong together.
-    pub(super) fn between(&mut self, c: char, found: &mut Found) {
+    pub(super) fn between(&mut self, c: char, found: &mut ScanResult) {
         if self.held.len() > MAX_BETWEEN {
-            return self.give_up(State::Text, found);
+            return self.give_up(ToolScanState::Text, found);
         }
-        self.state = State::Between;
+        self.state = ToolScanState::Between;
         let (held, announced) = (self.held.trim_start(), self.format.announcement().unwrap_or_default());
         let behind = held.strip_prefix(announced).unwrap_or(held).trim_start();
         let is_announced_again = self.calls > 0 && !self.in_list && announced.starts_with(held);
         match (self.format, c) {
-            (Format::Qwen3Coder, _) if OPENING.starts_with(behind) => {
+            (ToolCallFormat::Qwen3Coder, _) if OPENING.starts_with(behind) => {
                 if behind == OPENING {
-                    self.state = State::Tagged(TaggedScanner::default());
+                    self.state = ToolScanState::Tagged(TaggedScanner::default());
                 }
             }
             (_, '{') => self.in_object(ObjectScanner::default(), c, found),
-            (Format::Mistral, _) if is_announced_again => {}
-            (Format::Mistral | Format::Granite, '[') if held.starts_with(announced) && behind == "[" => {
+            (ToolCallFormat::Mistral, _) if is_announced_again => {}
+            (ToolCallFormat::Mistral | ToolCallFormat::Granite, '[')
+                if held.starts_with(announced) && behind == "[" =>
+            {
                 self.in_list = true;
             }
             (_, ',') if self.in_list => {}
             (_, ']') if self.in_list => self.end(found),
-            (Format::Mistral, c) if !self.in_list && (c.is_alphanumeric() || c == '_') => {
-                self.state = State::Name(c.to_string());
+            (ToolCallFormat::Mistral, c) if !self.in_list && (c.is_alphanumeric() || c == '_') => {
+                self.state = ToolScanState::Name(c.to_string());
             }
-            (Format::Hermes | Format::Qwen3Coder, _) if self.calls > 0 && self.is_closing(found) => {}
-            (Format::Llama3, ';') => {}
+            (ToolCallFormat::Hermes | ToolCallFormat::Qwen3Coder, _)
+                if self.calls > 0 && self.is_closing(found) => {}
+            (ToolCallFormat::Llama3, ';') => {}
             _ if c.is_whitespace() => {}
             _ => {
                 self.in_list = false;
@@ -51,7 +54,7 @@ impl Scanner {
     }
 
     /// Whether what is held ends with a part of the word that closes an announced call; all of it ends the call.
-    fn is_closing(&mut self, found: &mut Found) -> bool {
+    fn is_closing(&mut self, found: &mut ScanResult) -> bool {
         const CLOSING: &str = "</tool_call>";
         let held = self.held.trim_start();
         if held == CLOSING {
@@ -62,16 +65,16 @@ impl Scanner {
     }
 
     /// Calls that belong together have ended; text may follow.
-    pub(super) fn end(&mut self, found: &mut Found) {
+    pub(super) fn end(&mut self, found: &mut ScanResult) {
         if self.calls == 0 {
-            return self.give_up(State::Text, found);
+            return self.give_up(ToolScanState::Text, found);
         }
         let written = std::mem::take(&mut self.held);
         self.go_on(String::new(), written, found);
-        (self.state, self.in_list) = (State::Text, false);
+        (self.state, self.in_list) = (ToolScanState::Text, false);
     }
 
-    pub(super) fn in_name(&mut self, mut name: String, c: char, found: &mut Found) {
+    pub(super) fn in_name(&mut self, mut name: String, c: char, found: &mut ScanResult) {
         const ARGUMENTS: &str = "[ARGS]";
         if c == '{' {
             let name = name.trim_end().trim_end_matches(ARGUMENTS).trim_end().to_owned();
@@ -86,9 +89,9 @@ impl Scanner {
         }
         let is_name = c.is_alphanumeric() || "_-.[]".contains(c) || c.is_whitespace();
         if !is_name || name.len() > MAX_NAME_BYTES {
-            return self.give_up(State::Text, found);
+            return self.give_up(ToolScanState::Text, found);
         }
         name.push(c);
-        self.state = State::Name(name);
+        self.state = ToolScanState::Name(name);
     }
 }

@@ -6,191 +6,209 @@ use serde_json::json;
 use super::*;
 
 /// An answer, the text of it that is no call, and its calls with their arguments.
-type Case = (Format, &'static str, &'static str, &'static [(&'static str, &'static str)]);
+type ToolCallCase = (ToolCallFormat, &'static str, &'static str, &'static [(&'static str, &'static str)]);
 
-const CASES: &[Case] = &[
-    (Format::Hermes, "Hello  there.\n", "Hello  there.\n", &[]),
+const CASES: &[ToolCallCase] = &[
+    (ToolCallFormat::Hermes, "Hello  there.\n", "Hello  there.\n", &[]),
     (
-        Format::Hermes,
+        ToolCallFormat::Hermes,
         "I look.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"</tool_call> é\"}}\n</tool_call>",
         "I look.",
         &[("f", "{\"a\": \"</tool_call> é\"}")],
     ),
     (
-        Format::Hermes,
+        ToolCallFormat::Hermes,
         "<tool_call>{\"name\":\"f\"}</tool_call>\n<tool_call>{\"arguments\":{\"b\":[1,2]},\"name\":\"g\"}</tool_call>\n",
         "",
         &[("f", "{}"), ("g", "{\"b\":[1,2]}")],
     ),
     (
-        Format::Hermes,
+        ToolCallFormat::Hermes,
         "<tool_call>{\"name\":\"f\"}<tool_call>{\"name\":\"g\"}",
         "",
         &[("f", "{}"), ("g", "{}")],
     ),
-    (Format::Hermes, "a <tool_call> b", "a <tool_call> b", &[]),
-    (Format::Hermes, "<tool_call>{\"x\": 1}</tool_call>", "<tool_call>{\"x\": 1}</tool_call>", &[]),
-    (Format::Hermes, "<tool_call>{\"name\":\"f\"}</tool_call> Done.", " Done.", &[("f", "{}")]),
-    (Format::Hermes, "a <tool_cal", "a <tool_cal", &[]),
-    (Format::Hermes, "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":", "", &[("f", "{\"a\":")]),
-    (Format::Llama3, "{\"name\": \"f\", \"parameters\": {\"a\": 1}}", "", &[("f", "{\"a\": 1}")]),
+    (ToolCallFormat::Hermes, "a <tool_call> b", "a <tool_call> b", &[]),
+    (ToolCallFormat::Hermes, "<tool_call>{\"x\": 1}</tool_call>", "<tool_call>{\"x\": 1}</tool_call>", &[]),
+    (ToolCallFormat::Hermes, "<tool_call>{\"name\":\"f\"}</tool_call> Done.", " Done.", &[("f", "{}")]),
+    (ToolCallFormat::Hermes, "a <tool_cal", "a <tool_cal", &[]),
+    (ToolCallFormat::Hermes, "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":", "", &[("f", "{\"a\":")]),
+    (ToolCallFormat::Llama3, "{\"name\": \"f\", \"parameters\": {\"a\": 1}}", "", &[("f", "{\"a\": 1}")]),
     (
-        Format::Llama3,
+        ToolCallFormat::Llama3,
         "<|python_tag|>{\"type\": \"function\", \"name\": \"f\", \"parameters\": {}}; {\"name\": \"g\", \"parameters\": {\"b\": \"{\"}}",
         "",
         &[("f", "{}"), ("g", "{\"b\": \"{\"}")],
     ),
-    (Format::Llama3, "{\"name\": \"Bob\", \"age\": 3}", "{\"name\": \"Bob\", \"age\": 3}", &[]),
-    (Format::Llama3, "{\"answer\": 42}", "{\"answer\": 42}", &[]),
-    (Format::Llama3, "The set {1, 2} is small.", "The set {1, 2} is small.", &[]),
+    (ToolCallFormat::Llama3, "{\"name\": \"Bob\", \"age\": 3}", "{\"name\": \"Bob\", \"age\": 3}", &[]),
+    (ToolCallFormat::Llama3, "{\"answer\": 42}", "{\"answer\": 42}", &[]),
+    (ToolCallFormat::Llama3, "The set {1, 2} is small.", "The set {1, 2} is small.", &[]),
     (
-        Format::Mistral,
+        ToolCallFormat::Mistral,
         "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"g\", \"arguments\": {}}]",
         "",
         &[("f", "{\"a\": 1}"), ("g", "{}")],
     ),
     (
-        Format::Mistral,
+        ToolCallFormat::Mistral,
         "Well. [TOOL_CALLS]f[ARGS]{\"a\": {\"b\": 1}}[TOOL_CALLS]g{}",
         "Well.",
         &[("f", "{\"a\": {\"b\": 1}}"), ("g", "{}")],
     ),
-    (Format::Mistral, "[1, 2]", "[1, 2]", &[]),
+    (ToolCallFormat::Mistral, "[1, 2]", "[1, 2]", &[]),
     (
-        Format::Granite,
+        ToolCallFormat::Granite,
         "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"g\", \"arguments\": {}}]",
         "",
         &[("f", "{\"a\": 1}"), ("g", "{}")],
     ),
-    (Format::Granite, "<|tool_call|>f[ARGS]{}", "<|tool_call|>f[ARGS]{}", &[]),
+    (ToolCallFormat::Granite, "<|tool_call|>f[ARGS]{}", "<|tool_call|>f[ARGS]{}", &[]),
     (
-        Format::Qwen3Coder,
+        ToolCallFormat::Qwen3Coder,
         "I look.\n<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n1\n</parameter>\n</function>\n</tool_call>\n\
          <tool_call>\n<function=g>\n</function>\n</tool_call>",
         "I look.",
         &[("f", "{\"a\": 1, \"b\": \"1\"}"), ("g", "{}")],
     ),
     (
-        Format::Qwen3Coder,
+        ToolCallFormat::Qwen3Coder,
         "<tool_call><function=f><parameter=c>{\"d\": \"</parameter>\\\"\"}</parameter><parameter=b>\nx\n\n y\n</parameter></function><function=g></function></tool_call> Done.",
         " Done.",
         &[("f", "{\"c\": {\"d\":\"</parameter>\\\"\"}, \"b\": \"x\\n\\n y\"}"), ("g", "{}")],
     ),
     (
-        Format::Qwen3Coder,
+        ToolCallFormat::Qwen3Coder,
         "<tool_call>\n<function=h>\n<parameter=a>\n1\n</parameter>\n</function>",
         "<tool_call>\n<function=h>\n<parameter=a>\n1\n</parameter>\n</function>",
         &[],
     ),
-    (Format::Qwen3Coder, "<tool_call>{\"name\": \"f\"}</tool_call>", "", &[("f", "{}")]),
-    (Format::Qwen3Coder, "a <tool_call> <functions", "a <tool_call> <functions", &[]),
-    (Format::Qwen3Coder, "I look.\n<function=f>\n</function>\n</tool_call>", "I look.", &[("f", "{}")]),
+    (ToolCallFormat::Qwen3Coder, "<tool_call>{\"name\": \"f\"}</tool_call>", "", &[("f", "{}")]),
+    (ToolCallFormat::Qwen3Coder, "a <tool_call> <functions", "a <tool_call> <functions", &[]),
     (
-        Format::Qwen3Coder,
+        ToolCallFormat::Qwen3Coder,
+        "I look.\n<function=f>\n</function>\n</tool_call>",
+        "I look.",
+        &[("f", "{}")],
+    ),
+    (
+        ToolCallFormat::Qwen3Coder,
         "<function=f><parameter=a>1</parameter></function><function=g></function>",
         "",
         &[("f", "{\"a\": 1}"), ("g", "{}")],
     ),
-    (Format::Qwen3Coder, "Write <function=x> there, <func", "Write <function=x> there, <func", &[]),
+    (ToolCallFormat::Qwen3Coder, "Write <function=x> there, <func", "Write <function=x> there, <func", &[]),
     (
-        Format::Qwen3Coder,
+        ToolCallFormat::Qwen3Coder,
         "<tool_call>\n<function=f>\n<parameter=a>\n1",
         "<tool_call>\n<function=f>\n<parameter=a>\n1",
         &[],
     ),
     (
-        Format::Qwen3Coder,
+        ToolCallFormat::Qwen3Coder,
         "<tool_call>\n<function=f>\n<parameter=b>\nx\n</parameter>}\n</function>\n</tool_call>",
         "<tool_call>\n<function=f>\n<parameter=b>\nx\n</parameter>}\n</function>\n</tool_call>",
         &[],
     ),
     (
-        Format::Pythonic,
+        ToolCallFormat::Pythonic,
         "[f(a=1, b='x, )', c=[True, None]), g()]",
         "",
         &[("f", "{\"a\": 1, \"b\": \"x, )\", \"c\": [true,null]}"), ("g", "{}")],
     ),
-    (Format::Pythonic, "[1, 2]", "[1, 2]", &[]),
-    (Format::Pythonic, "[h(1)]", "[h(1)]", &[]),
-    (Format::Pythonic, "As [f(a=1)] says", "As [f(a=1)] says", &[]),
-    (Format::Pythonic, "[f(a=1), g(b=now())]", ", g(b=now())]", &[("f", "{\"a\": 1}")]),
+    (ToolCallFormat::Pythonic, "[1, 2]", "[1, 2]", &[]),
+    (ToolCallFormat::Pythonic, "[h(1)]", "[h(1)]", &[]),
+    (ToolCallFormat::Pythonic, "As [f(a=1)] says", "As [f(a=1)] says", &[]),
+    (ToolCallFormat::Pythonic, "[f(a=1), g(b=now())]", ", g(b=now())]", &[("f", "{\"a\": 1}")]),
 ];
 
 /// A call of a function that was declared, one of a function that was not, and another one; a call without its tags.
-const UNKNOWN_AND_BARE: &[Case] = &[
+const UNKNOWN_AND_BARE: &[ToolCallCase] = &[
     (
-        Format::Hermes,
+        ToolCallFormat::Hermes,
         "<tool_call>{\"name\":\"f\"}</tool_call>\n<tool_call>{\"name\":\"nope\",\"arguments\":{\"x\":\"<tool_call>\"}}</tool_call>\n\
          <tool_call>{\"name\":\"g\"}</tool_call>",
         "\n<tool_call>{\"name\":\"nope\",\"arguments\":{\"x\":\"<tool_call>\"}}</tool_call>",
         &[("f", "{}"), ("g", "{}")],
     ),
     (
-        Format::Llama3,
+        ToolCallFormat::Llama3,
         "{\"name\":\"f\"}; {\"name\":\"nope\",\"parameters\":{}}; {\"name\":\"g\"}",
         "{\"name\":\"nope\",\"parameters\":{}}",
         &[("f", "{}"), ("g", "{}")],
     ),
     (
-        Format::Mistral,
+        ToolCallFormat::Mistral,
         "[TOOL_CALLS][{\"name\":\"f\"}, {\"name\":\"nope\",\"arguments\":{\"a\":[1]}}, {\"name\":\"g\"}]",
         "{\"name\":\"nope\",\"arguments\":{\"a\":[1]}}",
         &[("f", "{}"), ("g", "{}")],
     ),
     (
-        Format::Mistral,
+        ToolCallFormat::Mistral,
         "[TOOL_CALLS]f[ARGS]{\"x\":1}[TOOL_CALLS]nope[ARGS]{\"x\":1}[TOOL_CALLS]g[ARGS]{}",
         "[TOOL_CALLS]nope[ARGS]{\"x\":1}",
         &[("f", "{\"x\":1}"), ("g", "{}")],
     ),
     (
-        Format::Granite,
+        ToolCallFormat::Granite,
         "<|tool_call|>[{\"name\":\"nope\"}, {\"name\":\"f\"}]",
         "<|tool_call|>[{\"name\":\"nope\"}",
         &[("f", "{}")],
     ),
-    (Format::Granite, "<|tool_call|>[{\"name\":\"nope\"}]", "<|tool_call|>[{\"name\":\"nope\"}]", &[]),
-    (Format::Pythonic, "[f(a=1), nope(b='f()'), g()]", "nope(b='f()')", &[("f", "{\"a\": 1}"), ("g", "{}")]),
     (
-        Format::Qwen3Coder,
+        ToolCallFormat::Granite,
+        "<|tool_call|>[{\"name\":\"nope\"}]",
+        "<|tool_call|>[{\"name\":\"nope\"}]",
+        &[],
+    ),
+    (
+        ToolCallFormat::Pythonic,
+        "[f(a=1), nope(b='f()'), g()]",
+        "nope(b='f()')",
+        &[("f", "{\"a\": 1}"), ("g", "{}")],
+    ),
+    (
+        ToolCallFormat::Qwen3Coder,
         "<tool_call>\n<function=f>\n</function>\n</tool_call>\n<tool_call>\n<function=nope>\n</function>\n</tool_call>\n\
          <tool_call>\n<function=g>\n</function>\n</tool_call>",
         "\n<tool_call>\n<function=nope>\n</function>\n</tool_call>",
         &[("f", "{}"), ("g", "{}")],
     ),
-    (Format::Hermes, "{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n", "", &[("f", "{\"a\": 1}")]),
+    (ToolCallFormat::Hermes, "{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n", "", &[("f", "{\"a\": 1}")]),
     (
-        Format::Hermes,
+        ToolCallFormat::Hermes,
         "\n```json\n{\"name\": \"f\", \"arguments\": {\"a\": \"```\"}}\n```\n",
         "",
         &[("f", "{\"a\": \"```\"}")],
     ),
-    (Format::Hermes, "```\n{\"name\": \"g\"}```", "", &[("g", "{}")]),
-    (Format::Hermes, "{\"name\": \"f\"} calls it.", "{\"name\": \"f\"} calls it.", &[]),
-    (Format::Hermes, "```json\n{\"name\": \"f\"}", "```json\n{\"name\": \"f\"}", &[]),
-    (Format::Hermes, "```json\n{\"name\": \"nope\"}\n```", "```json\n{\"name\": \"nope\"}\n```", &[]),
+    (ToolCallFormat::Hermes, "```\n{\"name\": \"g\"}```", "", &[("g", "{}")]),
+    (ToolCallFormat::Hermes, "{\"name\": \"f\"} calls it.", "{\"name\": \"f\"} calls it.", &[]),
+    (ToolCallFormat::Hermes, "```json\n{\"name\": \"f\"}", "```json\n{\"name\": \"f\"}", &[]),
+    (ToolCallFormat::Hermes, "```json\n{\"name\": \"nope\"}\n```", "```json\n{\"name\": \"nope\"}\n```", &[]),
     (
-        Format::Hermes,
+        ToolCallFormat::Hermes,
         "{\"name\": \"f\", \"arguments\": {\"a\": 1,, }}",
         "{\"name\": \"f\", \"arguments\": {\"a\": 1,, }}",
         &[],
     ),
-    (Format::Hermes, "{\"a\": 1}", "{\"a\": 1}", &[]),
+    (ToolCallFormat::Hermes, "{\"a\": 1}", "{\"a\": 1}", &[]),
     (
-        Format::Hermes,
+        ToolCallFormat::Hermes,
         "{\"name\": \"f\"}\n<tool_call>{\"name\":\"g\"}</tool_call>",
         "{\"name\": \"f\"}",
         &[("g", "{}")],
     ),
 ];
 
-fn scan<'a>(format: Format, pieces: impl Iterator<Item = &'a str>) -> (String, Vec<(String, String)>) {
+fn scan<'a>(
+    format: ToolCallFormat,
+    pieces: impl Iterator<Item = &'a str>,
+) -> (String, Vec<(String, String)>) {
     let schema = json!({ "properties": { "a": { "type": "integer" }, "b": { "type": "string" }, "c": { "type": "object" } } });
     let mut scanner = Scanner::new(format, ["f", "g"].map(|name| Function::new(name, &schema)).into());
     let (mut content, mut calls) = (String::new(), Vec::<(String, String)>::new());
-    let mut add = |found: Found| {
+    let mut add = |found: ScanResult| {
         content.push_str(&found.content);
-        for CallPiece { index, name, arguments, .. } in found.calls {
+        for ParsedCallDelta { index, name, arguments, .. } in found.calls {
             if let Some(name) = name {
                 assert_eq!(index, calls.len(), "calls begin in order");
                 calls.push((name, String::new()));
@@ -226,23 +244,26 @@ fn calls_are_found_however_the_answer_is_cut() {
 
 #[test]
 fn arguments_go_out_before_their_call_ends() {
-    let mut scanner = Scanner::new(Format::Hermes, [Function::new("f", &json!({}))].into());
+    let mut scanner = Scanner::new(ToolCallFormat::Hermes, [Function::new("f", &json!({}))].into());
     const BEGIN: &str = "<tool_call>{\"name\": \"f\", \"arguments\": {\"city\": \"Par";
-    let call = CallPiece {
+    let call = ParsedCallDelta {
         name: Some("f".to_owned()),
         arguments: "{\"city\": \"Par".to_owned(),
         written: BEGIN.to_owned(),
-        ..CallPiece::default()
+        ..ParsedCallDelta::default()
     };
-    assert_eq!(scanner.push(BEGIN), Found { content: String::new(), calls: vec![call] });
+    assert_eq!(scanner.push(BEGIN), ScanResult { content: String::new(), calls: vec![call] });
     const END: &str = "is\"}}</tool_call>";
     let (arguments, written) = ("is\"}".to_owned(), END.to_owned());
-    assert_eq!(scanner.push(END).calls, [CallPiece { arguments, written, ..CallPiece::default() }]);
+    assert_eq!(
+        scanner.push(END).calls,
+        [ParsedCallDelta { arguments, written, ..ParsedCallDelta::default() }]
+    );
 }
 
 #[test]
 fn calls_and_text_keep_their_order_within_a_piece() {
-    let mut scanner = Scanner::new(Format::Hermes, [Function::new("f", &json!({}))].into());
+    let mut scanner = Scanner::new(ToolCallFormat::Hermes, [Function::new("f", &json!({}))].into());
     let first = scanner.push("Well. <tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1");
     assert_eq!((first.content.as_str(), first.calls[0].at), ("Well.", 5));
     let second = scanner.push("}}</tool_call> Done.");
@@ -253,20 +274,20 @@ fn calls_and_text_keep_their_order_within_a_piece() {
 #[test]
 fn the_input_of_a_custom_tool_goes_to_the_answers_end() {
     for (format, before) in [
-        (Format::Hermes, "I look.\n<tool_call>\n{\"name\": \"p\"}\n"),
-        (Format::Llama3, "{\"name\": \"p\"}\n"),
-        (Format::Mistral, "[TOOL_CALLS][{\"name\": \"p\"}\n"),
-        (Format::Granite, "<|tool_call|>[{\"name\": \"p\"}\n"),
-        (Format::Pythonic, "[p(\n"),
-        (Format::Qwen3Coder, "<tool_call>\n<function=p>\n<parameter=input>\n"),
+        (ToolCallFormat::Hermes, "I look.\n<tool_call>\n{\"name\": \"p\"}\n"),
+        (ToolCallFormat::Llama3, "{\"name\": \"p\"}\n"),
+        (ToolCallFormat::Mistral, "[TOOL_CALLS][{\"name\": \"p\"}\n"),
+        (ToolCallFormat::Granite, "<|tool_call|>[{\"name\": \"p\"}\n"),
+        (ToolCallFormat::Pythonic, "[p(\n"),
+        (ToolCallFormat::Qwen3Coder, "<tool_call>\n<function=p>\n<parameter=input>\n"),
     ] {
         const INPUT: &str = "\n*** {\"\n</tool_call>\n</parameter>]\n";
         let answer = format!("{before}{INPUT}");
         let mut scanner = Scanner::new(format, [Function::custom("p")].into()).of_grammar();
-        let mut found: Vec<Found> =
+        let mut found: Vec<ScanResult> =
             answer.split_inclusive(char::is_whitespace).map(|piece| scanner.push(piece)).collect();
         found.push(scanner.finish());
-        let calls: Vec<&CallPiece> = found.iter().flat_map(|found| &found.calls).collect();
+        let calls: Vec<&ParsedCallDelta> = found.iter().flat_map(|found| &found.calls).collect();
         assert_eq!(calls[0].name.as_deref(), Some("p"), "{format:?}");
         assert!(calls.iter().all(|call| (call.index, call.kind) == (0, CallKind::Custom)), "{format:?}");
         let input: String = calls.iter().map(|call| call.arguments.as_str()).collect();
@@ -289,8 +310,8 @@ proptest! {
             0..24,
         ),
         format in prop_oneof![
-            Just(Format::Hermes), Just(Format::Llama3), Just(Format::Mistral), Just(Format::Pythonic),
-            Just(Format::Granite), Just(Format::Qwen3Coder),
+            Just(ToolCallFormat::Hermes), Just(ToolCallFormat::Llama3), Just(ToolCallFormat::Mistral), Just(ToolCallFormat::Pythonic),
+            Just(ToolCallFormat::Granite), Just(ToolCallFormat::Qwen3Coder),
         ],
     ) {
         let whole = parts.concat();

@@ -9,7 +9,7 @@ use super::{
     litter,
 };
 use crate::{
-    adapters::records::link::Broken,
+    adapters::records::link::ChangeError,
     training::{
         TrainingError,
         records::{EventRecord, FileRecord, JobRecord, file_of},
@@ -23,7 +23,7 @@ pub(super) async fn add_file(
     pool: &PgPool,
     file: &FileRecord,
     limit: Option<u64>,
-) -> Result<FileAdded, Broken> {
+) -> Result<FileAdded, ChangeError> {
     let mut transaction = pool.begin().await?;
     lock_tenant(&mut transaction, &file.tenant).await?;
     let sum =
@@ -39,11 +39,15 @@ pub(super) async fn add_file(
     let bytes = i64::try_from(file.bytes).unwrap_or(i64::MAX);
     put.bind(&file.id).bind(&file.tenant).bind(bytes).bind(text(file)).execute(&mut *transaction).await?;
     litter::keep(&mut transaction, &file.path()).await?;
-    transaction.commit().await.map_err(Broken::Committing)?;
+    transaction.commit().await.map_err(ChangeError::Committing)?;
     Ok(FileAdded::Kept)
 }
 
-pub(super) async fn remove_file(pool: &PgPool, id: &str, tenant: &str) -> Result<Option<FileRecord>, Broken> {
+pub(super) async fn remove_file(
+    pool: &PgPool,
+    id: &str,
+    tenant: &str,
+) -> Result<Option<FileRecord>, ChangeError> {
     let mut transaction = pool.begin().await?;
     lock_tenant(&mut transaction, tenant).await?;
     let removed = "DELETE FROM holobiont_files WHERE id = $1 AND tenant = $2 RETURNING record";
@@ -52,11 +56,11 @@ pub(super) async fn remove_file(pool: &PgPool, id: &str, tenant: &str) -> Result
         return Ok(None);
     };
     litter::let_file_go(&mut transaction, id, &file.path()).await?;
-    transaction.commit().await.map_err(Broken::Committing)?;
+    transaction.commit().await.map_err(ChangeError::Committing)?;
     Ok(Some(file))
 }
 
-pub(super) async fn add_job(pool: &PgPool, new: NewJob<'_>) -> Result<JobAdded, Broken> {
+pub(super) async fn add_job(pool: &PgPool, new: NewJob<'_>) -> Result<JobAdded, ChangeError> {
     let NewJob { job, key, event, limit } = new;
     let mut transaction = pool.begin().await?;
     lock_tenant(&mut transaction, &job.tenant).await?;
@@ -83,7 +87,7 @@ pub(super) async fn add_job(pool: &PgPool, new: NewJob<'_>) -> Result<JobAdded, 
     litter::name(&mut transaction, &[], &job.objects).await?;
     add_event(&mut transaction, &job.id, event).await?;
     tell(&mut transaction, &job.id).await?;
-    transaction.commit().await.map_err(Broken::Committing)?;
+    transaction.commit().await.map_err(ChangeError::Committing)?;
     Ok(JobAdded::Kept)
 }
 
@@ -95,7 +99,11 @@ pub(super) async fn unfinished_of(connection: &mut PgConnection, tenant: &str) -
 }
 
 /// Removes jobs that have ended, with their events, but for the newest.
-pub(super) async fn remove_ended(pool: &PgPool, tenant: &str, keep: u32) -> Result<Vec<JobRecord>, Broken> {
+pub(super) async fn remove_ended(
+    pool: &PgPool,
+    tenant: &str,
+    keep: u32,
+) -> Result<Vec<JobRecord>, ChangeError> {
     let removed = sqlx::query_scalar(
         "DELETE FROM holobiont_jobs WHERE tenant = $1 AND NOT due AND number <= \
          (SELECT number FROM holobiont_jobs WHERE tenant = $1 AND NOT due ORDER BY number DESC LIMIT 1 OFFSET $2) \
@@ -111,7 +119,7 @@ pub(super) async fn change(
     id: &str,
     holder: Option<(&str, Fence)>,
     change: impl FnOnce(&mut JobRecord) -> Result<Vec<EventRecord>, TrainingError>,
-) -> Result<Result<Option<JobRecord>, TrainingError>, Broken> {
+) -> Result<Result<Option<JobRecord>, TrainingError>, ChangeError> {
     let mut transaction = pool.begin().await?;
     let Some(mut job) = locked(&mut transaction, id, holder).await? else { return Ok(Ok(None)) };
     let named = job.objects.clone();
@@ -134,7 +142,7 @@ pub(super) async fn change(
     if is_over || holder.is_none() {
         tell(&mut transaction, id).await?;
     }
-    transaction.commit().await.map_err(Broken::Committing)?;
+    transaction.commit().await.map_err(ChangeError::Committing)?;
     Ok(Ok(Some(job)))
 }
 

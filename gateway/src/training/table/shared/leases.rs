@@ -21,7 +21,7 @@ impl Fence {
 
 /// A job that has not ended, as it was read.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Seen {
+pub struct ObservedJob {
     /// As it is.
     pub job: JobRecord,
     /// Which gateway works on it.
@@ -33,14 +33,14 @@ impl SharedTable {
     ///
     /// # Errors
     /// If it cannot be read now.
-    pub async fn unfinished(&self) -> Result<Vec<Seen>, DatabaseError> {
+    pub async fn unfinished(&self) -> Result<Vec<ObservedJob>, DatabaseError> {
         let rows = sqlx::query_as(
             "SELECT record, CASE WHEN until > now() THEN holder END FROM holobiont_jobs WHERE due ORDER BY number",
         );
         let pool = self.link.session()?;
         let asked = async {
             let rows: Vec<(String, Option<String>)> = rows.fetch_all(&pool).await?;
-            let seen = |(row, holder): (String, _)| Ok(Seen { job: read(&row)?, holder });
+            let seen = |(row, holder): (String, _)| Ok(ObservedJob { job: read(&row)?, holder });
             rows.into_iter().map(seen).collect()
         };
         self.link.within(asked).await

@@ -14,13 +14,13 @@ fn state() -> (tempfile::TempDir, StateDir, String) {
     (directory, state, run)
 }
 
-fn split(config: &Config, cores: &str) -> Split {
-    Split::new(config, &cores.parse().unwrap())
+fn split(config: &DeploymentConfig, cores: &str) -> CoreSplit {
+    CoreSplit::new(config, &cores.parse().unwrap())
 }
 
 #[test]
 fn limits_nobody_set_are_left_to_the_process_that_owns_them() {
-    let ((_directory, state, run), config) = (state(), Config::default());
+    let ((_directory, state, run), config) = (state(), DeploymentConfig::default());
     let split = split(&config, "0");
     let arguments =
         executor_arguments(&config, &split, Path::new("/m"), (&state, Instance::default()), LogFormat::Human);
@@ -34,7 +34,7 @@ fn limits_nobody_set_are_left_to_the_process_that_owns_them() {
 
 #[test]
 fn a_worker_is_told_its_core_and_the_executor_and_the_gateway_how_many_there_are() {
-    let ((_directory, state, run), config) = (state(), Config::default());
+    let ((_directory, state, run), config) = (state(), DeploymentConfig::default());
     let split = split(&config, "0-7");
     let executor = text(&executor_arguments(
         &config,
@@ -74,7 +74,7 @@ fn nobody_trains_who_was_not_asked_for_or_could_not_rent() {
 
 #[test]
 fn layers_are_served_unless_they_are_off_or_the_weights_are_random() {
-    let serves = |file: &str| toml::from_str::<Config>(file).unwrap().serves_layers();
+    let serves = |file: &str| toml::from_str::<DeploymentConfig>(file).unwrap().serves_layers();
     assert!(serves("") && serves("layers.local = true"));
     assert!(!serves("layers.local = false") && !serves("model.random_weights = 1"));
 }
@@ -93,10 +93,10 @@ fn each_of_several_executors_has_sockets_a_store_and_settings_of_its_own_and_the
         max_running = 8
         memory.device = "2KiB"
     "#;
-    let config: Config = toml::from_str(file).unwrap();
+    let config: DeploymentConfig = toml::from_str(file).unwrap();
     let (_directory, state, run) = state();
     let members = config.members();
-    let splits = Split::each(&members, &"0-3".parse().unwrap());
+    let splits = CoreSplit::each(&members, &"0-3".parse().unwrap());
     let told: Vec<String> = [0, 1]
         .map(|index| {
             let (member, instance) = (&members[index], Instance::new(index, members[index].name.as_deref()));
@@ -138,14 +138,14 @@ fn classes_reach_the_gateway_whole_and_executors_as_parts_of_memory() {
         name = "default"
         tokens_per_min = 1000
     "#;
-    let config: Config = toml::from_str(file).unwrap();
+    let config: DeploymentConfig = toml::from_str(file).unwrap();
     let (_directory, state, _) = state();
     let instance = Instance::new(0, None);
     let gateway = gateway_arguments(&config, "base", &state, &[instance], LogFormat::Json);
     let told = gateway.iter().zip(&gateway[1..]).filter(|(flag, _)| *flag == "--class");
     let told: Vec<ServiceClass> = told.map(|(_, class)| class.to_str().unwrap().parse().unwrap()).collect();
     assert_eq!(told, config.class);
-    let split = &Split::each(&config.members(), &"0-1".parse().unwrap())[0];
+    let split = &CoreSplit::each(&config.members(), &"0-1".parse().unwrap())[0];
     let executor = executor_arguments(&config, split, Path::new("/m"), (&state, instance), LogFormat::Json);
     assert!(text(&executor).contains("--cache-weight alice=2 --cache-weight bob=2"), "{}", text(&executor));
 }
@@ -165,7 +165,7 @@ fn every_setting_reaches_its_process() {
         deployment = { grace_ms = 9 }
         adapters = { a = "/x", b = "y" }
     "#;
-    let config: Config = toml::from_str(file).unwrap();
+    let config: DeploymentConfig = toml::from_str(file).unwrap();
     let ((_directory, state, _), split) = (state(), split(&config, "0-3"));
     let executor = text(&executor_arguments(
         &config,
@@ -204,8 +204,8 @@ fn the_gateway_is_told_of_executors_on_other_hosts_and_where_their_text_is() {
     let file = "[[executor]]\nname = 'far'\naddress = '[::1]:7443'\n[[executor]]\nname = 'near'";
     assert_eq!(told(file), "--executor far=tls://[::1]:7443 --model /m");
     assert_eq!(told("[[executor]]\nname = 'near'"), "--model /m");
-    let config: Config = toml::from_str(&format!("[workers]\ncount = 2\n{file}")).unwrap();
-    let splits = Split::each(&config.members(), &"0-7".parse().unwrap());
+    let config: DeploymentConfig = toml::from_str(&format!("[workers]\ncount = 2\n{file}")).unwrap();
+    let splits = CoreSplit::each(&config.members(), &"0-7".parse().unwrap());
     assert_eq!(expected_workers(&config, &splits), [2, 0], "nobody misses workers of another host");
 }
 
@@ -221,7 +221,7 @@ fn a_directory_without_an_adapter_is_not_found_by_name() {
 
 #[test]
 fn a_model_is_served_under_its_files_name_or_its_hub_name() {
-    let mut config = Config::default();
+    let mut config = DeploymentConfig::default();
     assert_eq!(default_served_name(&config, Path::new("/m/SmolLM2.Q4_1.gguf")), "SmolLM2.Q4_1");
     config.model.name = Some("org/name@main".into());
     assert_eq!(default_served_name(&config, Path::new("/cache/snapshots/abc")), "org/name");

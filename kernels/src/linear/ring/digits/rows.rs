@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::{
     activations::GROUP,
     isa::Isa,
-    pool::Pool,
+    pool::ThreadPool,
     simd::{
         Kernel, Simd,
         amx::squares::{DEPTH, TILE_BYTES},
@@ -18,11 +18,11 @@ pub(super) const SIDE: usize = 16;
 /// Sixteen rows of bytes.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Tile([u8; TILE_BYTES]);
+struct ByteTile([u8; TILE_BYTES]);
 
 /// On which side of a product rows are, and so how their tiles lie.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum OperandSide {
     /// `[16, 64]`.
     Left,
     /// `[64 / 4, 16, 4]`.
@@ -30,30 +30,30 @@ pub(super) enum Side {
 }
 
 /// Rows as tiles, with zeroes where there is no row and no element.
-pub(super) struct Rows<const B: usize> {
+pub(super) struct DigitRows<const B: usize> {
     depths: usize,
     /// `[rows / 16, depths, B]`.
-    tiles: Vec<Tile>,
+    tiles: Vec<ByteTile>,
 }
 
-impl<const B: usize> Rows<B> {
+impl<const B: usize> DigitRows<B> {
     /// Those of some columns of `rows` rows, which have `stride` numbers each.
     pub(super) fn of(
-        pool: &mut Pool,
+        pool: &mut ThreadPool,
         isa: Isa,
-        side: Side,
+        side: OperandSide,
         numbers: &[[u8; B]],
         rows: usize,
         stride: usize,
         columns: Range<usize>,
     ) -> Self {
         let depths = columns.len().div_ceil(DEPTH);
-        let mut tiles = vec![Tile([0; TILE_BYTES]); rows.div_ceil(SIDE) * depths * B];
-        let to = To(tiles.as_mut_ptr());
+        let mut tiles = vec![ByteTile([0; TILE_BYTES]); rows.div_ceil(SIDE) * depths * B];
+        let to = TilePtr(tiles.as_mut_ptr());
         pool.run(rows, |row| {
             let numbers = &numbers[row * stride..][columns.clone()];
             let tiles = to.at(row / SIDE * depths * B);
-            isa.dispatch(Cut { numbers, side, tiles, row: row % SIDE });
+            isa.dispatch(RowCut { numbers, side, tiles, row: row % SIDE });
         });
         Self { depths, tiles }
     }
@@ -65,25 +65,25 @@ impl<const B: usize> Rows<B> {
     }
 }
 
-struct To(*mut Tile);
+struct TilePtr(*mut ByteTile);
 // SAFETY: chunks write disjoint rows of a buffer that outlives the parallel region.
-unsafe impl Sync for To {}
+unsafe impl Sync for TilePtr {}
 
-impl To {
-    fn at(&self, tile: usize) -> *mut Tile {
+impl TilePtr {
+    fn at(&self, tile: usize) -> *mut ByteTile {
         self.0.wrapping_add(tile)
     }
 }
 
 /// Cuts a row, the `row`th of those whose tiles begin at `tiles`.
-struct Cut<'a, const B: usize> {
+struct RowCut<'a, const B: usize> {
     numbers: &'a [[u8; B]],
-    side: Side,
-    tiles: *mut Tile,
+    side: OperandSide,
+    tiles: *mut ByteTile,
     row: usize,
 }
 
-impl<const B: usize> Kernel for Cut<'_, B> {
+impl<const B: usize> Kernel for RowCut<'_, B> {
     type Output = ();
 
     #[inline(always)]
@@ -100,7 +100,7 @@ impl<const B: usize> Kernel for Cut<'_, B> {
     }
 }
 
-impl<const B: usize> Cut<'_, B> {
+impl<const B: usize> RowCut<'_, B> {
     /// Writes the digits of a group to their tiles.
     #[inline(always)]
     fn put(&self, group: usize, digits: [[u8; GROUP]; B]) {
@@ -110,13 +110,13 @@ impl<const B: usize> Cut<'_, B> {
             // SAFETY: the tile exists, and this chunk alone writes what is of this row.
             unsafe {
                 match self.side {
-                    Side::Left => {
+                    OperandSide::Left => {
                         tile.cast::<u8>()
                             .add(self.row * DEPTH + at * GROUP)
                             .cast::<[u8; GROUP]>()
                             .write(*bytes);
                     }
-                    Side::Right => {
+                    OperandSide::Right => {
                         for (four, bytes) in bytes.as_chunks::<4>().0.iter().enumerate() {
                             let to = tile.cast::<[u8; 4]>().add((at * GROUP / 4 + four) * SIDE + self.row);
                             to.write(*bytes);

@@ -5,7 +5,7 @@ use crate::{
     activations::GROUP,
     simd::{
         LANES,
-        amx::squares::{DEPTH, MAX_DIGITS, Meanwhile, Squares, TILE_SUMS, WEIGHT_DIGITS},
+        amx::squares::{AmxGemm, DEPTH, Interleave, MAX_DIGITS, TILE_SUMS, WEIGHT_DIGITS},
     },
 };
 
@@ -13,27 +13,27 @@ use crate::{
 pub(super) const DEPTHS: usize = 24;
 
 /// A digit of 64 elements of sixteen columns: `[64 / 4, 16]` of four bytes, the first in the lowest bits, or `[16, 64 / 4]`.
-type Tile = [[u32; LANES]; DEPTH / 4];
+type WeightTile = [[u32; LANES]; DEPTH / 4];
 /// All digits of them.
-type Stretch = [Tile; WEIGHT_DIGITS];
+type DigitTile = [WeightTile; WEIGHT_DIGITS];
 /// Sums of products, by places.
-type Sums = [[i32; TILE_SUMS]; MAX_DIGITS];
+type DigitSums = [[i32; TILE_SUMS]; MAX_DIGITS];
 /// Whole numbers of 64 elements of sixteen columns, or of sixteen elements of a group of columns.
-pub(super) type Whole = [[i32; LANES]; DEPTH];
+pub(super) type IntTile = [[i32; LANES]; DEPTH];
 
 /// Where weights and sums lie meanwhile.
 #[repr(C, align(64))]
-pub(super) struct Desk {
-    weights: [Stretch; DEPTHS],
-    pub(super) whole: Whole,
+pub(super) struct DigitScratch {
+    weights: [DigitTile; DEPTHS],
+    pub(super) whole: IntTile,
     /// Those of the last product but one, and of the last, which is the `last`th.
-    sums: [Sums; 2],
+    sums: [DigitSums; 2],
     last: usize,
     /// Bits that the third digits of weights have, or any of them, and the fourth ones.
     upper: [[u32; LANES]; 2],
 }
 
-impl Desk {
+impl DigitScratch {
     #[inline(always)]
     pub(super) fn new() -> Self {
         Self {
@@ -108,18 +108,18 @@ impl Desk {
     #[inline(always)]
     pub(super) unsafe fn multiply<const B: usize, const LEFT: bool>(
         &mut self,
-        unit: &Squares,
+        unit: &AmxGemm,
         x: *const u8,
         first: usize,
         depths: usize,
-        to: &impl Take,
+        to: &impl RowSink,
     ) {
         assert!(first + depths <= DEPTHS, "stretches lie on the desk");
         let Self { weights, upper, sums: [even, odd], last, .. } = self;
         let (done, sums) = if *last == 0 { (&*even, odd) } else { (&*odd, even) };
         *last ^= 1;
         let (w, sums) = (weights[first..].as_ptr().cast(), sums.as_mut_ptr().cast());
-        let meanwhile = &mut Giving::<_, B> { done, row: 0, at_once: SIDE.div_ceil(depths), to };
+        let meanwhile = &mut RowDrain::<_, B> { done, row: 0, at_once: SIDE.div_ceil(depths), to };
         // SAFETY: the caller's, and all the rest lies on the desk. Sums of 1536 elements are below 2^27.
         unsafe {
             match upper.map(|bits| bits != [0; LANES]) {
@@ -132,26 +132,26 @@ impl Desk {
 
     /// Gives the rows of the last product's sums to `to`.
     #[inline(always)]
-    pub(super) fn give<const B: usize>(&self, to: &impl Take) {
-        Giving::<_, B> { done: &self.sums[self.last], row: 0, at_once: SIDE, to }.turn();
+    pub(super) fn give<const B: usize>(&self, to: &impl RowSink) {
+        RowDrain::<_, B> { done: &self.sums[self.last], row: 0, at_once: SIDE, to }.turn();
     }
 }
 
 /// Whoever takes rows of sums. No closure: those are not always compiled for the set.
-pub(super) trait Take {
+pub(super) trait RowSink {
     /// Takes row `row` of a product. Implementations are `#[inline(always)]`.
     fn take(&self, row: usize, words: [u64; LANES]);
 }
 
 /// Sums of `B` places on their way, some rows at a time.
-struct Giving<'a, T, const B: usize> {
-    done: &'a Sums,
+struct RowDrain<'a, T, const B: usize> {
+    done: &'a DigitSums,
     row: usize,
     at_once: usize,
     to: &'a T,
 }
 
-impl<T: Take, const B: usize> Meanwhile for Giving<'_, T, B> {
+impl<T: RowSink, const B: usize> Interleave for RowDrain<'_, T, B> {
     #[inline(always)]
     fn turn(&mut self) {
         let end = SIDE.min(self.row + self.at_once);
@@ -164,7 +164,7 @@ impl<T: Take, const B: usize> Meanwhile for Giving<'_, T, B> {
 
 /// A row of the sums of `B` places, as words.
 #[inline(always)]
-fn words<const B: usize>(sums: &Sums, row: usize) -> [u64; LANES] {
+fn words<const B: usize>(sums: &DigitSums, row: usize) -> [u64; LANES] {
     let mut words = [0; LANES];
     for (place, sums) in sums.iter().enumerate().take(B) {
         for (word, &sum) in words.iter_mut().zip(&sums[row * LANES..][..LANES]) {

@@ -4,7 +4,7 @@ use super::super::halves;
 use crate::{
     activations::GROUP,
     isa::Isa,
-    pool::Pool,
+    pool::ThreadPool,
     simd::{Kernel, Simd},
 };
 
@@ -16,11 +16,11 @@ pub(super) const STEPS: usize = GROUP / 4;
 /// A group of a row, by planes.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Bytes<const B: usize>([[u8; GROUP]; B]);
+struct GroupPlanes<const B: usize>([[u8; GROUP]; B]);
 
 /// What belongs to a group of a row.
 #[derive(Clone, Copy)]
-pub(super) struct Numbers {
+pub(super) struct GroupTerms {
     /// -8 times the sums of the bytes of the planes, joined.
     pub(super) zero8: [i32; JOINED],
     /// -128 times them.
@@ -31,31 +31,31 @@ pub(super) struct Numbers {
     pub(super) sum: [i32; 2],
 }
 
-const NOTHING: Numbers =
-    Numbers { zero8: [0; JOINED], zero128: [0; JOINED], zero128_halves: [[0; JOINED]; 2], sum: [0; 2] };
+const NOTHING: GroupTerms =
+    GroupTerms { zero8: [0; JOINED], zero128: [0; JOINED], zero128_halves: [[0; JOINED]; 2], sum: [0; 2] };
 
 /// Rows of numbers as planes of bytes.
-pub(in super::super) struct Planes<const B: usize> {
+pub(in super::super) struct BytePlanes<const B: usize> {
     groups: usize,
     /// `[rows, groups]`.
-    bytes: Vec<Bytes<B>>,
+    bytes: Vec<GroupPlanes<B>>,
     /// The same.
-    numbers: Vec<Numbers>,
+    numbers: Vec<GroupTerms>,
 }
 
-impl<const B: usize> Planes<B> {
+impl<const B: usize> BytePlanes<B> {
     /// Those of `rows` rows of `x`, of whole groups.
-    pub(in super::super) fn of(pool: &mut Pool, isa: Isa, x: &[[u8; B]], rows: usize) -> Self {
+    pub(in super::super) fn of(pool: &mut ThreadPool, isa: Isa, x: &[[u8; B]], rows: usize) -> Self {
         let groups = x.len() / rows.max(1) / GROUP;
         let count = rows * groups;
-        let (mut bytes, mut numbers) = (vec![Bytes([[0; GROUP]; B]); count], vec![NOTHING; count]);
-        let to = To(bytes.as_mut_ptr(), numbers.as_mut_ptr());
+        let (mut bytes, mut numbers) = (vec![GroupPlanes([[0; GROUP]; B]); count], vec![NOTHING; count]);
+        let to = PlanesPtr(bytes.as_mut_ptr(), numbers.as_mut_ptr());
         // A few rows are not worth another thread's time.
         let chunk = rows.div_ceil(4 * pool.threads()).max(4);
         pool.run(rows.div_ceil(chunk), |i| {
             for row in i * chunk..rows.min((i + 1) * chunk) {
                 let x = &x[row * groups * GROUP..][..groups * GROUP];
-                isa.dispatch(Cut { x, to: &to, at: row * groups });
+                isa.dispatch(PlaneCut { x, to: &to, at: row * groups });
             }
         });
         Self { groups, bytes, numbers }
@@ -73,23 +73,23 @@ impl<const B: usize> Planes<B> {
     }
 
     #[inline(always)]
-    pub(super) fn numbers(&self, row: usize, group: usize) -> &Numbers {
+    pub(super) fn numbers(&self, row: usize, group: usize) -> &GroupTerms {
         &self.numbers[row * self.groups + group]
     }
 }
 
-struct To<const B: usize>(*mut Bytes<B>, *mut Numbers);
+struct PlanesPtr<const B: usize>(*mut GroupPlanes<B>, *mut GroupTerms);
 // SAFETY: chunks write disjoint groups of buffers that outlive the parallel region.
-unsafe impl<const B: usize> Sync for To<B> {}
+unsafe impl<const B: usize> Sync for PlanesPtr<B> {}
 
 /// Cuts a row, whose first group goes to place `at`.
-struct Cut<'a, const B: usize> {
+struct PlaneCut<'a, const B: usize> {
     x: &'a [[u8; B]],
-    to: &'a To<B>,
+    to: &'a PlanesPtr<B>,
     at: usize,
 }
 
-impl<const B: usize> Kernel for Cut<'_, B> {
+impl<const B: usize> Kernel for PlaneCut<'_, B> {
     type Output = ();
 
     #[inline(always)]
@@ -108,7 +108,7 @@ impl<const B: usize> Kernel for Cut<'_, B> {
 
 /// What belongs to a group whose planes are these.
 #[inline(always)]
-fn numbers<const B: usize>(planes: &[[u8; GROUP]; B]) -> Numbers {
+fn numbers<const B: usize>(planes: &[[u8; GROUP]; B]) -> GroupTerms {
     let mut sums = [[0i32; B]; 2];
     for (plane, bytes) in planes.iter().enumerate() {
         for (half, bytes) in bytes.as_chunks::<{ GROUP / 2 }>().0.iter().enumerate() {
@@ -122,7 +122,7 @@ fn numbers<const B: usize>(planes: &[[u8; GROUP]; B]) -> Numbers {
         sum = sum.wrapping_add(i64::from(first + second).cast_unsigned() << (8 * plane));
     }
     let [first, second] = [joined(sums[0]), joined(sums[1])];
-    let mut numbers = Numbers { sum: halves(sum).into(), ..NOTHING };
+    let mut numbers = GroupTerms { sum: halves(sum).into(), ..NOTHING };
     for at in 0..JOINED {
         let both = first[at].wrapping_add(second[at]);
         numbers.zero8[at] = both.wrapping_mul(-8);

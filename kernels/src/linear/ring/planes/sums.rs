@@ -2,13 +2,13 @@
 
 use super::{
     Codes,
-    cut::{JOINED, Numbers},
+    cut::{GroupTerms, JOINED},
 };
 use crate::simd::Simd;
 
 /// Sums of a row with a panel: of the first two pairs of planes, and of the upper half, of which 32 bits are enough.
 #[derive(Clone, Copy)]
-pub(super) struct Sums<S: Simd> {
+pub(super) struct PlaneSums<S: Simd> {
     pairs: [S::W; 2],
     upper: S::I,
 }
@@ -21,7 +21,7 @@ pub(super) fn joined<S: Simd, const B: usize>(planes: [S::I; B]) -> [S::I; JOINE
     [pair(0), pair(2), upper]
 }
 
-impl<S: Simd> Sums<S> {
+impl<S: Simd> PlaneSums<S> {
     #[inline(always)]
     pub(super) fn zero() -> Self {
         Self { pairs: [S::zero_wide(); 2], upper: S::splat_i32(0) }
@@ -29,7 +29,12 @@ impl<S: Simd> Sums<S> {
 
     /// Adds what a group of a row comes to: the joined sums of its parts times their scales, and its minimum.
     #[inline(always)]
-    pub(super) fn add<P: Codes>(&mut self, parts: [[S::I; JOINED]; 2], numbers: &Numbers, scales: [S::I; 2]) {
+    pub(super) fn add<P: Codes>(
+        &mut self,
+        parts: [[S::I; JOINED]; 2],
+        numbers: &GroupTerms,
+        scales: [S::I; 2],
+    ) {
         #[allow(clippy::needless_range_loop, reason = "adapters are not always compiled for the set")]
         for part in 0..P::PARTS {
             let [first, second, upper] = parts[part];
