@@ -41,13 +41,13 @@ fn members() -> Vec<String> {
 }
 
 /// A Rust file.
-struct Source {
+struct SourceFile {
     /// Where it is, from the root: `cache/src/kv.rs`.
     path: String,
     text: String,
 }
 
-impl Source {
+impl SourceFile {
     /// The crate's folder.
     fn member(&self) -> &str {
         self.path.split('/').next().unwrap()
@@ -65,8 +65,8 @@ impl Source {
 }
 
 /// Every Rust file of the workspace's crates, in the order of their paths.
-fn sources() -> &'static [Source] {
-    static SOURCES: LazyLock<Vec<Source>> = LazyLock::new(|| {
+fn sources() -> &'static [SourceFile] {
+    static SOURCES: LazyLock<Vec<SourceFile>> = LazyLock::new(|| {
         let mut found = Vec::new();
         for member in members() {
             collect(&member, &mut found);
@@ -77,13 +77,13 @@ fn sources() -> &'static [Source] {
     &SOURCES
 }
 
-fn collect(folder: &str, found: &mut Vec<Source>) {
+fn collect(folder: &str, found: &mut Vec<SourceFile>) {
     for entry in fs::read_dir(root().join(folder)).unwrap().map(Result::unwrap) {
         let path = format!("{folder}/{}", entry.file_name().to_str().unwrap());
         if entry.path().is_dir() {
             collect(&path, found);
         } else if path.ends_with(".rs") {
-            found.push(Source { text: fs::read_to_string(entry.path()).unwrap(), path });
+            found.push(SourceFile { text: fs::read_to_string(entry.path()).unwrap(), path });
         }
     }
 }

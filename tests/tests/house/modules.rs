@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use syn::{Attribute, Item, ItemMod, ItemUse, Path, UseTree, Visibility, visit::Visit};
 
-use super::{Source, members, sources};
+use super::{SourceFile, members, sources};
 
 /// A module's way from the root of its crate: `["layers", "remote"]`.
-type Module = Vec<String>;
+type ModulePath = Vec<String>;
 
 #[test]
 fn the_map_of_every_crate_names_every_module() {
@@ -21,7 +21,7 @@ fn the_map_of_every_crate_names_every_module() {
 }
 
 /// Modules of a crate of which its map names neither the name nor anything that is public by another way.
-fn missing_in_map(root: &Source) -> Vec<String> {
+fn missing_in_map(root: &SourceFile) -> Vec<String> {
     let map: String = root.text.lines().filter(|line| line.starts_with("//!")).collect();
     let names: BTreeSet<&str> = map.split('`').skip(1).step_by(2).collect();
     let parsed = root.parsed();
@@ -53,12 +53,12 @@ fn modules_do_not_import_each_other_in_circles() {
 
 /// The circles of a crate: `kernels: a b c` where these three name each other.
 fn circles(member: &str) -> Vec<String> {
-    let files: BTreeMap<Module, &Source> = sources()
+    let files: BTreeMap<ModulePath, &SourceFile> = sources()
         .iter()
         .filter(|source| source.member() == member && source.is_shipped())
         .filter_map(|source| Some((module(source)?, source)))
         .collect();
-    let mut arrows: BTreeMap<Module, BTreeSet<Module>> = BTreeMap::new();
+    let mut arrows: BTreeMap<ModulePath, BTreeSet<ModulePath>> = BTreeMap::new();
     for (from, source) in &files {
         for path in named_by(source, from) {
             // What is named is an item of the innermost module that is a file.
@@ -73,7 +73,7 @@ fn circles(member: &str) -> Vec<String> {
             }
         }
     }
-    let reached: BTreeMap<&Module, BTreeSet<&Module>> =
+    let reached: BTreeMap<&ModulePath, BTreeSet<&ModulePath>> =
         arrows.keys().map(|from| (from, reach(from, &arrows))).collect();
     let mut found = BTreeSet::new();
     for (from, all) in reached.iter().filter(|(from, all)| all.contains(*from)) {
@@ -85,7 +85,10 @@ fn circles(member: &str) -> Vec<String> {
 }
 
 /// Everything that can be got to from `from`.
-fn reach<'a>(from: &Module, arrows: &'a BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<&'a Module> {
+fn reach<'a>(
+    from: &ModulePath,
+    arrows: &'a BTreeMap<ModulePath, BTreeSet<ModulePath>>,
+) -> BTreeSet<&'a ModulePath> {
     let (mut reached, mut waiting) = (BTreeSet::new(), Vec::from_iter(arrows.get(from)));
     while let Some(next) = waiting.pop() {
         for module in next.iter().filter(|module| reached.insert(*module)).collect::<Vec<_>>() {
@@ -96,9 +99,9 @@ fn reach<'a>(from: &Module, arrows: &'a BTreeMap<Module, BTreeSet<Module>>) -> B
 }
 
 /// Which module a file is; `None` for programs.
-fn module(source: &Source) -> Option<Module> {
+fn module(source: &SourceFile) -> Option<ModulePath> {
     let path = source.path.split_once("/src/")?.1.strip_suffix(".rs")?;
-    let mut module: Module = path.split('/').map(str::to_owned).collect();
+    let mut module: ModulePath = path.split('/').map(str::to_owned).collect();
     if matches!(module.last()?.as_str(), "lib" | "mod") {
         module.pop();
     }
@@ -107,7 +110,7 @@ fn module(source: &Source) -> Option<Module> {
 }
 
 /// Every path that a file says, tests apart, that leads to its own crate, from the crate's root.
-fn named_by(source: &Source, module: &Module) -> Vec<Module> {
+fn named_by(source: &SourceFile, module: &ModulePath) -> Vec<ModulePath> {
     let mut paths = Paths { module: module.clone(), found: Vec::new() };
     paths.visit_file(&source.parsed());
     paths.found
@@ -115,8 +118,8 @@ fn named_by(source: &Source, module: &Module) -> Vec<Module> {
 
 struct Paths {
     /// Where it looks.
-    module: Module,
-    found: Vec<Module>,
+    module: ModulePath,
+    found: Vec<ModulePath>,
 }
 
 impl Paths {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Source, assert_only, sources};
+use super::{SourceFile, assert_only, sources};
 
 /// Where loom's atomics take the place of real ones.
 const DOOR: &str = "shmproto/src/atomic.rs";
@@ -13,7 +13,7 @@ const PAST_THE_DOOR: [&str; 1] = ["shmproto/src/memory/copy.rs"];
 /// The sides of every synchronisation that comments name: `SYNC POINT name: releases what was written`.
 fn points() -> BTreeMap<String, BTreeSet<String>> {
     let mut points: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    let comments = |source: &'static Source| {
+    let comments = |source: &'static SourceFile| {
         let lines = source.text.lines().filter(|line| line.trim_start().starts_with("// "));
         lines.flat_map(|line| line.split("SYNC POINT ").skip(1)).map(move |point| (source, point))
     };

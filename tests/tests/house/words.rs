@@ -1,9 +1,180 @@
 //! Names and docs that say something.
 
+use std::collections::BTreeMap;
+
 use super::sources;
 
 /// What a doc says that only repeats that there is something.
 const EMPTY: [&str; 9] = ["Which", "What", "What for", "How", "Where", "Who", "When", "Its own", "The other"];
+
+/// Type names that an engineer of the field would not understand: a type has the glossary's word, and mostly two of them.
+const BANNED_TYPES: &[&str] = &[
+    "Agency",
+    "Ahead",
+    "Allowance",
+    "Alone",
+    "Answering",
+    "Apart",
+    "Aside",
+    "Ask",
+    "Asked",
+    "Asks",
+    "Assistant",
+    "Attendant",
+    "Author",
+    "Begin",
+    "Beginning",
+    "Bell",
+    "Below",
+    "Bench",
+    "Books",
+    "Broken",
+    "By",
+    "Calling",
+    "Carrier",
+    "Charge",
+    "Choices",
+    "Chunks",
+    "Claim",
+    "Combined",
+    "Commission",
+    "Common",
+    "Company",
+    "Computing",
+    "Console",
+    "Counted",
+    "Courier",
+    "Course",
+    "Crowd",
+    "Curve",
+    "Cut",
+    "Deaths",
+    "Deference",
+    "Desk",
+    "Door",
+    "Doors",
+    "Draw",
+    "Ears",
+    "Effort",
+    "Elevator",
+    "Ending",
+    "Ends",
+    "Far",
+    "FileCopies",
+    "First",
+    "Foreseen",
+    "Fork",
+    "Frontier",
+    "Full",
+    "Gathered",
+    "Gave",
+    "Given",
+    "Giving",
+    "Gone",
+    "Grant",
+    "Growing",
+    "Grown",
+    "Guess",
+    "Guesser",
+    "Guide",
+    "Halted",
+    "HangUp",
+    "Happening",
+    "Headroom",
+    "Heard",
+    "Help",
+    "Helpers",
+    "Hold",
+    "Home",
+    "Hub",
+    "Itself",
+    "Joined",
+    "Judge",
+    "Kept",
+    "Lane",
+    "Lanes",
+    "Learned",
+    "Learner",
+    "Learning",
+    "Leaving",
+    "Lent",
+    "Lifeline",
+    "Live",
+    "Made",
+    "Mark",
+    "Means",
+    "Meanwhile",
+    "Met",
+    "Moment",
+    "NotHad",
+    "Notes",
+    "OpenedSelf",
+    "Opening",
+    "Outgoing",
+    "Overtime",
+    "OwnAdapter",
+    "OwnedAsk",
+    "Pacer",
+    "Pages",
+    "Patience",
+    "Place",
+    "Places",
+    "Plane",
+    "Portion",
+    "Post",
+    "PostEnd",
+    "Poster",
+    "Price",
+    "Questions",
+    "Ran",
+    "Rehearsal",
+    "Removal",
+    "RentArguments",
+    "Rented",
+    "Room",
+    "Said",
+    "Seat",
+    "SeatOffer",
+    "Seating",
+    "Seen",
+    "Settled",
+    "Shape",
+    "Shelved",
+    "Shelves",
+    "Signs",
+    "Squares",
+    "Standing",
+    "Stretch",
+    "Sums",
+    "Survival",
+    "Sweeps",
+    "Tally",
+    "Texts",
+    "Timed",
+    "Told",
+    "Trail",
+    "Transit",
+    "Travel",
+    "Trial",
+    "Turn",
+    "Turns",
+    "Uptake",
+    "Waits",
+    "Walk",
+    "Wanted",
+    "Way",
+    "Whereabouts",
+    "Whole",
+    "Word",
+    "Worded",
+    "World",
+    "Worth",
+    "Writers",
+    "XSlab",
+];
+
+/// Maximum number of types of one name in the tree.
+const MAX_HOMONYMS: usize = 3;
 
 /// Files in which a line `is_bad`.
 fn with(is_bad: impl Fn(&str) -> bool) -> Vec<&'static str> {
@@ -29,4 +200,31 @@ fn the_largest_is_called_max() {
     };
     let private = with(is_private);
     assert!(private.is_empty(), "a limit's name begins with MAX_: {private:#?}");
+}
+
+/// The type that a line defines.
+fn defined_type(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    let line = match line.strip_prefix("pub") {
+        Some(rest) if rest.starts_with('(') => rest.split_once(") ")?.1,
+        Some(rest) => rest.trim_start(),
+        None => line,
+    };
+    let name = ["struct ", "enum ", "trait ", "union "].iter().find_map(|kind| line.strip_prefix(kind))?;
+    name.split(|c: char| !c.is_alphanumeric() && c != '_').next().filter(|name| !name.is_empty())
+}
+
+#[test]
+fn a_type_has_a_name_of_the_field_and_few_share_one() {
+    let mut types: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for source in sources() {
+        for name in source.text.lines().filter_map(defined_type) {
+            types.entry(name).or_default().push(&source.path);
+        }
+    }
+    assert!(types.len() > 2000, "the sources were read");
+    let banned: Vec<_> = types.iter().filter(|(name, _)| BANNED_TYPES.contains(name)).collect();
+    assert!(banned.is_empty(), "take a word of docs/GLOSSARY.md: {banned:#?}");
+    let homonyms: Vec<_> = types.iter().filter(|(_, files)| files.len() > MAX_HOMONYMS).collect();
+    assert!(homonyms.is_empty(), "give each a second word that says which one it is: {homonyms:#?}");
 }
