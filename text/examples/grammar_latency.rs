@@ -1,52 +1,140 @@
-//! How long schemas take to compile, and how long it takes to say what may follow a token.
+//! How long schemas take to compile, and how long it takes to say what may follow a token: ours, and `llguidance` alone on the schemas
+//! as they were sent, one after the other in each round.
 //!
-//! `grammar_latency MODEL.gguf SCHEMAS.json`: the list of `tests/golden/practice.json`. Prints one line of JSON.
+//! `grammar_latency MODEL.gguf SCHEMAS.json [ROUNDS]`: the list of `tests/golden/practice.json`. Prints a line of JSON for each round,
+//! and one with the medians.
 #![allow(clippy::unwrap_used, reason = "a measurement that cannot go on has failed")]
 
-use std::{path::Path, time::Instant};
+use std::{path::Path, sync::Arc, time::Instant};
 
 use files::gguf::GgufFile;
+use llguidance::{
+    ParserFactory,
+    api::TopLevelGrammar,
+    toktrie::{ApproximateTokEnv, TokRxInfo, TokTrie},
+};
 use serde_json::{Value, json};
 use text::{
-    grammar::{Enforcement, Grammar, Grammars},
+    grammar::{Enforcement, Grammar, Grammars, Matcher},
     tokenizer::{AddSpecial, ParseSpecial, Tokenizer},
 };
 
-fn main() {
-    let paths: Vec<String> = std::env::args().skip(1).collect();
-    let tokenizer = Tokenizer::from_gguf(&GgufFile::open(Path::new(&paths[0])).unwrap()).unwrap();
-    let grammars = Grammars::of(&tokenizer).unwrap();
-    let lines: Value = serde_json::from_slice(&std::fs::read(&paths[1]).unwrap()).unwrap();
-    let (mut compiled, mut masks, mut refused, mut strict) = (Vec::new(), Vec::new(), 0, 0);
-    for line in lines.as_array().unwrap() {
-        let grammar = Grammar::Json(line["schema"].clone());
-        strict += usize::from(grammar.source().is_ok());
+/// Milliseconds, each by itself.
+#[derive(Default)]
+struct Times {
+    compiled: Vec<f64>,
+    masks: Vec<f64>,
+    refused: usize,
+}
+
+impl Times {
+    /// Adds what one schema takes; `compile` makes a matcher, with which `mask` tells what may come and takes a token.
+    fn add<M: Clone>(
+        &mut self,
+        texts: &[Vec<u32>],
+        compile: impl FnOnce() -> Option<M>,
+        mask: impl Fn(&mut M),
+        take: impl Fn(&mut M, u32) -> bool,
+    ) {
         let start = Instant::now();
-        let source = grammar.source_behind(None, Enforcement::BestEffort);
-        let matcher = source.and_then(|source| grammars.compile(&source.text));
-        compiled.push(start.elapsed().as_secs_f64() * 1e3);
-        let Ok(matcher) = matcher else {
-            refused += 1;
-            continue;
+        let matcher = compile();
+        let took = start.elapsed();
+        let Some(matcher) = matcher else {
+            self.refused += 1;
+            return;
         };
-        for text in line["allowed"].as_array().unwrap() {
+        self.compiled.push(took.as_secs_f64() * 1e3);
+        for tokens in texts {
             let mut matcher = matcher.clone();
-            for token in tokenizer.encode(text.as_str().unwrap(), AddSpecial::No, ParseSpecial::No).unwrap() {
+            for token in tokens {
                 let start = Instant::now();
-                matcher.allowed().unwrap();
-                masks.push(start.elapsed().as_secs_f64() * 1e3);
-                if matcher.accept(token).is_err() {
+                mask(&mut matcher);
+                self.masks.push(start.elapsed().as_secs_f64() * 1e3);
+                if !take(&mut matcher, *token) {
                     break;
                 }
             }
         }
     }
-    let figures = json!({
-        "schemas": lines.as_array().unwrap().len(), "refused": refused, "taken_in_full": strict,
-        "compile_p50_ms": quantile(&mut compiled, 0.5), "compile_p99_ms": quantile(&mut compiled, 0.99),
-        "mask_p50_ms": quantile(&mut masks, 0.5), "mask_p99_ms": quantile(&mut masks, 0.99), "masks": masks.len(),
+
+    fn figures(&mut self) -> Vec<(&'static str, f64)> {
+        vec![
+            ("refused", self.refused as f64),
+            ("compile_p50_ms", quantile(&mut self.compiled, 0.5)),
+            ("compile_p99_ms", quantile(&mut self.compiled, 0.99)),
+            ("mask_p50_ms", quantile(&mut self.masks, 0.5)),
+            ("mask_p99_ms", quantile(&mut self.masks, 0.99)),
+        ]
+    }
+}
+
+/// The library with its own limits.
+fn alone(tokenizer: &Tokenizer) -> ParserFactory {
+    let words: Vec<Vec<u8>> = (0..tokenizer.vocab_size() as u32)
+        .map(|token| match (tokenizer.is_special(token), tokenizer.token_bytes(token).unwrap_or_default()) {
+            (true, name) => [&[TokTrie::SPECIAL_TOKEN_MARKER], name].concat(),
+            (false, bytes) => bytes.to_vec(),
+        })
+        .collect();
+    let info = TokRxInfo::new(words.len() as u32, tokenizer.stop_tokens()[0]);
+    let environment: llguidance::toktrie::TokEnv =
+        Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, &words)));
+    let mut factory = ParserFactory::new_simple(&environment).unwrap();
+    factory.quiet();
+    factory
+}
+
+fn main() {
+    let paths: Vec<String> = std::env::args().skip(1).collect();
+    let tokenizer = Tokenizer::from_gguf(&GgufFile::open(Path::new(&paths[0])).unwrap()).unwrap();
+    let lines: Value = serde_json::from_slice(&std::fs::read(&paths[1]).unwrap()).unwrap();
+    let rounds: usize = paths.get(2).map_or(5, |rounds| rounds.parse().unwrap());
+    let (ours, library) = (Grammars::of(&tokenizer).unwrap(), alone(&tokenizer));
+    let mut rows: Vec<[Vec<(&str, f64)>; 2]> = Vec::new();
+    for _ in 0..rounds {
+        let mut times = [Times::default(), Times::default()];
+        for line in lines.as_array().unwrap() {
+            let encode = |text: &Value| {
+                tokenizer.encode(text.as_str().unwrap(), AddSpecial::No, ParseSpecial::No).unwrap()
+            };
+            let texts: Vec<Vec<u32>> = line["allowed"].as_array().unwrap().iter().map(encode).collect();
+            let grammar = Grammar::Json(line["schema"].clone());
+            let compile = || {
+                let source = grammar.source_behind(None, Enforcement::BestEffort).ok()?;
+                ours.compile(&source.text).ok()
+            };
+            let mask = |matcher: &mut Matcher| drop(matcher.allowed());
+            times[0].add(&texts, compile, mask, |matcher, token| matcher.accept(token).is_ok());
+            let compile = || {
+                let parser = library.create_parser(TopLevelGrammar::from_json_schema(line["schema"].clone()));
+                parser.ok().map(|parser| llguidance::Matcher::new(Ok(parser)))
+            };
+            let mask = |matcher: &mut llguidance::Matcher| drop(matcher.compute_mask_or_eos());
+            times[1].add(&texts, compile, mask, |matcher, token| {
+                matcher.try_consume_tokens(&[token]).is_ok_and(|taken| taken == 1)
+            });
+        }
+        let row = times.map(|mut times| times.figures());
+        println!("{}", json!({ "ours": object(&row[0]), "llguidance": object(&row[1]) }));
+        rows.push(row);
+    }
+    let medians = [0, 1].map(|side| {
+        let name = |index: usize| rows[0][side][index].0;
+        let middle = |index: usize| {
+            let mut values: Vec<f64> = rows.iter().map(|row| row[side][index].1).collect();
+            quantile(&mut values, 0.5)
+        };
+        (0..rows[0][side].len()).map(|index| (name(index), middle(index))).collect::<Vec<_>>()
     });
-    println!("{figures}");
+    println!("{}", json!({ "medians": { "ours": object(&medians[0]), "llguidance": object(&medians[1]) } }));
+}
+
+fn object(figures: &[(&str, f64)]) -> Value {
+    figures
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), json!(value)))
+        .collect::<serde_json::Map<_, _>>()
+        .into()
 }
 
 /// The value below which so great a share of `values` is.

@@ -9,7 +9,7 @@
 //!
 //! - `gbnf`: another way to write a grammar. `lark`: schemas within one in Lark. `schema`: what becomes of a schema before the
 //!   library sees it.
-//! - `thought`: what may stand before an answer. `matcher`: one answer on its way through a grammar.
+//! - `thought`: what may stand before an answer. `matcher`: one answer on its way through a grammar. `digits`: an end to numbers.
 //! - `tokens`: what the tokens of a vocabulary are to a grammar.
 //!
 //! # Principles
@@ -17,6 +17,7 @@
 //! - A grammar comes from anybody: its source, what is made of it, and each step have bounds, and beyond them is an error.
 //! - What cannot be honoured is refused by name, or dropped with a [`Warning`] where the caller asked for that; never in silence.
 
+mod digits;
 mod gbnf;
 mod lark;
 mod matcher;
@@ -34,6 +35,7 @@ use llguidance::{
 };
 use serde_json::{Value, json};
 
+use self::digits::Beginnings;
 pub use self::{
     gbnf::GbnfError,
     lark::lark_source,
@@ -249,6 +251,7 @@ fn limits() -> ParserLimits {
 pub struct Grammars {
     factory: ParserFactory,
     end_tokens: Arc<[u32]>,
+    beginnings: Arc<Beginnings>,
 }
 
 impl std::fmt::Debug for Grammars {
@@ -277,7 +280,8 @@ impl Grammars {
         let mut factory = factory.map_err(|error| GrammarError::Vocabulary(words_of(&error)))?;
         *factory.limits_mut() = limits();
         factory.quiet();
-        Ok(Self { factory, end_tokens: tokens.end_tokens().into() })
+        let beginnings = Arc::new(Beginnings::of(environment.tok_trie()));
+        Ok(Self { factory, end_tokens: tokens.end_tokens().into(), beginnings })
     }
 
     /// A matcher at the beginning of an answer. A source that no [`Sandbox`](crate::sandbox::Sandbox) has judged may take minutes
@@ -295,10 +299,12 @@ impl Grammars {
                 return Err(GrammarError::TooManyRules);
             }
         }
+        let numbers = grammar.grammars.iter().any(may_have_json).then(|| Arc::clone(&self.beginnings));
         let parser = self.on_a_deep_stack(|factory| factory.create_parser(grammar))?;
         let parser = parser.map_err(|error| GrammarError::Refused(words_of(&error)))?;
         let bytes = BYTES_PER_SOURCE_BYTE * source.len() + parser.parser.lexer_stats().num_bytes;
-        Ok(Matcher::new(llguidance::Matcher::new(Ok(parser)), Arc::clone(&self.end_tokens), bytes))
+        let inner = llguidance::Matcher::new(Ok(parser));
+        Ok(Matcher::new(inner, Arc::clone(&self.end_tokens), bytes, numbers))
     }
 
     /// What comes of `work` on a thread of its own: the library goes down into rules and expressions call by call.
@@ -315,6 +321,12 @@ impl Grammars {
             compiler.join().map_err(|_| fault(&"a fault of this program"))
         })
     }
+}
+
+/// Whether `grammar` is a schema or holds one.
+fn may_have_json(grammar: &GrammarWithLexer) -> bool {
+    let lark = grammar.lark_grammar.as_deref();
+    grammar.json_schema.is_some() || lark.is_some_and(|lark| lark.contains(lark::JSON))
 }
 
 /// What the library advises whoever links it, and what a caller can do instead.

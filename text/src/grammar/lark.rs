@@ -8,7 +8,7 @@ use super::{
 };
 
 /// What stands before a schema.
-const JSON: &str = "%json";
+pub(super) const JSON: &str = "%json";
 /// What stands before options of the library.
 const OPTIONS: &str = "%llguidance";
 

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use llguidance::toktrie::SimpleVob;
 
+use super::digits::{Beginnings, Digits};
+
 /// Why a matcher cannot go on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MatchError {
@@ -60,6 +62,15 @@ pub struct Matcher {
     inner: llguidance::Matcher,
     end_tokens: Arc<[u32]>,
     bytes: usize,
+    /// What puts an end to numbers, where there may be JSON.
+    numbers: Option<Numbers>,
+}
+
+/// The digits of an answer's numbers.
+#[derive(Clone)]
+struct Numbers {
+    beginnings: Arc<Beginnings>,
+    digits: Digits,
 }
 
 impl std::fmt::Debug for Matcher {
@@ -69,8 +80,15 @@ impl std::fmt::Debug for Matcher {
 }
 
 impl Matcher {
-    pub(super) fn new(inner: llguidance::Matcher, end_tokens: Arc<[u32]>, bytes: usize) -> Self {
-        Self { inner, end_tokens, bytes }
+    /// `numbers` are what the tokens begin with, where numbers have to end.
+    pub(super) fn new(
+        inner: llguidance::Matcher,
+        end_tokens: Arc<[u32]>,
+        bytes: usize,
+        numbers: Option<Arc<Beginnings>>,
+    ) -> Self {
+        let numbers = numbers.map(|beginnings| Numbers { beginnings, digits: Digits::default() });
+        Self { inner, end_tokens, bytes, numbers }
     }
 
     /// Estimated memory in bytes of what was compiled, before any step: the lexer's tables, and a multiple of the source.
@@ -93,7 +111,12 @@ impl Matcher {
         let set = self.inner.compute_mask_or_eos();
         let set = set.map_err(|error| MatchError::Stuck(super::words_of(&error)))?;
         let tokens = self.inner.tok_env().map_or(0, |environment| environment.tok_trie().vocab_size());
-        Ok(TokenSet::of(&set, tokens))
+        let mut set = TokenSet::of(&set, tokens);
+        if let Some(Numbers { beginnings, .. }) = self.numbers.as_ref().filter(|all| all.digits.are_enough())
+        {
+            beginnings.end_number(&mut set.words);
+        }
+        Ok(set)
     }
 
     /// `token` has come. One that ends the answer changes nothing.
@@ -104,11 +127,18 @@ impl Matcher {
         if self.ends_with(token) {
             return Ok(());
         }
-        let taken = self.inner.try_consume_tokens(&[token]);
-        match taken.map_err(|error| MatchError::Stuck(super::words_of(&error)))? {
-            0 => Err(MatchError::NotAllowed { token }),
-            _ => Ok(()),
+        let is_full = self.numbers.as_ref().is_some_and(|numbers| numbers.digits.are_enough());
+        if is_full && !self.allowed()?.contains(token) {
+            return Err(MatchError::NotAllowed { token });
         }
+        let taken = self.inner.try_consume_tokens(&[token]);
+        if taken.map_err(|error| MatchError::Stuck(super::words_of(&error)))? == 0 {
+            return Err(MatchError::NotAllowed { token });
+        }
+        if let (Some(numbers), Ok(environment)) = (&mut self.numbers, self.inner.tok_env()) {
+            numbers.digits.add(environment.tok_trie().token(token));
+        }
+        Ok(())
     }
 
     /// Takes the last `tokens` tokens back, none of which ended an answer.
@@ -116,7 +146,11 @@ impl Matcher {
     /// # Errors
     /// So many have not come.
     pub fn take_back(&mut self, tokens: usize) -> Result<(), MatchError> {
-        self.inner.rollback(tokens).map_err(|error| MatchError::Stuck(super::words_of(&error)))
+        self.inner.rollback(tokens).map_err(|error| MatchError::Stuck(super::words_of(&error)))?;
+        if let Some(numbers) = &mut self.numbers {
+            numbers.digits.take_back(tokens);
+        }
+        Ok(())
     }
 
     /// Whether `token` ends an answer.

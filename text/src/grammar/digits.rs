@@ -1,0 +1,114 @@
+//! An end to numbers: the library lets the digits of a JSON number go on for ever.
+//!
+//! A matcher counts the digits at the end of what was said. From [`MAX_DIGITS`] on, tokens that go on with the number are taken out of
+//! what may follow, wherever the number may end. Digits within quotes stay as they are: there `,` or `}` is not all that may follow.
+
+use llguidance::toktrie::TokTrie;
+
+/// Digits of a number, those of its fraction and its exponent included. The last token may bring a few more.
+pub(super) const MAX_DIGITS: u16 = 32;
+
+/// What a number goes on with.
+fn goes_on(byte: u8) -> bool {
+    matches!(byte, b'0'..=b'9' | b'.' | b'e' | b'E' | b'+' | b'-')
+}
+
+/// What stands behind a number: in JSON, and behind JSON in the calls of tools. Special tokens begin with a marker.
+fn stands_behind(byte: u8) -> bool {
+    matches!(
+        byte,
+        b',' | b'}'
+            | b']'
+            | b' '
+            | b'\n'
+            | b'\r'
+            | b'\t'
+            | b')'
+            | b';'
+            | b'<'
+            | TokTrie::SPECIAL_TOKEN_MARKER
+    )
+}
+
+/// Tokens of a vocabulary by what they begin with, a bit for each.
+#[derive(Debug)]
+pub(super) struct Beginnings {
+    goes_on: Vec<u32>,
+    stands_behind: Vec<u32>,
+}
+
+impl Beginnings {
+    pub(super) fn of(trie: &TokTrie) -> Self {
+        let tokens = u32::try_from(trie.vocab_size()).unwrap_or(u32::MAX);
+        let begin_with = |is_meant: fn(u8) -> bool| {
+            let mut words = vec![0_u32; trie.vocab_size().div_ceil(32)];
+            for token in
+                (0..tokens).filter(|&token| trie.token(token).first().is_some_and(|&byte| is_meant(byte)))
+            {
+                words[token as usize / 32] |= 1 << (token % 32);
+            }
+            words
+        };
+        Self { goes_on: begin_with(goes_on), stands_behind: begin_with(stands_behind) }
+    }
+
+    /// Takes tokens that go on with a number out of `allowed`, if others are left and each of them stands behind a number.
+    pub(super) fn end_number(&self, allowed: &mut [u32]) {
+        let left = |(word, goes_on): (&u32, &u32)| word & !goes_on;
+        let mut others = allowed.iter().zip(&self.goes_on).map(left).zip(&self.stands_behind);
+        let may_end = others.clone().any(|(left, _)| left != 0);
+        if may_end && others.all(|(left, behind)| left & !behind == 0) {
+            allowed.iter_mut().zip(&self.goes_on).for_each(|(word, goes_on)| *word &= !goes_on);
+        }
+    }
+}
+
+/// How many digits stand at the end of what was said, behind each token.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Digits {
+    behind: Vec<u16>,
+}
+
+impl Digits {
+    /// Whether a number at the end of what was said has as many digits as it may have.
+    pub(super) fn are_enough(&self) -> bool {
+        self.now() >= MAX_DIGITS
+    }
+
+    fn now(&self) -> u16 {
+        self.behind.last().copied().unwrap_or(0)
+    }
+
+    /// Counts those of a token with these `bytes`.
+    pub(super) fn add(&mut self, bytes: &[u8]) {
+        let count = |digits: u16, byte: &u8| match byte {
+            b'0'..=b'9' => digits.saturating_add(1),
+            byte if goes_on(*byte) => digits,
+            _ => 0,
+        };
+        self.behind.push(bytes.iter().fold(self.now(), count));
+    }
+
+    /// Takes the last `tokens` tokens back.
+    pub(super) fn take_back(&mut self, tokens: usize) {
+        self.behind.truncate(self.behind.len().saturating_sub(tokens));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_of_one_number_are_counted_over_tokens_and_taken_back() {
+        let mut digits = Digits::default();
+        for (token, count) in [("{\"a1\": -", 0), ("12", 2), (".5e+", 3), ("7", 4), (", ", 0), ("8", 1)] {
+            digits.add(token.as_bytes());
+            assert_eq!(digits.now(), count, "{token}");
+        }
+        digits.take_back(2);
+        assert_eq!(digits.now(), 4);
+        digits.add("1".repeat(28).as_bytes());
+        assert!(digits.are_enough());
+    }
+}
