@@ -110,6 +110,6 @@ impl Drop for PublishedImage {
 
 impl fmt::Debug for PublishedImage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Shelved({})", self.number)
+        write!(f, "PublishedImage({})", self.number)
     }
 }
