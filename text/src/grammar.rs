@@ -35,7 +35,10 @@ use llguidance::{
 };
 use serde_json::{Value, json};
 
-use self::digits::Beginnings;
+use self::{
+    digits::{Beginnings, Digits},
+    matcher::Specials,
+};
 pub use self::{
     gbnf::GbnfError,
     lark::lark_source,
@@ -299,12 +302,15 @@ impl Grammars {
                 return Err(GrammarError::TooManyRules);
             }
         }
-        let numbers = grammar.grammars.iter().any(may_have_json).then(|| Arc::clone(&self.beginnings));
+        let numbers = grammar.grammars.iter().any(may_have_json).then(Digits::default);
+        let specials =
+            if grammar.grammars.iter().any(may_name_tokens) { Specials::Named } else { Specials::None };
         let parser = self.on_a_deep_stack(|factory| factory.create_parser(grammar))?;
         let parser = parser.map_err(|error| GrammarError::Refused(words_of(&error)))?;
         let bytes = BYTES_PER_SOURCE_BYTE * source.len() + parser.parser.lexer_stats().num_bytes;
         let inner = llguidance::Matcher::new(Ok(parser));
-        Ok(Matcher::new(inner, Arc::clone(&self.end_tokens), bytes, numbers))
+        let (end_tokens, beginnings) = (Arc::clone(&self.end_tokens), Arc::clone(&self.beginnings));
+        Ok(Matcher::new(inner, end_tokens, bytes, beginnings, (numbers, specials)))
     }
 
     /// What comes of `work` on a thread of its own: the library goes down into rules and expressions call by call.
@@ -327,6 +333,11 @@ impl Grammars {
 fn may_have_json(grammar: &GrammarWithLexer) -> bool {
     let lark = grammar.lark_grammar.as_deref();
     grammar.json_schema.is_some() || lark.is_some_and(|lark| lark.contains(lark::JSON))
+}
+
+/// Whether `grammar` is one that may name special tokens: between `<` and `>`.
+fn may_name_tokens(grammar: &GrammarWithLexer) -> bool {
+    grammar.lark_grammar.as_deref().is_some_and(|lark| lark.contains('<'))
 }
 
 /// What the library advises whoever links it, and what a caller can do instead.

@@ -35,6 +35,7 @@ fn stands_behind(byte: u8) -> bool {
 pub(super) struct Beginnings {
     goes_on: Vec<u32>,
     stands_behind: Vec<u32>,
+    special: Vec<u32>,
 }
 
 impl Beginnings {
@@ -49,7 +50,26 @@ impl Beginnings {
             }
             words
         };
-        Self { goes_on: begin_with(goes_on), stands_behind: begin_with(stands_behind) }
+        Self {
+            goes_on: begin_with(goes_on),
+            stands_behind: begin_with(stands_behind),
+            special: begin_with(|byte| byte == TokTrie::SPECIAL_TOKEN_MARKER),
+        }
+    }
+
+    /// Takes special tokens out of `allowed`, but `kept`.
+    pub(super) fn leave_text(&self, allowed: &mut [u32], kept: &[u32]) {
+        let is_allowed = |allowed: &[u32], token: u32| {
+            allowed.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+        };
+        let kept: Vec<u32> = kept.iter().copied().filter(|&token| is_allowed(allowed, token)).collect();
+        allowed.iter_mut().zip(&self.special).for_each(|(word, special)| *word &= !special);
+        kept.into_iter().for_each(|token| allowed[token as usize / 32] |= 1 << (token % 32));
+    }
+
+    /// Whether `token` is special.
+    pub(super) fn is_special(&self, token: u32) -> bool {
+        self.special.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
     }
 
     /// Takes tokens that go on with a number out of `allowed`, if others are left and each of them stands behind a number.

@@ -62,15 +62,19 @@ pub struct Matcher {
     inner: llguidance::Matcher,
     end_tokens: Arc<[u32]>,
     bytes: usize,
-    /// What puts an end to numbers, where there may be JSON.
-    numbers: Option<Numbers>,
+    beginnings: Arc<Beginnings>,
+    /// Digits of the answer's numbers, where there may be JSON.
+    numbers: Option<Digits>,
+    specials: Specials,
 }
 
-/// The digits of an answer's numbers.
-#[derive(Clone)]
-struct Numbers {
-    beginnings: Arc<Beginnings>,
-    digits: Digits,
+/// Special tokens in an answer. The library takes them for text where a grammar says `~`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Specials {
+    /// The grammar names some.
+    Named,
+    /// None but those that end the answer.
+    None,
 }
 
 impl std::fmt::Debug for Matcher {
@@ -80,15 +84,15 @@ impl std::fmt::Debug for Matcher {
 }
 
 impl Matcher {
-    /// `numbers` are what the tokens begin with, where numbers have to end.
+    /// `numbers` where numbers have to end.
     pub(super) fn new(
         inner: llguidance::Matcher,
         end_tokens: Arc<[u32]>,
         bytes: usize,
-        numbers: Option<Arc<Beginnings>>,
+        beginnings: Arc<Beginnings>,
+        (numbers, specials): (Option<Digits>, Specials),
     ) -> Self {
-        let numbers = numbers.map(|beginnings| Numbers { beginnings, digits: Digits::default() });
-        Self { inner, end_tokens, bytes, numbers }
+        Self { inner, end_tokens, bytes, beginnings, numbers, specials }
     }
 
     /// Estimated memory in bytes of what was compiled, before any step: the lexer's tables, and a multiple of the source.
@@ -112,11 +116,31 @@ impl Matcher {
         let set = set.map_err(|error| MatchError::Stuck(super::words_of(&error)))?;
         let tokens = self.inner.tok_env().map_or(0, |environment| environment.tok_trie().vocab_size());
         let mut set = TokenSet::of(&set, tokens);
-        if let Some(Numbers { beginnings, .. }) = self.numbers.as_ref().filter(|all| all.digits.are_enough())
-        {
-            beginnings.end_number(&mut set.words);
+        self.leave_out_specials(&mut set);
+        if self.are_digits_enough() {
+            self.beginnings.end_number(&mut set.words);
         }
         Ok(set)
+    }
+
+    /// Takes ends where the answer may not end, and special tokens that the grammar does not name, out of `set`.
+    fn leave_out_specials(&mut self, set: &mut TokenSet) {
+        let may_end = self.inner.is_stopped() || self.may_end();
+        let kept = if may_end { &self.end_tokens[..] } else { &[] };
+        match self.specials {
+            Specials::None => self.beginnings.leave_text(&mut set.words, kept),
+            Specials::Named if !may_end => {
+                for token in self.end_tokens.iter().filter(|&&token| set.contains(token)).collect::<Vec<_>>()
+                {
+                    set.words[*token as usize / 32] &= !(1 << (token % 32));
+                }
+            }
+            Specials::Named => {}
+        }
+    }
+
+    fn are_digits_enough(&self) -> bool {
+        self.numbers.as_ref().is_some_and(Digits::are_enough)
     }
 
     /// `token` has come. One that ends the answer changes nothing.
@@ -127,8 +151,8 @@ impl Matcher {
         if self.ends_with(token) {
             return Ok(());
         }
-        let is_full = self.numbers.as_ref().is_some_and(|numbers| numbers.digits.are_enough());
-        if is_full && !self.allowed()?.contains(token) {
+        let is_in_doubt = self.are_digits_enough() || self.beginnings.is_special(token);
+        if is_in_doubt && !self.allowed()?.contains(token) {
             return Err(MatchError::NotAllowed { token });
         }
         let taken = self.inner.try_consume_tokens(&[token]);
@@ -136,7 +160,7 @@ impl Matcher {
             return Err(MatchError::NotAllowed { token });
         }
         if let (Some(numbers), Ok(environment)) = (&mut self.numbers, self.inner.tok_env()) {
-            numbers.digits.add(environment.tok_trie().token(token));
+            numbers.add(environment.tok_trie().token(token));
         }
         Ok(())
     }
@@ -148,7 +172,7 @@ impl Matcher {
     pub fn take_back(&mut self, tokens: usize) -> Result<(), MatchError> {
         self.inner.rollback(tokens).map_err(|error| MatchError::Stuck(super::words_of(&error)))?;
         if let Some(numbers) = &mut self.numbers {
-            numbers.digits.take_back(tokens);
+            numbers.take_back(tokens);
         }
         Ok(())
     }

@@ -65,6 +65,25 @@ fn numbers_end_wherever_they_stand_and_digits_in_texts_do_not() {
     assert_eq!(rest, 33);
 }
 
+#[test]
+fn what_is_anything_but_a_word_holds_no_special_token_and_no_end() {
+    let model = Model::open();
+    for lark in ["start: \"x\" A \"y\"\nA: ~\"a\"", "start: \"x\" A \"<\"\nA: ~\"a\""] {
+        let mut matcher = model.grammars.compile(&Grammar::Lark(lark.into()).source().unwrap()).unwrap();
+        matcher.accept(model.tokenizer.token_id("x").unwrap()).unwrap();
+        let allowed = matcher.allowed().unwrap();
+        assert!(allowed.contains(model.tokenizer.token_id("b").unwrap()));
+        assert!(!matcher.may_end());
+        for &end in model.tokenizer.stop_tokens() {
+            assert!(!allowed.contains(end), "{lark}");
+        }
+        let others =
+            (0..model.tokenizer.vocab_size() as u32).filter(|&token| model.tokenizer.is_special(token));
+        let is_named = lark.contains('<');
+        assert!(is_named || !others.into_iter().any(|token| allowed.contains(token)), "{lark}");
+    }
+}
+
 /// A whole number; -0 is one.
 fn whole(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| value.as_f64().is_some_and(|number| number == 0.0).then_some(0))

@@ -220,6 +220,10 @@ fn what_cannot_be_honoured_is_refused_by_its_name() {
         (json!({ "type": "integer", "minimum": 3, "maximum": 2 }), "minimum"),
         (json!({ "type": "integer", "multipleOf": 1_000_003 }), "multipleOf"),
         (json!({ "type": "object", "required": ["a"], "additionalProperties": false }), "'a'"),
+        (
+            json!({ "type": "object", "additionalProperties": { "type": "boolean" }, "minProperties": 2 }),
+            "minProperties",
+        ),
         (json!({ "enum": [] }), "end"),
         (json!({ "x-guidance": { "lenient": true } }), "x-guidance"),
     ] {

@@ -169,9 +169,16 @@ impl Preparation {
 
     /// How many properties there are, where some may be left out.
     fn counts(&mut self, map: &mut Map<String, Value>) -> Result<(), GrammarError> {
-        let counts = Counts::of(map);
+        let mut counts = Counts::of(map);
         if counts.least <= counts.required.len() {
             map.remove("minProperties");
+        } else if counts.needs_free_names() {
+            let message =
+                "a name that is free may come twice and counts once; list properties as 'required', or say 1";
+            self.cannot_hold("minProperties", message)?;
+            // One more than those that are required can be held.
+            map.insert("minProperties".to_owned(), (counts.required.len() + 1).into());
+            counts = Counts::of(map);
         }
         if counts.is_closed && counts.most.is_some_and(|most| most >= counts.names()) {
             map.remove("maxProperties");
@@ -231,6 +238,11 @@ impl Counts {
         self.required.len() + self.optional.len()
     }
 
+    /// Whether more than one property without a name of its own may be needed: the library does not tell them apart.
+    fn needs_free_names(&self) -> bool {
+        !self.is_closed && self.least > self.required.len() + 1
+    }
+
     /// Whether the library counts so few itself.
     fn is_known(&self) -> bool {
         let beside = |count: usize| count.saturating_sub(self.required.len());
@@ -260,7 +272,8 @@ impl Counts {
         if let Some(most) = self.most {
             case["maxProperties"] = most.into();
         }
-        let names: Vec<&String> = chosen.iter().map(|index| &self.optional[*index]).collect();
+        let chosen_names = chosen.iter().map(|index| &self.optional[*index]);
+        let names: Vec<&String> = self.required.iter().chain(chosen_names).collect();
         case["properties"] = self.without(|index| !chosen.contains(&index));
         case["required"] = json!(names);
         case

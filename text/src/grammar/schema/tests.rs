@@ -131,12 +131,24 @@ fn what_cannot_be_held_is_refused_or_dropped_with_its_place() {
         (json!({ "if": { "pattern": "a" }, "then": { "maxLength": 3 } }), "if"),
         (json!({ "patternProperties": { "^a": {}, "b$": {} } }), "patternProperties"),
         (json!({ "propertyNames": { "pattern": "^a", "maxLength": 3 } }), "propertyNames"),
+        (json!({ "minProperties": 2, "properties": { "a": true, "b": true } }), "minProperties"),
         (json!({ "$dynamicRef": "#node" }), "$dynamicRef"),
     ] {
         let error = strict(&schema).unwrap_err().to_string();
         assert!(error.contains(&format!("'{keyword}' at the root")), "{schema}: {error}");
         assert_eq!(best_effort(&schema).1[0].keyword, keyword, "{schema}");
     }
+}
+
+#[test]
+fn free_names_are_counted_once() {
+    let open = |least: usize| json!({ "type": "object", "properties": { "x": true, "a": true }, "required": ["x"], "minProperties": least });
+    assert!(strict(&open(2)).is_ok());
+    assert!(strict(&open(3)).unwrap_err().to_string().contains("'minProperties' at the root"));
+    let warnings = best_effort(&open(3)).1;
+    assert_eq!((warnings.len(), warnings[0].keyword.as_str()), (1, "minProperties"));
+    let closed = json!({ "type": "object", "properties": { "x": true, "a": true, "b": true }, "minProperties": 2, "additionalProperties": false });
+    assert!(strict(&closed).is_ok());
 }
 
 #[test]
