@@ -13,10 +13,10 @@ use crate::{Outcome, targets::refused};
 /// Tokens of an answer that is begun.
 const STEPS: usize = 24;
 /// Ends an answer.
-const END: u32 = 256;
+pub(crate) const END: u32 = 256;
 
 /// Grammars over bytes.
-fn grammars() -> &'static Grammars {
+pub(crate) fn grammars() -> &'static Grammars {
     static GRAMMARS: OnceLock<Grammars> = OnceLock::new();
     GRAMMARS.get_or_init(|| {
         let bytes: Vec<u8> = (0..=255).collect();

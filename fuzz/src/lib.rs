@@ -7,6 +7,7 @@
 //!
 //! # Layout
 //! - `targets`, `http`, `command`, `layers`, `training`, `store`, `fleet`, `forms`: one function for each parser
+//! - `structure`: forms that are changed part by part, judged by `validator`
 //! - [`seeds`]: the published shapes, by target
 //! - [`mutate`]: deterministic mutations, so that CI explores too
 //! - [`parts`]: several files in one input
@@ -26,8 +27,10 @@ pub mod mutate;
 pub mod parts;
 pub mod seeds;
 mod store;
+mod structure;
 mod targets;
 mod training;
+mod validator;
 
 /// `Err` is the message of the typed error with which the input was refused.
 pub type Outcome = Result<(), String>;
@@ -70,6 +73,12 @@ const COMPILED: usize = 128;
 /// Instead of [`FIXED_BYTES`] for grammars.
 const COMPILED_BYTES: usize = 64 << 20;
 
+/// A grammar that may be one which only the process that compiles has the memory for; see [`LIMITED_BYTES`].
+const LIMITED: usize = 512;
+
+/// Instead of [`FIXED_BYTES`] for those.
+const LIMITED_BYTES: usize = text::sandbox::MEMORY_BYTES as usize;
+
 impl Target {
     /// The most bytes this may hold at any moment for `input`, the input itself not counted.
     #[must_use]
@@ -77,6 +86,7 @@ impl Target {
         let fixed = match self.bytes_per_byte {
             TABLES => STEPS_BYTES,
             COMPILED => COMPILED_BYTES,
+            LIMITED => LIMITED_BYTES,
             _ => FIXED_BYTES,
         };
         input.len().saturating_mul(self.bytes_per_byte).saturating_add(fixed)
@@ -108,6 +118,7 @@ macro_rules! for_each_target {
             ollama_embed: "the body of /api/embed", http::ollama_embed, BODY;
             ollama_generate: "the body of /api/generate", http::ollama_generate, BODY;
             grammar: "what an answer has to look like: a schema, an expression, a grammar", forms::grammar, COMPILED;
+            grammar_structure: "a schema, an expression or a grammar that is changed part by part, and answers of it", structure::structure, LIMITED;
             tool_calls: "an answer, in which thoughts and calls of tools are looked for", forms::tool_calls, PLAIN;
             load_adapter: "the body of /v1/load_lora_adapter", http::load_adapter, BODY;
             unload_adapter: "the body of /v1/unload_lora_adapter", http::unload_adapter, BODY;

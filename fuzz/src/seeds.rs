@@ -10,6 +10,7 @@ mod http;
 mod layers;
 mod model;
 mod store;
+mod structure;
 mod template;
 mod tokenizer;
 mod training;
@@ -113,6 +114,7 @@ pub fn of(target: &str) -> Vec<Seed> {
         "ollama_embed" => doors::ollama_embeds(),
         "ollama_generate" => doors::ollama_prompts(),
         "grammar" => forms::grammars(),
+        "grammar_structure" => structure::seeds(),
         "tool_calls" => forms::tool_calls(),
         "load_adapter" => http::loads(),
         "unload_adapter" => http::unloads(),
