@@ -89,8 +89,11 @@ fn whole(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| value.as_f64().is_some_and(|number| number == 0.0).then_some(0))
 }
 
+/// Whether the value of a property is valid.
+type IsValid = fn(&str, &Value) -> bool;
+
 /// Schemas whose patterns meet their properties, and what a property of an answer may be.
-fn patterns_beside_properties() -> Vec<(Value, fn(&str, &Value) -> bool)> {
+fn patterns_beside_properties() -> Vec<(Value, IsValid)> {
     fn of_five(name: &str, value: &Value) -> bool {
         match name {
             "score" => whole(value).is_some_and(|score| score % 5 == 0),

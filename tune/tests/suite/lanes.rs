@@ -366,10 +366,16 @@ fn a_lane_that_fails_lets_nobody_wait_and_its_own_error_is_told() {
             let mut learning = learning("llama-tied", method, 3, last, CallFault::Error);
             let before = learning.method.clone();
             let failed = learning.learn(&examples, &HYPER, 1.0).map(drop);
-            assert!(matches!(failed, Err(TrainStepError::Train(TrainError::Base(Told)))), "{method}, {last}");
+            assert!(
+                matches!(failed, Err(TrainStepError::Train(TrainError::Base(InjectedFault)))),
+                "{method}, {last}"
+            );
             assert_eq!(learning.method, before);
             let failed = learning.gather(&data, Loss::CrossEntropy, Direction::Backward).map(drop);
-            assert!(matches!(failed, Err(TrainStepError::Train(TrainError::Base(Told)))), "{method}, {last}");
+            assert!(
+                matches!(failed, Err(TrainStepError::Train(TrainError::Base(InjectedFault)))),
+                "{method}, {last}"
+            );
         }
     }
 }
