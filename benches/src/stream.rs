@@ -193,26 +193,13 @@ fn compare(
     };
     let of =
         |measured: &[StreamMeasurement], figure: fn(&StreamMeasurement) -> f64| Samples::of(measured, figure);
-    let rate: fn(&StreamMeasurement) -> f64 = |measured| measured.tokens_per_s;
+    let tokens = |rival, measured: &[StreamMeasurement]| -> Result<Comparison> {
+        let rate = |measured: &StreamMeasurement| measured.tokens_per_s;
+        Ok(row("tokens", "tokens/s", Better::Higher, of(&ours, rate)?, rival, of(measured, rate)?, None))
+    };
     Ok(vec![
-        row(
-            "tokens",
-            "tokens/s",
-            Better::Higher,
-            of(&ours, rate)?,
-            "all in memory",
-            of(&memory, rate)?,
-            None,
-        ),
-        row(
-            "tokens",
-            "tokens/s",
-            Better::Higher,
-            of(&ours, rate)?,
-            "load, then compute",
-            of(&load, rate)?,
-            None,
-        ),
+        tokens("all in memory", &memory)?,
+        tokens("load, then compute", &load)?,
         row(
             "bytes read",
             "MiB/token",

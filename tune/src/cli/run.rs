@@ -99,15 +99,8 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
     if arguments.dry_run {
         return Ok(ProgramExit::Exit(Exit::Ok));
     }
-    let checkpoints = arguments.checkpoints.clone();
-    let job = TrainingJob {
-        plan,
-        course,
-        draft,
-        origin,
-        checkpoints,
-        checkpoint_steps: arguments.checkpoint_steps,
-    };
+    let (checkpoints, checkpoint_steps) = (arguments.checkpoints.clone(), arguments.checkpoint_steps);
+    let job = TrainingJob { plan, course, draft, origin, checkpoints, checkpoint_steps };
     match job.run(&mut learning, &mut console)? {
         JobEnd::Stopped { .. } => Ok(ProgramExit::Signal(console.signal())),
         JobEnd::Done { loss, held_out_loss } => {
