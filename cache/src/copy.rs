@@ -98,7 +98,7 @@ pub struct CopyStats {
     pub copied_bytes: u64,
     /// Time in which there was a piece to copy, an emulated link's time included, in microseconds.
     pub copy_us: u64,
-    /// Jobs that ended [`CopyEnd::DoneCallback`].
+    /// Jobs that ended [`CopyEnd::Done`].
     pub done: u64,
     /// Jobs that ended [`CopyEnd::Cancelled`].
     pub cancelled: u64,

@@ -1,11 +1,11 @@
 //! What an executor sees of a client's activations and gradients.
 //!
-//! [`Masking::Off`] shows them as they are. [`Masking::RotatingNoise`] is the paper's scheme (Symbiosis §3.8): *obfuscation*, not
+//! [`Masking::Off`] shows them as they are. [`Masking::Paper`] is the paper's scheme (Symbiosis §3.8): *obfuscation*, not
 //! secrecy. A client adds one of a few noises to each row and takes the noise's effect, computed ahead by the executor
 //! itself, out of the answer. `g W` is as linear as `x Wᵀ`, so gradients are covered in the same way, by noises of their
 //! own. Whoever keeps a log of the noises finds them again in the rows; the documentation says how.
 //!
-//! [`RowProtection::Pads`] and [`RowProtection::SecretShareRoute`] are sound: rows are whole numbers modulo 2^48 or 2^64 and a pad that is uniform there is added to
+//! [`RowProtection::Pads`] and [`RowProtection::Shares`] are sound: rows are whole numbers modulo 2^48 or 2^64 and a pad that is uniform there is added to
 //! each, and never to another, so that what an executor sees is uniform whatever the rows are. Who can take pads away differs: this
 //! client alone, which computed their effects beforehand, or a second executor, which must not collude with the first. With or
 //! without a cover, every answer can be checked. All of these are [`Exact`]: the same bits with and without masking.
@@ -142,7 +142,7 @@ impl From<RowProtection> for Masking {
     }
 }
 
-/// Settings of [`Masking::RotatingNoise`].
+/// Settings of [`Masking::Paper`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NoiseSettings {
     /// Noises of a site in each direction; rows take them in turn.

@@ -27,7 +27,7 @@ pub(crate) fn rfc3339(since: Duration) -> String {
     time.to_rfc3339_opts(SecondsFormat::Micros, true)
 }
 
-/// How long to wait, as `RetryAdvice-After` counts it. Rounded up: who waits that long is let through.
+/// How long to wait, as `Retry-After` counts it. Rounded up: who waits that long is let through.
 pub(crate) fn whole_seconds(wait: Duration) -> u32 {
     u32::try_from(wait.as_millis().div_ceil(1000)).unwrap_or(u32::MAX).max(1)
 }

@@ -1,7 +1,7 @@
 //! The one shape every failure has: `{"error": {"message", "type", "param", "code"}}`.
 //!
 //! Codes are stable; messages say the cause and the next step. Retrying clients are told when it helps
-//! (`RetryAdvice-After`) and when it does not (`x-should-retry: false`).
+//! (`Retry-After`) and when it does not (`x-should-retry: false`).
 
 mod from;
 

@@ -96,7 +96,7 @@ pub enum SplitPolicy {
     Rows,
     /// It stays, and what comes after it too.
     Nothing,
-    /// As [`SplitPolicy::TenantRows`], and nothing else is taken with it.
+    /// As [`SplitPolicy::Rows`], and nothing else is taken with it.
     Alone,
 }
 

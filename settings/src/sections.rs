@@ -161,7 +161,7 @@ sections! {
         /// CoDel target: queue delay of a tenant that may last for any length of time
         codel_target_ms: u64, --"codel-target-ms" "MS", Is("250"), Gateway, was ["gateway"] "target_delay_ms" --"target-delay-ms";
         /// CoDel interval: after this long above the target, new requests of the tenant are answered 429 with a forecast in
-        /// `RetryAdvice-After`
+        /// `Retry-After`
         codel_interval_ms: u64, --"codel-interval-ms" "MS", Is("5000"), Gateway, was ["gateway"] "delay_interval_ms" --"delay-interval-ms";
         /// Share of an executor's batch slots that over-quota tenants hold together while others are under quota; 1 is no limit
         burst_share: Fraction, --"burst-share" "SHARE", Is("0.0625"), Gateway, was ["gateway"] "flood_share" --"flood-share";

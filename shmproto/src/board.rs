@@ -246,7 +246,7 @@ impl Board {
     ///
     /// # Errors
     ///
-    /// [`BoardError::RingFull`], [`BoardError::Exhausted`], or [`BoardError::Region`] if there is no memory.
+    /// [`BoardError::Full`], [`BoardError::Exhausted`], or [`BoardError::Region`] if there is no memory.
     pub fn seat(&self) -> Result<ConsumerHandle, BoardError> {
         self.shared.lock().free_seat()?;
         // Made while nobody waits for the lock.

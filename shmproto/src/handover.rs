@@ -75,7 +75,7 @@ wire_enum! {
     /// From a worker to the executor.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub enum FromWorker {
-        /// First message of a connection; answered by [`ToWorker::SlotGranted`] or [`ToWorker::Refused`].
+        /// First message of a connection; answered by [`ToWorker::Seated`] or [`ToWorker::Refused`].
         Hello(WorkerHello) = 0,
         /// The image of this number is mapped: slices of it may be posted for this worker.
         AdapterMapped(u64) = 1,

@@ -60,7 +60,7 @@ impl DraftCost {
     }
 }
 
-/// See [`DraftCost::VerifySelection`].
+/// See [`DraftCost::Worth`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProbePolicy {
     /// Once.

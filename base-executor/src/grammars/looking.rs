@@ -55,7 +55,7 @@ pub(super) enum GrammarWork {
     Look(MaskRequest),
 }
 
-/// See [`GrammarWork::MaskRequest`].
+/// See [`GrammarWork::Look`].
 pub(super) struct MaskRequest {
     pub(super) matcher: Box<Matcher>,
     /// Tokens that the matcher does not know of yet.

@@ -165,7 +165,7 @@ impl<W: BridgeMemory> Bridge<W> {
     ///
     /// # Errors
     ///
-    /// [`CudaError::UnansweredRequest`] if a job was not computed.
+    /// [`CudaError::Unanswered`] if a job was not computed.
     pub fn end_pass(&mut self) -> Result<(), CudaError> {
         self.is_under_way = false;
         // SYNC POINT answered: acquires, with the answer, a failure that went before it.

@@ -37,7 +37,7 @@ impl LlamaCpp {
     }
 }
 
-/// Of what it prints, the mean: `MeanLoss    KLD:   0.003049 ±   0.000049`.
+/// Of what it prints, the mean: `Mean    KLD:   0.003049 ±   0.000049`.
 fn read(output: &str) -> Result<f64> {
     let mean = output.lines().find_map(|line| line.trim().strip_prefix("Mean")?.trim().strip_prefix("KLD:"));
     let mean = mean.and_then(|rest| rest.split_whitespace().next()?.parse().ok());

@@ -16,7 +16,7 @@ use crate::{
     executor::FloatRows,
 };
 
-/// A mask that [`client::masking::Masking::RotatingNoise`] is not, and that somebody might think of: every row gets a combination of its own of
+/// A mask that [`client::masking::Masking::Paper`] is not, and that somebody might think of: every row gets a combination of its own of
 /// `noises` known noises, with secret weights. It covers activations at `sites`; other rows
 /// go as they are.
 #[derive(Debug)]

@@ -46,7 +46,7 @@ pub(super) fn deployment_files() -> Vec<Seed> {
         ("a number of 2^32", "[executor]\nmax_running = 4294967296", "max_running"),
         ("a number of 2^64", "[executor]\nmax_running = 18446744073709551616", ""),
         ("a number of -1", "[gateway]\nthreads = -1", "threads"),
-        ("no crash at all", "[deployment]\nmax_crashes_per_min = 0", "max_deaths"),
+        ("no crash at all", "[deployment]\nmax_crashes_per_min = 0", "max_crashes_per_min"),
         ("bytes without end", "[executor]\nkv_bytes = '999999999999 TiB'", "kv_bytes"),
         ("bytes that are no number", "[executor]\nkv_bytes = nan", "kv_bytes"),
         ("a date", "[model]\nname = 1979-05-27T07:32:00Z", "name"),

@@ -151,7 +151,7 @@ impl Database {
     /// Registers an adapter in place of whatever had its name. On disk when this returns.
     ///
     /// # Errors
-    /// [`DatabaseError::TooManySequences`], [`DatabaseError::Failed`], or [`DatabaseError::NotHeld`]; nothing has changed then.
+    /// [`DatabaseError::Full`], [`DatabaseError::Failed`], or [`DatabaseError::NotHeld`]; nothing has changed then.
     pub async fn put(&self, record: &Record, of: Option<&Publication>) -> Result<(), DatabaseError> {
         let mut connection = self.writer().await?;
         let mut transaction = connection.begin().await.map_err(DatabaseError::of)?;

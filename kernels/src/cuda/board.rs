@@ -68,7 +68,7 @@ impl Signal {
     ///
     /// # Errors
     ///
-    /// [`CudaError::UnansweredRequest`] if one was: what was computed behind it is worth nothing.
+    /// [`CudaError::Unanswered`] if one was: what was computed behind it is worth nothing.
     pub fn take_fault(&self) -> Result<(), CudaError> {
         if self.words.load(FAULT) == 0 {
             return Ok(());

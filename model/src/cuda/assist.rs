@@ -34,7 +34,7 @@ pub trait DeviceAssist: Debug + Send {
     ///
     /// # Errors
     ///
-    /// [`CudaError::UnansweredRequest`] if any job of the pass was not computed, or the stream gave a wait for one up: what it
+    /// [`CudaError::Unanswered`] if any job of the pass was not computed, or the stream gave a wait for one up: what it
     /// computed is worth nothing.
     fn end_pass(&mut self) -> Result<(), CudaError>;
 

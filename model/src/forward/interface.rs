@@ -26,11 +26,11 @@ pub trait ForwardPass {
     /// Length of a row of hidden states.
     fn hidden_size(&self) -> usize;
 
-    /// The rows of hidden states that the last pass was asked for ([`LogitRows::CheckpointStore`](super::LogitRows::States)), slice
+    /// The rows of hidden states that the last pass was asked for ([`LogitRows::States`](super::LogitRows::States)), slice
     /// after slice: `[rows, hidden]`.
     fn states(&self) -> &[f32];
 
-    /// True if it draws tokens itself where [`LogitRows::TokenDraw`](super::LogitRows::Draw) asks for it; else that means
+    /// True if it draws tokens itself where [`LogitRows::Draw`](super::LogitRows::Draw) asks for it; else that means
     /// [`LogitRows::Last`](super::LogitRows::Last).
     fn draws(&self) -> bool {
         false

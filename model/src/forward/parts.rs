@@ -111,7 +111,7 @@ pub trait Deltas<D: Device> {
         Ok(())
     }
 
-    /// `out[row] += delta of the row's adapter`. For [`LinearGroup::LmHeadPass`], rows are those whose logits are wanted, and those whose
+    /// `out[row] += delta of the row's adapter`. For [`LinearGroup::Head`], rows are those whose logits are wanted, and those whose
     /// adapter has a head of its own get that one's.
     ///
     /// # Errors

@@ -133,7 +133,7 @@ impl ExecutorChannel {
     ///
     /// # Errors
     ///
-    /// [`Violation::RingFull`] if the client does not take its replies.
+    /// [`Violation::Full`] if the client does not take its replies.
     pub fn reply(&mut self, reply: &ReplyHeader) -> Result<(), Violation> {
         let head = self.shared.head();
         let (replied, collected) = (&head.replied.replies, &head.collected.replies);

@@ -33,7 +33,7 @@ impl RingWriter {
     ///
     /// # Errors
     ///
-    /// [`Violation::RingFull`], or [`Violation::Jump`] if the reader counts what was never written.
+    /// [`Violation::Full`], or [`Violation::Jump`] if the reader counts what was never written.
     pub(super) fn publish(
         &mut self,
         places: &[RingSlot],

@@ -97,7 +97,7 @@ impl<S: FdMessage, R: FdMessage> Connection<S, R> {
     /// Sends `message` and copies of `descriptors`: all or nothing.
     ///
     /// # Errors
-    /// On a socket that does not block, [`SendError::RingFull`] if the other side does not take its messages.
+    /// On a socket that does not block, [`SendError::Full`] if the other side does not take its messages.
     pub fn send(&self, message: &S, descriptors: &[BorrowedFd<'_>]) -> Result<(), SendError> {
         let wanted = message.descriptors();
         if wanted != descriptors.len() {

@@ -40,12 +40,12 @@ wire_enum! {
     /// From a client to the executor.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub enum ToLayers {
-        /// First message; answered by [`FromLayers::SessionOpened`] or [`FromLayers::SessionRefused`].
+        /// First message; answered by [`FromLayers::Opened`] or [`FromLayers::Refused`].
         Open(SessionOpen) = 0,
-        /// Part of a blob; answered by [`FromLayers::Fetched`] or [`FromLayers::SessionRefused`].
+        /// Part of a blob; answered by [`FromLayers::Fetched`] or [`FromLayers::Refused`].
         Fetch(Fetch) = 1,
         /// A slab of at least this many bytes; local sessions only. A second time replaces the first: what was in
-        /// flight is forgotten. Answered by [`FromLayers::ChannelReady`] or [`FromLayers::SessionRefused`].
+        /// flight is forgotten. Answered by [`FromLayers::ChannelReady`] or [`FromLayers::Refused`].
         Channel(u64) = 2,
         /// What the session has used; answered by [`FromLayers::Stats`].
         GetStats = 3,
@@ -60,7 +60,7 @@ wire_enum! {
     pub enum FromLayers {
         /// The session is open.
         Opened(SessionOpened) = 0,
-        /// What was asked for is refused; the session goes on unless it was [`ToLayers::SessionOpen`].
+        /// What was asked for is refused; the session goes on unless it was [`ToLayers::Open`].
         Refused(SessionRefused) = 1,
         /// Part of a blob.
         Fetched(Fetched) = 2,

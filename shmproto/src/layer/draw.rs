@@ -194,6 +194,6 @@ mod tests {
 
     #[test]
     fn a_key_is_not_shown() {
-        assert_eq!(format!("{:?}", draw(3)), "Draw { key: Key(..), first: 3 }");
+        assert_eq!(format!("{:?}", draw(3)), "SeededRows { key: Key(..), first: 3 }");
     }
 }

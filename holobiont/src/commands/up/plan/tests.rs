@@ -76,7 +76,7 @@ fn nobody_trains_who_was_not_asked_for_or_could_not_rent() {
 fn layers_are_served_unless_they_are_off_or_the_weights_are_random() {
     let serves = |file: &str| toml::from_str::<DeploymentConfig>(file).unwrap().serves_layers();
     assert!(serves("") && serves("layers.local = true"));
-    assert!(!serves("layers.local = false") && !serves("model.random_weights = 1"));
+    assert!(!serves("layers.local = false") && !serves("lab.random_weights = 1"));
 }
 
 #[test]
