@@ -151,9 +151,9 @@ impl Deployment {
         signal(self.id(), how);
     }
 
-    /// Files and sockets a process has open.
+    /// What a process has open, sorted: a path, or the kind and inode of a socket or pipe.
     #[must_use]
-    pub fn open_files(&self, process: DeploymentProcess) -> usize {
+    pub fn open_files(&self, process: DeploymentProcess) -> Vec<String> {
         proc::open_files(self.process(process).expect("the process runs"))
     }
 

@@ -30,9 +30,13 @@ pub(crate) fn arguments(id: u32) -> String {
         .map_or_else(|_| String::new(), |line| String::from_utf8_lossy(&line).into_owned())
 }
 
-/// Files and sockets a process has open.
-pub(crate) fn open_files(id: u32) -> usize {
-    fs::read_dir(format!("/proc/{id}/fd")).map_or(0, Iterator::count)
+/// What a process has open, sorted: a path, or the kind and inode of a socket or pipe.
+pub(crate) fn open_files(id: u32) -> Vec<String> {
+    let entries = fs::read_dir(format!("/proc/{id}/fd")).into_iter().flatten().flatten();
+    let targets = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
+    let mut files: Vec<_> = targets.map(|target| target.display().to_string()).collect();
+    files.sort_unstable();
+    files
 }
 
 /// Threads of a process, but for those named `except`.

@@ -278,7 +278,7 @@ impl HeldResources {
     pub fn of(deployment: &Deployment) -> Self {
         let id = deployment.process(DeploymentProcess::Executor).unwrap_or(0);
         Self {
-            files: proc::open_files(id),
+            files: proc::open_files(id).len(),
             threads: proc::threads(id, READERS),
             shared: SharedMemory::of(id),
         }

@@ -387,7 +387,11 @@ fn survive(mut arena: KillTest, targets: &[FailpointTarget], kills: u64) {
     for (process, before) in DeploymentProcess::ALL.into_iter().zip(open_files) {
         eventually(&format!("a {} runs", process.program()), || arena.deployment.process(process).is_some());
         let now = arena.deployment.open_files(process);
-        assert!(now <= before + 8, "{process:?} has {now} files open, {before} at the start");
+        // An adapter is a file of shared memory; at the start none is loaded.
+        let (adapters, others): (Vec<_>, Vec<_>) =
+            now.iter().partition(|file| file.contains("holobiont-adapter"));
+        let is_bounded = adapters.len() <= NAMES.len() && others.len() <= before.len() + 8;
+        assert!(is_bounded, "{process:?} has {now:#?} open; at the start it had {before:#?}");
     }
     arena.ledger.count("golden answers", seen(&tally.answered));
     arena.ledger.count("requests sent again", seen(&tally.retried));

@@ -85,7 +85,7 @@ struct ProcessResources {
 impl ProcessResources {
     fn of(deployment: &Deployment) -> [Self; 4] {
         DeploymentProcess::ALL.map(|process| Self {
-            open_files: deployment.open_files(process),
+            open_files: deployment.open_files(process).len(),
             resident_bytes: deployment.resident_bytes(process),
         })
     }
