@@ -78,6 +78,9 @@ pub(crate) struct Args {
     /// Length of one measurement of `hostile` in seconds.
     #[arg(long, default_value = "600", value_name = "S")]
     seconds: NonZeroU64,
+    /// Attacks that `hostile` makes, with commas between, to find out what one of them costs [default: all].
+    #[arg(long, value_name = "NAMES")]
+    attacks: Option<String>,
     /// Cores of `board`, if others than --threads: on a large machine workers have one each, as in the paper.
     #[arg(long, value_name = "N")]
     cores: Option<NonZeroUsize>,
@@ -142,6 +145,8 @@ pub(crate) struct SuiteConfig {
     pub(crate) runs: usize,
     /// Length of one measurement of `hostile`, in seconds.
     pub(crate) seconds: u64,
+    /// Names of the attacks of `hostile`; all if there are none.
+    pub(crate) attacks: Option<String>,
     /// Cores of `board`.
     pub(crate) cores: usize,
     /// The cold starts' emulated link.
@@ -193,6 +198,7 @@ impl Args {
             threads: self.threads.get(),
             runs: self.runs.get(),
             seconds: self.seconds.get(),
+            attacks: self.attacks,
             cores: self.cores.unwrap_or(self.threads).get(),
             link: self.link,
             plot: self.plot,

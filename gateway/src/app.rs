@@ -9,13 +9,13 @@ use std::{
 };
 
 use policy::routing::RoutingPolicy;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use crate::{
     adapters::{AdapterListing, Registry},
+    body::workers::BodyWorkers,
     classes::ServiceClasses,
     config::{AllowedHosts, ConnectionLimits, OutputParsers},
-    errors::ApiError,
     executors::Executors,
     grammars::GrammarChecks,
     kept::ResponseStore,
@@ -30,11 +30,6 @@ use crate::{
     training::Training,
     turns::AdmissionQueue,
 };
-
-/// Bodies above this are worked on where blocking does no harm.
-const INLINE_BYTES: usize = 4 * 1024;
-/// Bodies above that which are worked on at once, each on a thread that may block.
-pub(crate) const HEAVY_WORK: usize = 2;
 
 /// What every handler shares.
 #[derive(Debug)]
@@ -82,8 +77,8 @@ pub struct App {
     /// What is told of adapters to who chooses among hosts.
     pub(crate) listing: AdapterListing,
     draining: AtomicBool,
-    /// Permits for work on a thread that may block.
-    heavy: Arc<Semaphore>,
+    /// Threads that work on long bodies.
+    pub bodies: BodyWorkers,
 }
 
 /// Where browsers may come from, and what they may call us.
@@ -130,6 +125,8 @@ pub struct AppBuilder {
     pub memory: Arc<TenantMemory>,
     /// Nothing was checked yet.
     pub grammars: GrammarChecks,
+    /// Threads that work on long bodies.
+    pub bodies: BodyWorkers,
     /// Adapters that are trained order by order.
     pub runs: Arc<Runs>,
 }
@@ -161,7 +158,7 @@ impl App {
             instance: random_u64(),
             listing: AdapterListing::default(),
             draining: AtomicBool::new(false),
-            heavy: Arc::new(Semaphore::new(HEAVY_WORK)),
+            bodies: parts.bodies,
         }
     }
 
@@ -179,25 +176,5 @@ impl App {
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
-    }
-
-    /// Runs `work` on a body of `bytes`: at once if it is small, otherwise on a thread that may block. Work that has begun
-    /// keeps its permit to its end, also if nobody waits for it any more; work that has not is forgotten.
-    pub async fn work<T: Send + 'static>(
-        &self,
-        bytes: usize,
-        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
-        if bytes <= INLINE_BYTES {
-            return work();
-        }
-        // The semaphore is never closed.
-        let turn = Arc::clone(&self.heavy).acquire_owned().await;
-        let done = tokio::task::spawn_blocking(move || {
-            let _turn = turn;
-            work()
-        });
-        let done = done.await;
-        done.unwrap_or_else(|panic| Err(ApiError::internal(format!("reading the request failed: {panic}"))))
     }
 }

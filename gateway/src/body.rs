@@ -7,6 +7,7 @@
 pub(crate) mod file;
 pub(crate) mod form;
 pub(crate) mod rest;
+pub(crate) mod workers;
 
 use std::{error::Error, ops::Deref, sync::Arc};
 
@@ -16,8 +17,10 @@ use axum::{
     http::header,
 };
 use http_body_util::LengthLimitError;
+use ids::TenantId;
 use tokio::time::timeout;
 
+use self::workers::BodyOrigin;
 use crate::{app::App, caller::Caller, errors::ApiError, tenant_memory::Reservation};
 
 /// A body that says it is JSON, not longer than allowed. Browsers cannot send one to another site unasked. Ollama's routes take JSON
@@ -26,7 +29,14 @@ use crate::{app::App, caller::Caller, errors::ApiError, tenant_memory::Reservati
 pub struct JsonBody {
     bytes: Bytes,
     /// Given back when the bytes are.
-    _memory: Reservation,
+    memory: Reservation,
+}
+
+impl JsonBody {
+    /// Whose the body is, and its length.
+    pub(crate) fn origin(&self) -> BodyOrigin {
+        BodyOrigin { tenant: TenantId::of(Some(self.memory.tenant())), bytes: self.bytes.len() }
+    }
 }
 
 impl Deref for JsonBody {
@@ -107,7 +117,7 @@ async fn read(request: Request, app: &Arc<App>) -> Result<JsonBody, ApiError> {
     let read = read.map_err(|_| ApiError::body_timeout(limits.body_timeout))?;
     let bytes = read.map_err(|error| unreadable(&error, limits.max_body_bytes))?;
     memory.resize(bytes.len())?;
-    Ok(JsonBody { bytes, _memory: memory })
+    Ok(JsonBody { bytes, memory })
 }
 
 /// Who sends a request, as the route's guard has found out.

@@ -6,7 +6,7 @@
 //! - [`connections`]: how many there may be, and what each may cost. [`tenant_memory`]: bytes that requests keep, by tenant.
 //!   [`tenant_slots`]: how many slow operations run at once, by tenant.
 //! - [`routes`]: the one table of what is served and who may use it; [`auth`], [`keys`] and [`limits`] enforce it,
-//!   `origin` keeps other people's web pages out, [`request`] names and logs what comes, `body` reads it.
+//!   `origin` keeps other people's web pages out, [`request`] names and logs what comes, `body` reads it, and has threads for what is long.
 //! - [`health`], [`pages`], [`notify`]: what probes, browsers and the service manager are told; `fleet`: whoever chooses among
 //!   hosts.
 //! - [`openai`]: requests checked, answers shaped; [`app`]: what all handlers share; [`errors`]: how a failure looks.

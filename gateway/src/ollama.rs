@@ -60,7 +60,7 @@ async fn answer(
     read: fn(&[u8], &ParamLimits<'_>) -> Result<OllamaRequestKind, ApiError>,
 ) -> Result<Response, ApiError> {
     let shared = Arc::clone(app);
-    let order = app.work(ask.body.len(), move || order(&shared, ask, read)).await?;
+    let order = app.bodies.run(ask.body.origin(), move || order(&shared, ask, read)).await?;
     let job = match order {
         OllamaAction::Generate(job) => *job,
         OllamaAction::Load(model) => return Ok(Json(lines::loaded(&model, route)).into_response()),

@@ -224,13 +224,13 @@ fn methods() -> Vec<Method> {
 
 async fn chat_completions(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Response, ApiError> {
     let shared = Arc::clone(&app);
-    let job = app.work(ask.body.len(), move || chat::job(&shared, ask)).await?;
+    let job = app.bodies.run(ask.body.origin(), move || chat::job(&shared, ask)).await?;
     generate(&app, job).await
 }
 
 async fn text_completions(State(app): State<Arc<App>>, ask: RequestContext) -> Result<Response, ApiError> {
     let shared = Arc::clone(&app);
-    let job = app.work(ask.body.len(), move || completions::job(&shared, ask)).await?;
+    let job = app.bodies.run(ask.body.origin(), move || completions::job(&shared, ask)).await?;
     generate(&app, job).await
 }
 

@@ -14,7 +14,8 @@ use tokio::{
 
 use crate::{
     adapters::{self, OpenError, Registry},
-    app::{AllowedOrigins, App, AppBuilder, HEAVY_WORK},
+    app::{AllowedOrigins, App, AppBuilder},
+    body::workers::BodyWorkers,
     classes::ServiceClasses,
     config::{GatewayConfig, ShutdownTrigger},
     connections::{self, ShutdownPhase},
@@ -33,6 +34,8 @@ use crate::{
     turns::AdmissionQueue,
 };
 
+/// Threads for calls of the system that block, such as the lookup of a name.
+const BLOCKING_THREADS: usize = 2;
 /// How long streams get to send their error once the grace is over.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -87,7 +90,7 @@ pub fn run(config: GatewayConfig) -> Result<(), RunError> {
     telemetry::start(config.log_format);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.threads)
-        .max_blocking_threads(HEAVY_WORK)
+        .max_blocking_threads(BLOCKING_THREADS)
         .enable_all()
         .build()
         .map_err(|reason| RunError::System { attempt: "starting threads", reason })?;
@@ -195,6 +198,8 @@ impl Gateway {
         let address = listener.local_addr().map_err(refused)?;
         let (classes, clock) = (Arc::new(ServiceClasses::new(config.classes)), Arc::new(SystemClock));
         let memory = TenantMemory::new(config.connections.memory);
+        let bodies = BodyWorkers::start()
+            .map_err(|reason| RunError::System { attempt: "starting threads", reason })?;
         let app = Arc::new(App::new(AppBuilder {
             executors: executors.clone(),
             routing: config.routing,
@@ -212,6 +217,7 @@ impl Gateway {
             connections: config.connections,
             grammars: GrammarChecks::new(config.grammar_compiler, Arc::clone(&memory)),
             memory,
+            bodies,
             runs: Arc::clone(&runs),
         }));
         let (phase, phases) = watch::channel(ShutdownPhase::Serving);

@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
 /// How long an attack waits for an answer before it goes on.
@@ -31,6 +32,8 @@ const MAX_BODY: usize = 8 << 20;
 pub(super) struct Attacker<'a> {
     pub(super) port: u16,
     pub(super) key: &'a str,
+    /// Names of the attacks to make, with commas between; `None` for all.
+    pub(super) only: Option<&'a str>,
     /// Name of the base model.
     pub(super) model: &'a str,
     /// Set when the attacks are to end.
@@ -42,26 +45,44 @@ pub(super) struct Attacker<'a> {
 /// One attack: a single try, which gets the number of tries before it.
 type Attack = fn(&Attacker<'_>, usize) -> std::io::Result<()>;
 
-/// Every attack, and on how many threads.
-const ATTACKS: [(Attack, usize); 9] = [
-    (heavy_grammars, 4),
-    (escaped_grammars, 2),
-    (waiting_orders, 2),
-    (empty_data, 1),
-    (endless_multipart, 2),
-    (dripping_uploads, 4),
-    (multiplied_prompts, 1),
-    (jobs_made_and_cancelled, 1),
-    (unfinished_bodies, 8),
+/// Every attack, by its name, and its number of threads.
+const ATTACKS: [(&str, Attack, usize); 9] = [
+    ("heavy_grammars", heavy_grammars, 4),
+    ("escaped_grammars", escaped_grammars, 2),
+    ("waiting_orders", waiting_orders, 2),
+    ("empty_data", empty_data, 1),
+    ("endless_multipart", endless_multipart, 2),
+    ("dripping_uploads", dripping_uploads, 4),
+    ("multiplied_prompts", multiplied_prompts, 1),
+    ("jobs_made_and_cancelled", jobs_made_and_cancelled, 1),
+    ("unfinished_bodies", unfinished_bodies, 8),
 ];
+
+/// Checks a list of names of attacks, with commas between.
+///
+/// # Errors
+/// A name is not that of an attack.
+pub(super) fn check_names(names: &str) -> Result<()> {
+    let known = ATTACKS.map(|(name, ..)| name);
+    let unknown = names.split(',').find(|name| !known.contains(name));
+    ensure!(
+        unknown.is_none(),
+        "--attacks: '{}' is not one of {}",
+        unknown.unwrap_or_default(),
+        known.join(", ")
+    );
+    Ok(())
+}
 
 impl Attacker<'_> {
     /// Attacks until it is over.
     pub(super) fn run(&self) {
         thread::scope(|scope| {
-            for (attack, threads) in ATTACKS {
+            let is_meant = |name: &str| self.only.is_none_or(|only| only.split(',').any(|part| part == name));
+            for (_, attack, threads) in ATTACKS.into_iter().filter(|(name, ..)| is_meant(name)) {
                 for first in 0..threads {
                     scope.spawn(move || {
+                        leave_the_cores_to_others();
                         let mut tries = first;
                         while !self.is_over() {
                             // A connection that was closed is the server's answer.
@@ -121,6 +142,13 @@ impl Attacker<'_> {
         let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
         Ok(serde_json::from_str(body).unwrap_or(Value::Null))
     }
+}
+
+/// Gives the calling thread the lowest priority: an attacker has a machine of its own, and must not slow this one by what
+/// it computes itself.
+fn leave_the_cores_to_others() {
+    // On Linux this is the niceness of the thread; to add to it is always allowed.
+    let _ = rustix::process::nice(19);
 }
 
 fn chat(attacker: &Attacker<'_>, schema: &Value) -> Value {

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 
 use super::{
     FIRST_TOKEN, FairnessSample, GOODPUT,
-    attacks::Attacker,
+    attacks::{Attacker, check_names},
     figures, rival,
     tenants::{LoadWindow, Tenants},
 };
@@ -42,6 +42,7 @@ const GATEWAY_BYTES: f64 = ((2_u64 << 30) + (256 << 20)) as f64;
 /// # Errors
 /// If a deployment does not start, or a request of the seven fails otherwise than for want of room.
 pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
+    config.attacks.as_deref().map_or(Ok(()), check_names)?;
     let length = Duration::from_secs(config.seconds);
     let names = [&HONEST[..], &[EIGHTH]].concat();
     let tenants = Tenants::start(config, cores, &names, "", &[])?;
@@ -55,7 +56,8 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     let asking = |names: &[&'static str]| names.iter().map(|name| (*name, each)).collect::<Vec<_>>();
     let (honest, all) = (asking(&HONEST), asking(&names));
     let attacked = |round| -> Result<FairnessSample> {
-        let (tries, answers, highest) = tenants.beside(EIGHTH, || tenants.open(&honest, how, round))?;
+        let (tries, answers, highest) =
+            tenants.beside(EIGHTH, config.attacks.as_deref(), || tenants.open(&honest, how, round))?;
         eprintln!("holobiont-bench: the attacks were answered {answers:?}");
         memory.lock().unwrap_or_else(PoisonError::into_inner).push(highest);
         figures(&tries?, length)
@@ -92,12 +94,19 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
 }
 
 impl Tenants {
-    /// What `work` says while `name` attacks; how the attacks were answered, and the gateway's highest memory meanwhile.
-    fn beside<T>(&self, name: &str, work: impl FnOnce() -> T) -> Result<(T, BTreeMap<u16, usize>, f64)> {
+    /// Runs `work` while `name` makes the attacks `only`, or all of them. Returns the result of `work`, the number of answers
+    /// to attacks by status, and the gateway's highest memory in bytes.
+    fn beside<T>(
+        &self,
+        name: &str,
+        only: Option<&str>,
+        work: impl FnOnce() -> T,
+    ) -> Result<(T, BTreeMap<u16, usize>, f64)> {
         let is_over = AtomicBool::new(false);
         let attacker = Attacker {
             port: self.port(),
             key: self.key(name)?,
+            only,
             model: self.base(),
             is_over: &is_over,
             answers: Mutex::default(),

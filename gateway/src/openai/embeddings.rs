@@ -170,7 +170,8 @@ pub(crate) async fn embed<T: Send + 'static>(
 ) -> Result<(EmbeddingVectors, T), ApiError> {
     let shared = Arc::clone(app);
     let (mut jobs, length, rest) = app
-        .work(ask.body.len(), move || {
+        .bodies
+        .run(ask.body.origin(), move || {
             let RequestContext { caller, serving, body, .. } = ask;
             let (texts, rest) = read(&body)?;
             let length = texts.length;

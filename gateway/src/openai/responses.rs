@@ -47,7 +47,7 @@ pub async fn create(
     ask: RequestContext,
 ) -> Result<Response<HttpBody>, ApiError> {
     let shared = Arc::clone(&app);
-    let (job, asked, input) = app.work(ask.body.len(), move || job(&shared, ask)).await?;
+    let (job, asked, input) = app.bodies.run(ask.body.origin(), move || job(&shared, ask)).await?;
     let delivery = job.params.delivery;
     let (answer, first) = GenerationResponse::begin(&app, job).await?;
     let writing = ResponseWriter::new(asked, input, Arc::clone(&app.kept));

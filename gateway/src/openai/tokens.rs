@@ -136,12 +136,13 @@ pub async fn tokenize(
     body: JsonBody,
 ) -> Result<Json<Value>, ApiError> {
     let (serving, shared) = (app.serving()?, Arc::clone(&app));
-    app.work(body.len(), move || {
-        let mut body = TokenizeBody::read(&body)?;
-        let text = text(&shared, &caller, &serving, body.wanted.take())?;
-        body.answer(shared.parsers.calls, &serving, &*text).map(Json)
-    })
-    .await
+    app.bodies
+        .run(body.origin(), move || {
+            let mut body = TokenizeBody::read(&body)?;
+            let text = text(&shared, &caller, &serving, body.wanted.take())?;
+            body.answer(shared.parsers.calls, &serving, &*text).map(Json)
+        })
+        .await
 }
 
 /// `{tokens}` to `{prompt}`.
@@ -151,12 +152,13 @@ pub async fn detokenize(
     body: JsonBody,
 ) -> Result<Json<Value>, ApiError> {
     let (serving, shared) = (app.serving()?, Arc::clone(&app));
-    app.work(body.len(), move || {
-        let body = DetokenizeBody::read(&body, serving.welcome.vocab_size)?;
-        let text = text(&shared, &caller, &serving, body.wanted)?;
-        Ok(Json(json!({ "prompt": text.decode(&body.tokens) })))
-    })
-    .await
+    app.bodies
+        .run(body.origin(), move || {
+            let body = DetokenizeBody::read(&body, serving.welcome.vocab_size)?;
+            let text = text(&shared, &caller, &serving, body.wanted)?;
+            Ok(Json(json!({ "prompt": text.decode(&body.tokens) })))
+        })
+        .await
 }
 
 /// What an evaluation tool needs to know of the tokenizer.

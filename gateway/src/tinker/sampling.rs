@@ -177,7 +177,7 @@ pub async fn sample(
     Extension(caller): Extension<Caller>,
     body: JsonBody,
 ) -> Result<Json<Value>, ApiError> {
-    let request: SampleRequest = app.work(body.len(), move || parse(&body)).await?;
+    let request: SampleRequest = app.bodies.run(body.origin(), move || parse(&body)).await?;
     let sampler = app.runs.book.find_sampler(&request.sampling_session_id, &caller.tenant)?;
     let id = format!("{}:{}", request.sampling_session_id, request.seq_id);
     let sequences: Vec<String> =

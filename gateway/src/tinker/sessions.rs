@@ -41,7 +41,7 @@ where
         );
         return Err(ApiError::bad_request("body_too_large", message));
     }
-    app.work(body.len(), move || parse(&body)).await
+    app.bodies.run(body.origin(), move || parse(&body)).await
 }
 
 /// Reads a body of these fields and no others.

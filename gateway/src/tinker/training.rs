@@ -185,7 +185,7 @@ pub async fn forward_backward(
     Extension(caller): Extension<Caller>,
     ProtobufBody(body): ProtobufBody,
 ) -> FutureReply {
-    let (model_id, seq, work) = app.work(body.len(), move || read_batch(&body)).await?;
+    let (model_id, seq, work) = app.bodies.run(body.origin(), move || read_batch(&body)).await?;
     let model = app.runs.book.find_model(&model_id, &caller.tenant)?;
     promise(&app, &caller, &model, check_seq(u64::try_from(seq).ok())?, work)
 }

@@ -22,6 +22,13 @@ const IDLE_SPIN: Duration = Duration::from_micros(60);
 /// a helper's core would otherwise often wait for the spin's end before each of its calls (docs/performance/split.md).
 const SELFISH_SPIN: Duration = Duration::from_micros(10);
 
+/// A yield that takes longer gave the core to somebody who computes. The scheduler lets such a process compute for
+/// milliseconds, whatever its priority, and the caller computes the helper's part meanwhile.
+const LONG_YIELD: Duration = Duration::from_micros(300);
+
+/// How long a helper does not yield after a long yield.
+const NO_YIELD: Duration = Duration::from_millis(50);
+
 /// How long the caller looks for the last chunk of a region before it parks.
 const JOIN_SPIN: Duration = Duration::from_micros(100);
 
@@ -154,11 +161,16 @@ impl PoolShared {
 
     /// A helper's life.
     pub(super) fn help(&self) {
-        let mut seen = 0;
+        let (mut seen, mut last_long_yield) = (0, None);
         while !self.stop.load(Ordering::SeqCst) {
             let look = || self.doorbell.0.load(Ordering::SeqCst) != seen;
-            let rung =
-                spin_until(SELFISH_SPIN, look) || yield_until(IDLE_SPIN.saturating_sub(SELFISH_SPIN), look);
+            let rest = IDLE_SPIN.saturating_sub(SELFISH_SPIN);
+            let rung = spin_until(SELFISH_SPIN, look)
+                || if last_long_yield.is_some_and(|at: Instant| at.elapsed() < NO_YIELD) {
+                    spin_until(rest, look)
+                } else {
+                    yield_until(rest, &mut last_long_yield, look)
+                };
             if !rung {
                 self.parked_helpers.fetch_add(1, Ordering::SeqCst);
                 let _ = futex::wait(&self.doorbell.0, futex::Flags::PRIVATE, seen, None);
@@ -188,10 +200,11 @@ fn spin_until(limit: Duration, done: impl Fn() -> bool) -> bool {
     }
 }
 
-/// As [`spin_until`], but whoever else wants this core has it between two looks.
-fn yield_until(limit: Duration, done: impl Fn() -> bool) -> bool {
+/// As [`spin_until`], but whoever else wants this core has it between two looks. Returns after a long yield, and notes when.
+fn yield_until(limit: Duration, last_long_yield: &mut Option<Instant>, done: impl Fn() -> bool) -> bool {
     let start = Instant::now();
-    while start.elapsed() <= limit {
+    let mut now = start;
+    while now - start <= limit {
         for _ in 0..8 {
             if done() {
                 return true;
@@ -199,6 +212,11 @@ fn yield_until(limit: Duration, done: impl Fn() -> bool) -> bool {
             std::hint::spin_loop();
         }
         std::thread::yield_now();
+        let before = std::mem::replace(&mut now, Instant::now());
+        if now - before > LONG_YIELD {
+            *last_long_yield = Some(now);
+            break;
+        }
     }
-    false
+    done()
 }
