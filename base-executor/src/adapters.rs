@@ -10,7 +10,7 @@ use ids::{AdapterId, Generation};
 use model::adapter::Invocation;
 use shmproto::message::{AdapterStats, ErrorCode, WireError};
 
-use crate::{author::DrafterFactory, caller::RequestKey};
+use crate::{drafter::DrafterFactory, request_key::RequestKey};
 
 /// Why bytes were not granted to an adapter.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -14,7 +14,7 @@ use model::{
 };
 use settings::DeviceChoice;
 
-use crate::resident::{kv_dtype, rounding};
+use crate::model_loader::{kv_dtype, rounding};
 
 /// Times prefill and decode of synthetic tokens and prints one JSON object.
 #[derive(Debug, Clone, PartialEq, Eq, Parser)]

@@ -1,7 +1,7 @@
 //! Settings of the process: from the command line, else from the environment, else their defaults.
 
 mod layers;
-mod places;
+mod sockets;
 mod weights;
 
 use std::{num::NonZeroU64, path::PathBuf};

@@ -24,7 +24,7 @@ use shmproto::message::{AdapterStats, ColdStart, Stats};
 use self::blocks::Blocks;
 pub use self::settings::{ArrivalNotifier, DeviceSettings, FreeBytes};
 use crate::{
-    costs::{ColdStartDecision, ColdStartModel},
+    cold_start_model::{ColdStartDecision, ColdStartModel},
     placement::{AdapterAvailability, LoadCompletion, Placement, PlacementError},
     workers::Workers,
 };

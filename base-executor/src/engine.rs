@@ -28,26 +28,26 @@
 //! - The oldest sequence is never made to give way, so there is always one that ends, and everyone becomes the oldest.
 //! - Nothing here waits for a disk or a network.
 
+mod adapter_tiers;
 pub mod admission;
-mod calls;
-mod cold;
-mod commission;
-mod computing;
+mod control_replies;
+mod drafter_state;
 pub mod drafts;
 pub mod event;
-mod growing;
 pub mod layers;
-mod meanwhile;
 mod memory;
-mod outboxes;
-mod pace;
+mod model_runner;
+mod oom_fallback;
+mod output_queues;
+mod overlapped_drafting;
 mod postprocess;
 mod queues;
 mod requests;
 mod schedule;
 mod sequence;
-mod shortage;
-mod tiers;
+mod step_cost;
+mod tree_drafting;
+mod waiting_for_adapter;
 
 use std::time::Instant;
 
@@ -59,22 +59,22 @@ use tokio::sync::mpsc;
 
 pub(crate) use self::sequence::failure;
 use self::{
+    adapter_tiers::Tiers,
     admission::AdmissionRefusal,
-    computing::ModelRunner,
     drafts::Drafts,
     event::{ConnectionId, EngineEvent},
     layers::LayerService,
-    outboxes::Outboxes,
+    model_runner::ModelRunner,
+    output_queues::Outboxes,
     queues::Queues,
     sequence::Sequence,
-    tiers::Tiers,
 };
 use crate::{
-    below::KvOffload,
     budget::MemoryBudget,
-    grammars::GrammarWorkers,
+    constrained_decoding::GrammarWorkers,
+    heartbeat::{ComputeHeartbeat, DeviceLost, EngineGauges},
+    kv_offload::KvOffload,
     placement::Placement,
-    pulse::{ComputeHeartbeat, DeviceLost, EngineGauges},
 };
 
 /// Rows of logits that prompt log-probabilities may take in a step: a row is as long as the vocabulary.

@@ -37,33 +37,33 @@
 
 #![forbid(unsafe_code)]
 
+pub mod adapter_images;
 pub mod adapters;
-mod alone;
-pub mod author;
-pub mod below;
 pub mod bench;
 pub mod budget;
-mod caller;
 pub mod check;
+pub mod cold_start_model;
 pub mod config;
-pub mod costs;
+pub mod constrained_decoding;
 pub mod device;
-pub mod device_bytes;
+pub mod device_check;
+pub mod device_memory_split;
+pub mod drafter;
 pub mod engine;
 mod failpoints;
 #[cfg(test)]
 mod fixtures;
-pub mod grammars;
-pub mod images;
+pub mod gateway_server;
+pub mod heartbeat;
+pub mod kv_offload;
+mod layer_server;
 pub mod loader;
 pub mod memory;
+pub mod model_loader;
 pub mod placement;
-pub mod probe;
 mod process;
 pub mod progress;
-pub mod pulse;
-pub mod resident;
-pub mod service;
+mod request_key;
 mod streaming;
 mod systemd;
 pub mod workers;
@@ -90,18 +90,18 @@ use tokio::sync::{mpsc, oneshot};
 
 use self::{
     adapters::Budget,
-    author::DrafterFactory,
-    below::CopyNotifier,
     config::{EngineKind, ExecutorConfig},
+    constrained_decoding::GrammarWorkers,
     device::ArrivalNotifier,
+    drafter::DrafterFactory,
     engine::{Engine, EngineLimits, drafts::Drafts, event::EngineEvent},
-    grammars::GrammarWorkers,
+    gateway_server::ServerHandles,
+    heartbeat::ComputeHeartbeat,
+    kv_offload::CopyNotifier,
     loader::Loader,
     memory::MemorySettings,
+    model_loader::{ModelFacts, OpenedModel, cpu, cuda},
     progress::LoadingProgress,
-    pulse::ComputeHeartbeat,
-    resident::{ModelFacts, OpenedModel, cpu, cuda},
-    service::ServerHandles,
 };
 
 /// Events that wait for the engine; whoever sends more waits too.
@@ -126,7 +126,7 @@ pub fn run(config: &ExecutorConfig) -> anyhow::Result<()> {
         process::survive_limits_of_files()?;
         let shutdown = process::shutdown_on_signals(Duration::from_millis(config.grace_ms), lifeline)?;
         let Some(socket) = config.socket.as_deref().filter(|_| config.engine == EngineKind::Resident) else {
-            return alone::run(config, shutdown, say_ready).await;
+            return layer_server::run(config, shutdown, say_ready).await;
         };
         let opened = config.clone();
         let settings = ServeSettings::of(config);
@@ -223,7 +223,7 @@ where
     P: ForwardPass<Adapter = L::Adapter> + Send + 'static,
     L: Loader,
 {
-    let mut bound = service::bind(socket).await?;
+    let mut bound = gateway_server::bind(socket).await?;
     failpoint::pass("executor.after_bind");
     let (progress, watched) = LoadingProgress::new();
     let (engine_sender, events) = mpsc::channel(EVENT_QUEUE);
@@ -267,7 +267,7 @@ where
     systemd::ready();
     let posted = tokio::spawn(systemd::keep_posted(pulse, bell(&engine_sender)));
     on_ready();
-    service::serve(
+    gateway_server::serve(
         bound,
         ServerHandles { engine: engine_sender, loader: loader_sender, engine_ended, shutdown },
     )

@@ -11,7 +11,7 @@ use failpoint::FailpointOutcome;
 use ids::{AdapterId, TenantId};
 use model::adapter::{
     AnyAdapter,
-    sum::{AdapterMergeError, sum},
+    merge::{AdapterMergeError, sum},
 };
 use shmproto::message::{AdapterPart, ErrorCode, LoadAdapter, WireError};
 use tokio::sync::mpsc;

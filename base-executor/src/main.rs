@@ -5,12 +5,12 @@ use std::{error::Error, process::ExitCode};
 use base_executor::{
     bench, check,
     config::{ExecutorConfig, ExecutorConfigError},
-    probe,
+    device_check,
 };
 use clap::Parser as _;
 use files::location::LocationError;
-use model::{skeleton::ClientWeightsError, sources::open::OpenError};
-use model_draft::open::DraftError;
+use model::{client_weights::ClientWeightsError, sources::open::OpenError};
+use model_draft::load::DraftError;
 use settings::{
     completions,
     exit::{Exit, in_one_line},
@@ -63,7 +63,7 @@ fn run() -> anyhow::Result<ExitCode> {
         }
         Some("device") => {
             arguments.remove(1);
-            probe::run(&probe::ProbeConfig::parse_from(arguments))?;
+            device_check::run(&device_check::ProbeConfig::parse_from(arguments))?;
         }
         _ if completions::are_asked_for::<ExecutorConfig>(&arguments) => {}
         _ => {

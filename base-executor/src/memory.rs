@@ -18,15 +18,15 @@ use cache::{
 };
 use ids::TenantId;
 use model::forward::{BLOCK_TOKENS, ForwardPass};
-use policy::deference::ForegroundIo;
+use policy::background_io::ForegroundIo;
 use settings::{CachePolicy, CacheWeight};
 
 use crate::{
-    below::{CopyNotifier, KvOffload},
     config::ExecutorConfig,
-    device_bytes::DeviceBytes,
+    device_memory_split::DeviceBytes,
+    kv_offload::{CopyNotifier, KvOffload},
+    model_loader::ModelFacts,
     process,
-    resident::ModelFacts,
 };
 
 /// The file of the disk tier, in its directory.

@@ -9,7 +9,7 @@ use sd_notify::NotifyState;
 use shmproto::{message::Loading, notify::tell};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::pulse::{ComputeHeartbeat, EngineGauges};
+use crate::heartbeat::{ComputeHeartbeat, EngineGauges};
 
 /// How often figures are looked at, at least.
 const LOOK: Duration = Duration::from_secs(1);

@@ -11,9 +11,9 @@
 //! - Nobody waits for a worker longer than its slice should take: then whoever waits computes it.
 //! - A worker that is gone, stuck or in breach of the protocol is fenced: nothing it writes is read any more.
 
-mod assistant;
-pub mod bridge;
+pub mod gpu_bridge;
 mod service;
+mod work_dispatcher;
 
 use std::{
     path::Path,
@@ -36,19 +36,19 @@ use model::{
 };
 use shmproto::{
     board::{ActivationSlab, Board, Geometry, MAX_ELEMENTS, MAX_SLICES, Producer, SUMS_ALIGN},
-    handover::BoardListener,
+    fd_passing::BoardListener,
     message::{Stats, WorkerStats},
 };
 
 use self::{
-    assistant::WorkDispatcher,
-    bridge::{
+    gpu_bridge::{
         Bridge, BridgeMemory,
         cuda::{CudaBridge, CudaBridgeMemory},
     },
     service::Service,
+    work_dispatcher::WorkDispatcher,
 };
-use crate::images::ImageRegistry;
+use crate::adapter_images::ImageRegistry;
 
 /// Most elements of a job's sums where a pass runs on the CPU; what is beyond is computed without workers.
 const MAX_SUMS: usize = 8 << 20;

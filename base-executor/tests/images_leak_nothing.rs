@@ -18,8 +18,8 @@ use std::{
 };
 
 use base_executor::{
+    adapter_images::{ImageRegistry, publish},
     device::{AdapterDeviceTier, ArrivalNotifier, DeviceSettings},
-    images::{ImageRegistry, publish},
     placement::{AdapterAvailability, Placement},
     workers::{WorkerListener, Workers},
 };
@@ -41,7 +41,7 @@ use rustix::{
     fd::AsFd as _,
 };
 use shmproto::{
-    handover::{FromWorker, ToWorker, WorkerHello, connect},
+    fd_passing::{FromWorker, ToWorker, WorkerHello, connect},
     image::Image,
     message::ColdStart,
 };

@@ -4,9 +4,9 @@
 //! own rows, as slices of rows are, or each gets all of them and gives its share of the columns, as slices of columns
 //! would be. On the board the rows are written once, whoever reads them; through sockets they are written to each worker.
 
-mod ours;
+mod board_transport;
+mod round_trip;
 mod sockets;
-mod trip;
 pub(crate) mod worker;
 
 use std::{
@@ -17,9 +17,9 @@ use std::{
 use anyhow::{Result, ensure};
 
 use self::{
-    ours::BoardTransport,
+    board_transport::BoardTransport,
+    round_trip::{MessageShape, RoundTrip, RowShare},
     sockets::Sockets,
-    trip::{MessageShape, RoundTrip, RowShare},
 };
 use crate::{
     config::SuiteConfig,

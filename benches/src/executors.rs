@@ -6,9 +6,9 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{
     config::SuiteConfig,
+    holobiont_runner::{DeploymentPlacement, Holobiont, Installation},
     machine::Cores,
     measure::{Samples, alternate},
-    ours::{DeploymentPlacement, Holobiont, Installation},
     report::{BenchTarget, Better, Comparison, PeerSamples},
     workload::{BenchRequest, BurstMix, burst, first_token},
 };

@@ -14,9 +14,9 @@ use anyhow::{Result, ensure};
 use self::tenants::{LoadWindow, TenantAttempts, Tenants};
 use crate::{
     config::SuiteConfig,
+    holobiont_runner::EnvSetting,
     machine::Cores,
     measure::{Samples, alternate},
-    ours::EnvSetting,
     report::{BenchTarget, Better, Comparison, PeerSamples},
 };
 

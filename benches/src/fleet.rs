@@ -5,11 +5,11 @@
 //! - [`through`], [`visible`], [`cold`], [`registered`]: the measurements, in that order.
 
 mod cold;
-mod front;
+mod envoy;
 mod hosts;
+mod propagation;
 mod registered;
-mod through;
-mod visible;
+mod via_envoy;
 
 use anyhow::Result;
 
@@ -25,8 +25,8 @@ type FleetBench = fn(&SuiteConfig, &Cores) -> Result<Vec<Comparison>>;
 
 /// All of them, as they are called while they run.
 const PARTS: [(&str, FleetBench); 4] = [
-    ("through Envoy", through::run),
-    ("known everywhere", visible::run),
+    ("through Envoy", via_envoy::run),
+    ("known everywhere", propagation::run),
     ("a new host", cold::run),
     ("10,000 adapters", registered::run),
 ];

@@ -31,8 +31,8 @@ use crate::{
     http::Timeline,
     machine::Cores,
     measure::Samples,
-    reality::{LIMITS, SAID, costs},
     report::{BenchTarget, Better, Comparison, PeerSamples},
+    sim_validation::{LIMITS, SAID, costs},
     workload::{AdapterChoice, AnswerKind, BenchRequest, prompt},
 };
 

@@ -16,7 +16,6 @@
 //! `docs/performance/gpu.md` says what is expected of each figure and why.
 
 mod adapters;
-mod ceilings;
 mod cold;
 mod decode;
 mod executors;
@@ -28,6 +27,7 @@ mod overhead;
 mod peer;
 mod prefill;
 mod ranks;
+mod roofline;
 mod sizes;
 mod streams;
 mod work;

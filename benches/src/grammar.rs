@@ -7,11 +7,11 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 use base_executor::{
+    constrained_decoding::GrammarWorkers,
     engine::{
         Engine, EngineLimits,
         event::{ConnectionId, EngineEvent},
     },
-    grammars::GrammarWorkers,
 };
 use model::{
     forward::BLOCK_TOKENS,
@@ -25,11 +25,11 @@ use text::{grammar::Grammar, sandbox::OWN_PROGRAM};
 use tokio::sync::mpsc;
 
 use crate::{
-    asking::{CONTEXT, greedy, welcome},
     config::SuiteConfig,
     machine::Cores,
     measure::Samples,
     report::{BenchTarget, Better, Comparison, PeerSamples},
+    requests::{CONTEXT, greedy, welcome},
     workload::form,
 };
 

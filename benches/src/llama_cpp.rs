@@ -8,12 +8,12 @@ mod accuracy;
 mod adapters;
 mod batch;
 mod burst;
-mod contest;
 mod decode;
 mod drafts;
 mod forms;
-mod neighbour;
+mod noisy_neighbour;
 mod overload;
+mod peer_compare;
 mod prefill;
 mod servers;
 mod setup;
@@ -34,7 +34,7 @@ pub(crate) fn measure(name: Name, setup: &Setup) -> Result<Vec<Comparison>> {
         Name::Prefill => prefill::run(setup),
         Name::Batch => batch::run(setup),
         Name::Adapters => adapters::run(setup),
-        Name::Neighbour => neighbour::run(setup),
+        Name::Neighbour => noisy_neighbour::run(setup),
         Name::Startup => startup::run(setup),
         Name::Burst => burst::run(setup),
         Name::Overload => overload::run(setup),

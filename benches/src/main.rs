@@ -20,17 +20,16 @@
 
 mod adapters;
 mod arrivals;
-mod asking;
 mod board;
 mod cold;
 mod config;
 mod executors;
 mod fairness;
-mod far;
 mod fleet;
 mod forecast;
 mod gpu;
 mod grammar;
+mod holobiont_runner;
 mod http;
 mod limits;
 mod llama_cpp;
@@ -38,18 +37,19 @@ mod lora;
 mod machine;
 mod many_cores;
 mod measure;
-mod ours;
+mod oracle_draft;
 mod peer;
 mod perf_model;
 mod picker;
-mod planted;
 mod plot;
 mod process;
-mod reality;
+mod remote_executor;
 mod report;
+mod requests;
 #[path = "../../tests/src/servers/mod.rs"]
 #[allow(dead_code, unreachable_pub, reason = "tests of deployments use all of it")]
 mod servers;
+mod sim_validation;
 mod split;
 mod stream;
 mod suite;

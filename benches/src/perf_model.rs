@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use policy::perf::{
-    line::{LinearFit, TimingSample},
+    linear_fit::{LinearFit, TimingSample},
     serving::{ColdStart, LoraForm, RequestLoad, ServingFit},
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};

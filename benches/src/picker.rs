@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use endpoint_picker::{ask::RequestHead, fleet::PickRules, picker::Picker};
+use endpoint_picker::{fleet::PickRules, picker::Picker, request_parser::RequestHead};
 use fleet_protocol::{
     GatewayReport, GatewayState, ReportedAdapter, ReportedExecutor, ReportedLoad, Tagged, Timings,
 };
@@ -15,7 +15,7 @@ use policy::{
     perf::serving::RequestLoad,
     routing::{
         RoutingPolicy, Slo,
-        seen::{CostEstimate, UNSEEN},
+        cost_estimates::{CostEstimate, UNSEEN},
     },
 };
 use serde_json::json;

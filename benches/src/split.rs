@@ -23,7 +23,7 @@ pub(crate) mod mixed;
 mod model;
 pub(crate) mod rate;
 mod ring;
-mod waits;
+mod wait_time;
 mod watch;
 
 use crate::{

@@ -20,7 +20,7 @@ use model::{
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     sources::open::open,
-    sweep::WeightStreamStats,
+    weight_stream_stats::WeightStreamStats,
     weights::{
         served::ServedLayers,
         streamed::{Readahead, StreamOptions},

@@ -8,15 +8,15 @@
 //!   has the weights.
 //! - [`company`]: jobs beside requests (`tune-mixed`).
 
-pub(crate) mod company;
-mod inside;
+mod in_process;
+pub(crate) mod mixed_load;
 mod peft;
 mod trainer;
 
 use anyhow::{Context, Result};
 
 use self::{
-    inside::InProcessJob,
+    in_process::InProcessJob,
     peft::Peft,
     trainer::{Trained, TrainerBench},
 };

@@ -13,11 +13,11 @@
 //!
 //! A load ends in exactly one way ([`CopyEnd`]), and whoever submitted it is told on the engine's thread.
 
-mod courier;
 mod link;
 mod queue;
 #[cfg(test)]
 mod tests;
+mod worker;
 
 pub use self::link::BytesPerSecond;
 
@@ -31,14 +31,14 @@ use std::{
 };
 
 use policy::{
+    background_io::ForegroundIo,
     clock::{Clock, SystemClock},
-    deference::ForegroundIo,
 };
 use thiserror::Error;
 
 use self::{
-    courier::{CopyShared, CopyWorker},
     queue::JobId,
+    worker::{CopyShared, CopyWorker},
 };
 
 /// Jobs an engine keeps at most.

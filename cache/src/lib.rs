@@ -22,20 +22,20 @@
 #![forbid(unsafe_code)]
 
 pub mod copy;
-mod frontier;
+mod eviction_candidates;
 pub mod ledger;
 pub mod manager;
 pub mod namespace;
 pub mod pool;
+pub mod prefix_path;
 pub mod replacement;
 pub mod residency;
 pub mod store;
 pub mod tier;
-pub mod trail;
 pub mod tree;
 
 pub use manager::{BlockCounts, Cache, CacheSettings, Prefix, Statistics};
 pub use namespace::{Chain, Namespace};
+pub use prefix_path::PrefixPath;
 pub use tier::Tier;
-pub use trail::PrefixPath;
 pub use tree::{Cursor, NodeId};

@@ -20,8 +20,8 @@
 //!   unless that is computed elsewhere (E-05).
 
 mod adapters;
-mod audit;
 mod eviction;
+mod invariants;
 mod settings;
 mod swap;
 
@@ -34,12 +34,12 @@ use ids::{AdapterId, BlockId};
 
 pub use self::{
     adapters::{PlacementOutcome, RemoveOutcome},
-    audit::InvariantViolation,
+    invariants::InvariantViolation,
     settings::{AdapterUnit, CacheSettings},
     swap::{CopyOutcome, RestoredBlocks, TierCopy},
 };
 use crate::{
-    frontier::EvictionCandidates,
+    eviction_candidates::EvictionCandidates,
     pool::{BlockPool, Released},
     replacement::{AdapterDemand, AdapterUsage, ReplacementPolicy},
     tier::{FreeSlots, Tier, TierSlot},

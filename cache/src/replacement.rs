@@ -5,18 +5,18 @@
 //! most, in the first minute. That is what lets candidates stay sorted. Where a block gets a second place, or loses it, its cost changes
 //! at once, and it is sorted again.
 
+mod ablations;
 mod adapter_usage;
 mod cost_model;
-mod variants;
 
 use std::{fmt, time::Duration};
 
 pub(crate) use self::cost_model::visited_again;
 
 pub use self::{
+    ablations::{Lru, Rrip, UnknownVariant, Variant},
     adapter_usage::AdapterUsage,
     cost_model::{AdapterFactor, CostModel, CostTerm, Terms},
-    variants::{Lru, Rrip, UnknownVariant, Variant},
 };
 
 /// Nodes whose worth is looked at again in one turn: what that takes is bounded however large the tree is (E-17).

@@ -18,13 +18,13 @@
 //! - What the file says is not believed: it decides about no offset and no allocation.
 //! - A broken file costs what it held, not the start of a process.
 
+mod dir_lock;
 mod format;
-mod place;
 mod record;
 #[cfg(test)]
 mod tests;
 
-pub use self::{place::OpenError, record::BlockRecord};
+pub use self::{dir_lock::OpenError, record::BlockRecord};
 
 use std::{
     fs::File,
@@ -37,8 +37,8 @@ use rustix::fs::{FallocateFlags, fallocate};
 use thiserror::Error;
 
 use self::{
+    dir_lock::failed,
     format::{HEADER_BYTES, MAGIC, NO_SEAL, SEGMENT_SLOTS, StoreEntry, StoreFormat, VERSION},
-    place::failed,
 };
 
 /// Bytes of a block at most.
@@ -151,7 +151,7 @@ impl BlockStore {
             "{} tokens a block",
             layout.block_tokens
         );
-        let file = place::claim(path)?;
+        let file = dir_lock::claim(path)?;
         let store =
             Self { file, path: path.to_owned(), format: StoreFormat::new(layout), slots: layout.slots };
         let found = store.identify()?;

@@ -13,7 +13,7 @@ use std::{
 
 use cache::copy::{BytesPerSecond, CopyEnd, CopyEngine, CopyPriority, CopySource};
 use patience::WATCHDOG;
-use policy::deference::ForegroundIo;
+use policy::background_io::ForegroundIo;
 
 /// What each piece does when it is copied.
 struct PieceCopy<F> {

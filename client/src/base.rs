@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use files::model_files::SPARSE_COPY;
 use ids::Generation;
 use model::{
-    skeleton::{self, SparseCopy, SparseCopyError, client_base::ClientBaseError},
+    client_weights::{self, SparseCopy, SparseCopyError, client_base::ClientBaseError},
     sources::open::OpenError,
 };
 use shmproto::layer::control::Catalog;
@@ -73,8 +73,9 @@ pub fn fetch(
     if catalog.files.is_empty() {
         return Err(BaseError::NoFiles);
     }
-    let files: Vec<skeleton::ClientWeightsFile> = catalog.files.iter().map(planned).collect();
-    let total = files.iter().map(skeleton::ClientWeightsFile::planned_bytes).fold(0, u64::saturating_add);
+    let files: Vec<client_weights::ClientWeightsFile> = catalog.files.iter().map(planned).collect();
+    let total =
+        files.iter().map(client_weights::ClientWeightsFile::planned_bytes).fold(0, u64::saturating_add);
     let mut copy = SparseCopy::create(&place, &files, cache.limit_bytes)?;
     let mut done = 0;
     while let Some(wanted) = copy.wanted() {
@@ -89,10 +90,10 @@ pub fn fetch(
 }
 
 /// A listed file as the copy takes it. A range that wraps around is no range, and is refused there.
-fn planned(file: &shmproto::layer::control::ClientFileEntry) -> skeleton::ClientWeightsFile {
+fn planned(file: &shmproto::layer::control::ClientFileEntry) -> client_weights::ClientWeightsFile {
     let range = |&(offset, bytes): &(u64, u64)| offset..offset.checked_add(bytes).unwrap_or(0);
     let ranges = file.ranges.iter().map(range).collect();
-    skeleton::ClientWeightsFile { name: file.name.clone(), bytes: file.bytes, ranges }
+    client_weights::ClientWeightsFile { name: file.name.clone(), bytes: file.bytes, ranges }
 }
 
 /// Compares the model at `path` with the executor's base. All of it is read, the first time; its identity is kept in the

@@ -20,7 +20,7 @@ mod generate;
 pub mod masking;
 mod pads;
 mod privacy;
-pub mod rent;
+pub mod remote_base;
 mod setup;
 mod show;
 mod size;

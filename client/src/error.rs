@@ -8,7 +8,7 @@ mod pads;
 use std::io;
 
 use shmproto::{
-    handover::ConnectError,
+    fd_passing::ConnectError,
     layer::control::{RefusalCode, SessionRefused},
 };
 

@@ -21,14 +21,14 @@ use model::{
 };
 use speculation::{
     tree::{Segments, TokenTree},
-    verdict::TreeVerifier,
+    verification::TreeVerifier,
 };
 
 pub use self::refused::GenerateError;
 use self::sequence::{SplitSequence, trail};
 use crate::{
-    drafts::{ClientDrafter, Drafting, DraftingStats},
     error::CallError,
+    speculative::{ClientDrafter, Drafting, DraftingStats},
     split_model::{ClientAdapter, SplitModel},
 };
 

@@ -32,7 +32,6 @@
 pub mod address;
 pub mod base;
 pub mod cli;
-pub mod drafts;
 pub mod error;
 mod failpoints;
 pub mod generate;
@@ -41,6 +40,7 @@ pub mod remote_layers;
 mod rows;
 pub mod secrets;
 pub mod session;
+pub mod speculative;
 pub mod split_model;
 pub mod text;
 pub mod transport;

@@ -23,25 +23,25 @@
 mod fixed_point;
 #[cfg(test)]
 mod golden;
-pub mod pads;
-mod paper;
-mod ring;
-pub mod shares;
+mod modular;
+mod modular_rows;
+mod noise;
+pub mod one_time_pads;
+pub mod secret_sharing;
 #[cfg(test)]
 mod timing;
 pub mod verify;
-mod whole;
 
 use std::{fmt, sync::Arc};
 
-use model::sites::SiteId;
+use model::linear_sites::SiteId;
 use shmproto::layer::{CallClass, Dtype, Op, Path, control};
 
 use self::{
-    pads::{Padded, Pads},
-    paper::RotatingNoise,
-    ring::{ModularMask, ModularRoute, PlainRoute},
-    shares::{SecondExecutor, SecretShareRoute},
+    modular::{ModularMask, ModularRoute, PlainRoute},
+    noise::RotatingNoise,
+    one_time_pads::{Padded, Pads},
+    secret_sharing::{SecondExecutor, SecretShareRoute},
     verify::Verifier,
 };
 use crate::{
@@ -227,7 +227,7 @@ pub fn commitment(rings: &[control::ModularWeights]) -> [u8; 32] {
 /// # Errors
 /// It does not: a site has no ring path.
 pub fn session_commitment(session: &Session) -> Result<[u8; 32], CallError> {
-    Ok(commitment(&whole::offers(session)?))
+    Ok(commitment(&modular_rows::offers(session)?))
 }
 
 /// Sites as people read them, of a base whose sites have these shapes: inputs and outputs.

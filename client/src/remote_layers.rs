@@ -4,11 +4,11 @@ use kernels::Activations;
 use model::{
     cpu::Compute,
     forward::{BaseLayers, LinearGroup, ReverseLayers},
+    linear_sites::SiteId,
     shape::{
         config::ModelConfig,
         layout::{group_weights, model_groups, tensor_shape},
     },
-    sites::SiteId,
     weights::embedding::Embedding,
 };
 use shmproto::layer::{CallClass, control::Site};

@@ -4,7 +4,7 @@ use rustix::{
     process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit},
     rand::{GetRandomFlags, getrandom},
 };
-use shmproto::layer::draw::{KEY_BYTES, Key};
+use shmproto::layer::seeded_rows::{KEY_BYTES, Key};
 use zeroize::Zeroizing;
 
 use crate::error::CallError;

@@ -13,10 +13,10 @@
 //! - `apart`: two sessions that must never meet
 //! - [`usage`]: what was sent, received and waited for
 
-pub(crate) mod apart;
 pub mod calls;
+pub(crate) mod distinct_executors;
 mod opening;
-mod patience;
+mod retry_policy;
 mod settings;
 pub mod usage;
 
@@ -30,7 +30,8 @@ use shmproto::layer::control::{
 pub use self::settings::ClientSettings;
 
 use self::{
-    apart::DistinctExecutors, opening::OpenedSession as Fresh, patience::RetryPolicy, usage::SessionUsage,
+    distinct_executors::DistinctExecutors, opening::OpenedSession as Fresh, retry_policy::RetryPolicy,
+    usage::SessionUsage,
 };
 use crate::{
     error::{CallError, LinkError},

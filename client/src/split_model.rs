@@ -15,6 +15,7 @@ use kernels::{
 };
 use model::{
     adapter::{Adapter, AdapterError, AnyAdapter},
+    client_weights::client_base::ClientBase,
     cpu::{Compute, kv::PagedKv},
     deltas::{
         adapter_rows::AdapterRows,
@@ -24,7 +25,6 @@ use model::{
     forward::{BLOCK_TOKENS, ModelContext, Scratch, SequenceSlice, run},
     resident::{KvDtype, kv_shape},
     shape::config::ModelConfig,
-    skeleton::client_base::ClientBase,
 };
 use shmproto::layer::{
     CallClass,
@@ -32,11 +32,11 @@ use shmproto::layer::{
 };
 
 use crate::{
-    drafts::{DraftPolicy, PassCost},
     error::CallError,
     masking::Mask,
     remote_layers::RemoteLayers,
     session::Session,
+    speculative::{DraftPolicy, PassCost},
 };
 
 /// What a split model may use of the client's machine.

@@ -26,10 +26,10 @@ use client::{
 };
 use model::{
     adapter::Adapter,
+    client_weights::client_base::ClientBase,
     forward::LinearGroup::{GateUp, Head, O, Qkv},
+    linear_sites::SiteId,
     resident::KvDtype,
-    sites::SiteId,
-    skeleton::client_base::ClientBase,
 };
 use shmproto::layer::Path as SitePath;
 

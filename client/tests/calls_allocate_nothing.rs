@@ -14,11 +14,12 @@ use client::{
     session::{Session, calls::LayerCall},
     transport::local::LocalConnector,
 };
-use model::sites::SiteId;
+use model::linear_sites::SiteId;
 use shmproto::layer::{CallClass, Op, Path};
 use support::{
-    doors::{MaliciousBehavior, TestEndpoint, private_directory},
-    executor, settings, tiny, widths,
+    executor, settings,
+    test_endpoint::{MaliciousBehavior, TestEndpoint, private_directory},
+    tiny, widths,
 };
 
 struct CountingAllocator;

@@ -28,18 +28,18 @@ use std::{path::Path, sync::Arc};
 use client::{
     masking::{
         Masking, RowProtection,
-        pads::{Pads, maker::PadMaker, pool::PadPool},
-        shares::SecondExecutor,
+        one_time_pads::{Pads, maker::PadMaker, pool::PadPool},
+        secret_sharing::SecondExecutor,
     },
     text::Text,
 };
 use model::{
     adapter::Adapter,
+    client_weights::client_base::ClientBase,
     forward::LinearGroup::{Head, O, Qkv},
+    linear_sites::SiteId,
     resident::KvDtype,
     site_model::SiteModel,
-    sites::SiteId,
-    skeleton::client_base::ClientBase,
 };
 use shmproto::layer::{Op, Path as SitePath};
 use tempfile::TempDir;

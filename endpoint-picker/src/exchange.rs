@@ -26,13 +26,13 @@ use self::answers::{
     too_large,
 };
 use crate::{
-    ask::RequestHead,
     fleet::choice::{Pick, Subset},
     messages::{
         BodySendMode, CommonAnswer, Empty, HttpBody, HttpHeaders, Metadata, PartAnswer, ProcessingRequest,
         ProcessingResponse, RequestPart,
     },
     picker::Picker,
+    request_parser::RequestHead,
 };
 
 /// The metadata that say which hosts may be taken.

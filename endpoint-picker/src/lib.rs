@@ -18,14 +18,14 @@
 
 #![forbid(unsafe_code)]
 
-pub mod ask;
 pub mod config;
-pub mod door;
 pub mod exchange;
 pub mod fleet;
+pub mod listener;
 pub mod messages;
 pub mod metrics;
 pub mod picker;
+pub mod request_parser;
 pub mod scrape;
 pub mod server;
 pub mod tls;

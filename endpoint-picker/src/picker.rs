@@ -5,12 +5,12 @@ use std::{sync::Arc, time::Instant};
 use tokio::sync::Semaphore;
 
 use crate::{
-    ask::{ParsedRequest, RequestHead},
     fleet::{
         HostFleet, PickRules,
         choice::{Pick, PickRefusal, Subset},
     },
     metrics::{PickOutcome, PickerMetrics},
+    request_parser::{ParsedRequest, RequestHead},
 };
 
 /// Bytes of bodies that are held until their requests are placed, of all requests together.

@@ -30,7 +30,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     config::PickerConfig,
-    door,
+    listener,
     picker::Picker,
     scrape,
     tls::{Certificate, TlsError},
@@ -105,7 +105,7 @@ async fn serve(config: PickerConfig) -> Result<(), RunError> {
     let _ = sd_notify::notify(&[NotifyState::Ready]);
     let graceful = GracefulShutdown::new();
     tokio::select! {
-        () = accept(listener, certificate, door::router(picker), &graceful) => {}
+        () = accept(listener, certificate, listener::router(picker), &graceful) => {}
         () = stop => {}
     }
     let _ = sd_notify::notify(&[NotifyState::Stopping]);

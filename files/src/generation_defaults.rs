@@ -8,8 +8,9 @@ use std::{
 use serde::Deserialize;
 
 use crate::{
+    bounded_json,
     gguf::{GgufError, GgufFile},
-    small_json, whole_file,
+    whole_file,
 };
 
 /// Bytes of `generation_config.json` and `config.json`.
@@ -126,7 +127,7 @@ fn read(path: &Path) -> Result<RawGenerationDefaults, GenerationDefaultsError> {
     json.map_or_else(
         || Ok(RawGenerationDefaults::default()),
         |json| {
-            small_json::parse(&json)
+            bounded_json::parse(&json)
                 .map_err(|source| GenerationDefaultsError::Json { path: path.to_path_buf(), source })
         },
     )

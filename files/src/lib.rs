@@ -15,13 +15,13 @@
 //! - Nothing here computes: the bytes of a tensor are handed on as they are stored.
 #![forbid(unsafe_code)]
 
-pub mod description;
+pub mod bounded_json;
 pub mod generation_defaults;
 pub mod gguf;
 pub mod location;
 pub mod model_files;
+pub mod model_summary;
 mod parameters;
-pub mod small_json;
 pub mod strict_json;
 pub mod text_hash;
 pub mod token_list;

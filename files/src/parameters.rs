@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use shmproto::file::open_regular;
 
-use crate::{gguf::GgufFile, small_json, weight_files::weight_files};
+use crate::{bounded_json, gguf::GgufFile, weight_files::weight_files};
 
 /// Bytes of a weight file's header.
 const MAX_HEADER_BYTES: u64 = 1 << 24;
@@ -62,7 +62,7 @@ fn header(file: &mut File) -> Option<Vec<u8>> {
 }
 
 fn of_header(header: &[u8], stored: LayerStorage) -> Option<u64> {
-    let mut entries: Map<String, Value> = small_json::parse(header).ok()?;
+    let mut entries: Map<String, Value> = bounded_json::parse(header).ok()?;
     entries.remove(METADATA);
     entries.into_iter().try_fold(0u64, |count, (name, entry)| {
         count.checked_add(of_tensor(&name, &serde_json::from_value(entry).ok()?, stored)?)

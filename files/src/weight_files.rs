@@ -9,8 +9,9 @@ use std::{
 use serde::Deserialize;
 
 use crate::{
+    bounded_json,
     model_files::{INDEX_FILE, SINGLE_FILE},
-    small_json, whole_file,
+    whole_file,
 };
 
 /// Bytes of the list of weight files.
@@ -57,7 +58,7 @@ fn shard_names(json: &[u8]) -> Result<BTreeSet<String>, String> {
     struct Index {
         weight_map: HashMap<String, String>,
     }
-    let index: Index = small_json::parse(json).map_err(|error| error.to_string())?;
+    let index: Index = bounded_json::parse(json).map_err(|error| error.to_string())?;
     let names: BTreeSet<String> = index.weight_map.into_values().collect();
     if names.is_empty() || names.len() > MAX_SHARDS {
         return Err(format!("it names {} files, and 1 to {MAX_SHARDS} are read", names.len()));

@@ -23,11 +23,11 @@ use std::{
 
 use policy::{
     perf::{
-        line::LinearFit,
-        plane::LinearModel,
+        linear_fit::LinearFit,
+        linear_model::LinearModel,
         serving::{ColdStart, LoraForm, RequestLoad, ServingModel},
     },
-    routing::{Availability, seen::CostEstimate},
+    routing::{Availability, cost_estimates::CostEstimate},
 };
 use serde::{Deserialize, Serialize};
 
@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn what_is_told_is_what_was_seen() {
-        let seen = CostEstimate { model: policy::routing::seen::UNSEEN, is_stale: true };
+        let seen = CostEstimate { model: policy::routing::cost_estimates::UNSEEN, is_stale: true };
         assert_eq!(CostEstimate::from(Timings::from(seen)), seen);
         let nonsense = Timings { decode: [f64::NAN, -1.0, f64::INFINITY, 2.0], ..Timings::from(seen) };
         assert_eq!(CostEstimate::from(nonsense).model.decode.seconds_each, [0.0, 0.0, 0.0, 2.0]);

@@ -8,11 +8,11 @@ use std::{
 };
 
 use endpoint_picker::{
-    ask::ParsedRequest,
     exchange::Exchange,
     fleet::{HostFleet, PickRules},
     messages::ProcessingRequest,
     picker::Picker,
+    request_parser::ParsedRequest,
 };
 use policy::routing::{RoutingPolicy, Slo};
 use prost::Message as _;
@@ -59,7 +59,8 @@ pub(crate) fn report(input: &[u8]) -> Outcome {
     let (fleet, now) = (HostFleet::new(rules()), Instant::now());
     fleet.set_hosts(&[HOST].into());
     fleet.heard(HOST, now, report).map_err(refused)?;
-    let head = endpoint_picker::ask::RequestHead { path: "/v1/completions".to_owned(), key: Vec::new() };
+    let head =
+        endpoint_picker::request_parser::RequestHead { path: "/v1/completions".to_owned(), key: Vec::new() };
     let ask = ParsedRequest::read(br#"{"model":"a","prompt":"Hello"}"#);
     fleet.pick(&head, &ask, &None, now).map(drop).map_err(refused)
 }

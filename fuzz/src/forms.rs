@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use gateway::openai::{
     reasoning::{ReasoningTags, scan as thought},
-    tools::{format::ToolCallFormat, kinds::Function, scan::Scanner},
+    tools::{format::ToolCallFormat, parameter_kinds::Function, scan::Scanner},
 };
 use text::grammar::{Grammar, Grammars, TokenBytes, Tokens};
 

@@ -8,7 +8,7 @@ use shmproto::{
     layer::{
         CallHeader, CallStatus, Dtype, HEADER_BYTES, ReplyHeader, RowSource,
         control::{Catalog, FromLayers, ToLayers},
-        draw::{DRAW_WORDS, SeededRows},
+        seeded_rows::{DRAW_WORDS, SeededRows},
     },
     region::{Access, Region},
     zmtp::{AcceptedMechanisms, ZmtpEvent, ZmtpLimits, ZmtpServer},

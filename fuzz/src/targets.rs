@@ -19,7 +19,7 @@ use model::{
 };
 use shmproto::{
     codec::Wire,
-    handover::{FromWorker, ToWorker},
+    fd_passing::{FromWorker, ToWorker},
     image,
     message::{ToExecutor, ToGateway},
 };

@@ -45,33 +45,33 @@
 //! of it (an executor loads one at a time anyhow); who needs both takes `changing` first. Requests whose adapter is
 //! resident wait for neither, and an executor that is stuck holds up no other's.
 
-mod added;
 mod base;
-pub mod change;
 pub mod database;
 pub(crate) mod download;
 pub mod entry;
 pub mod errors;
-pub mod figures;
 mod import;
 pub mod jail;
 mod layout;
 mod lifetime;
 mod listing;
+mod merged;
+mod merged_load;
 mod names;
 mod on_demand;
-mod others;
+pub mod operations;
 mod pin;
 mod publication;
 mod record;
 pub mod records;
 pub mod registry;
+mod replication;
 pub mod request;
 pub mod residency;
 mod restore;
 mod share;
+pub mod stats;
 pub mod store;
-mod sums;
 pub mod table;
 mod to_end;
 pub mod upload;
@@ -84,14 +84,14 @@ pub use self::{
         AdapterError, FetchFailure, LeaseError, OpenError, ResidencyError, UnusableAdapter,
         WeightedMergeError,
     },
-    figures::RegistryStats,
     listing::{AdapterListing, ListedAdapters},
     pin::Pin,
     publication::Publication,
-    records::{address::PostgresAddress, link::Freshness},
+    records::{address::PostgresAddress, change_feed::Freshness},
     registry::{FleetStorage, Registry, RegistryOptions},
     request::{LoadRequest, Replace, Terms},
     residency::Tier,
+    stats::RegistryStats,
     store::{BucketAddress, FetchStats, IncomingAdapter, StoreError},
 };
 

@@ -13,22 +13,22 @@ use tokio::sync::watch;
 
 use crate::{
     adapters::{AdapterListing, Registry},
+    admission_queue::AdmissionQueue,
     body::workers::BodyWorkers,
-    classes::ServiceClasses,
     config::{AllowedHosts, ConnectionLimits, OutputParsers},
     executors::Executors,
     grammars::GrammarChecks,
-    kept::ResponseStore,
     keys::Keys,
     lifecycle::{GatewayReadiness, ServingState, ServingUnavailable},
     limits::AdapterLimits,
     metrics::GatewayMetrics,
     random::random_u64,
-    runs::Runs,
+    response_store::ResponseStore,
+    service_classes::ServiceClasses,
     telemetry::Sinks,
     tenant_memory::TenantMemory,
     training::Training,
-    turns::AdmissionQueue,
+    training_sessions::Runs,
 };
 
 /// What every handler shares.

@@ -4,9 +4,9 @@
 //! it passes the limit, and one that does not come in time is cut off. A body counts to its tenant's memory from before its
 //! first byte is read until it is dropped, wherever it has gone by then.
 
+pub(crate) mod drain;
 pub(crate) mod file;
 pub(crate) mod form;
-pub(crate) mod rest;
 pub(crate) mod workers;
 
 use std::{error::Error, ops::Deref, sync::Arc};

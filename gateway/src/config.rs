@@ -1,8 +1,8 @@
 //! Command line and environment, turned into one checked [`GatewayConfig`].
 
 mod args;
-mod figures;
 mod sockets;
+mod telemetry;
 mod values;
 
 use std::{
@@ -21,7 +21,7 @@ pub use self::{
         AdapterArgs, AdmissionArgs, Args, CallerArgs, ConnectionArgs, ExecutorArgs, TelemetryArgs,
         TrainingArgs,
     },
-    figures::{MetricNames, TelemetryConfig},
+    telemetry::{MetricNames, TelemetryConfig},
     values::{
         AllowedHosts, ConnectionLimits, ExecutorEndpoint, NamedEndpoint, OutputParsers, RateLimits,
         ShutdownTrigger, StartAdapter, TrainingLimits,
@@ -35,10 +35,10 @@ use crate::{
         BucketAddress, FleetStorage, PostgresAddress, records::address::AddressError,
         store::address::environment,
     },
+    admission_queue::AdmissionLimits,
     executor::ExecutorLimits,
     executors::{Address, MAX_EXECUTORS},
     keys::{KeyFileError, Keys},
-    turns::AdmissionLimits,
 };
 
 /// Under this name systemd hands over the key file (`LoadCredential=api-keys:...`).

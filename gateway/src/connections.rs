@@ -12,7 +12,7 @@
 //! newcomer away, and accepting rests.
 
 mod descriptors;
-mod worded;
+mod rejection;
 mod write_timeout;
 
 use std::{sync::Arc, time::Duration};
@@ -33,7 +33,7 @@ use tokio::{
 
 use self::{
     descriptors::{Budget, ReservedDescriptor},
-    worded::RejectionStream,
+    rejection::RejectionStream,
     write_timeout::WriteTimeout,
 };
 use crate::{app::App, config::ConnectionLimits, routes};

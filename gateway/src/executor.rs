@@ -15,16 +15,16 @@
 
 pub mod backlog;
 pub mod batch;
+mod concurrency_limit;
+mod connection;
 pub mod errors;
-pub mod far;
-mod greeting;
-pub mod link;
+mod handshake;
+pub mod link_messages;
 mod queue;
-mod slots;
-mod task;
+pub mod remote;
+mod socket;
 #[cfg(test)]
 pub(crate) mod tests;
-mod wire;
 
 use std::{
     path::{Path, PathBuf},
@@ -45,19 +45,19 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use self::{
     backlog::Backlog,
     batch::SequenceBatch,
-    link::{CallReply, ExecutorCall, LinkCommand, LinkState},
+    concurrency_limit::SequenceSlots,
+    connection::LinkTask,
+    link_messages::{CallReply, ExecutorCall, LinkCommand, LinkState},
     queue::CommandQueue,
-    slots::SequenceSlots,
-    task::LinkTask,
-    wire::ConnectTarget,
+    socket::ConnectTarget,
 };
 pub use self::{
+    concurrency_limit::SlotUsage,
     errors::CallError,
-    far::{RemoteEndpoint, lending::StagedFiles},
     queue::SharedConnections,
-    slots::SlotUsage,
+    remote::{RemoteEndpoint, adapter_files::StagedFiles},
 };
-use crate::{line::WaitingEntry, random::random_u64};
+use crate::{queue_delay::WaitingEntry, random::random_u64};
 
 /// Calls (load, unload, stats) that may be under way at once.
 const MAX_CALLS: usize = 256;

@@ -6,18 +6,18 @@
 //! They serve one base. One that serves another is refused by name and never used; who came first decides, as long as
 //! somebody serves it. Nothing else binds them: each has its own adapters, memory and load, and any may go at any moment.
 
-pub mod books;
-pub mod member;
-pub mod prefixes;
+pub mod executor_handle;
+pub mod load_tracker;
+pub mod prefix_affinity;
 
 use std::sync::{Arc, Mutex};
 
-use policy::{fairness::headroom::BurstCapacity, routing::ledger::MeanAnswer};
+use policy::{fairness::burst_limit::BurstCapacity, routing::in_flight::MeanAnswer};
 use shmproto::message::{DeviceKind, Welcome};
 use tokio::sync::Notify;
 
-pub use self::member::{ExecutorHandle, ExecutorState};
-use self::prefixes::Prefixes;
+pub use self::executor_handle::{ExecutorHandle, ExecutorState};
+use self::prefix_affinity::Prefixes;
 use crate::{
     executor::{Endpoint, Executor, ExecutorLimits, SharedConnections},
     lock::lock,

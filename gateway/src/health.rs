@@ -14,14 +14,13 @@ use shmproto::message::{Stats, Welcome};
 use crate::{
     adapters::Registry,
     app::App,
-    attainment,
     errors::ApiError,
     executors::{ExecutorHandle, ExecutorState as Executor},
-    layers,
+    layer_stats,
     lifecycle::{GatewayReadiness, ServingState},
     metrics::LastStats,
-    placement,
-    training::figures::JobInProgress,
+    placement_stats, slo_status,
+    training::stats::JobInProgress,
 };
 
 /// `GET /health`: 200 when requests are served, 503 with the reason when they are not.
@@ -98,7 +97,7 @@ pub(crate) async fn status(State(app): State<Arc<App>>) -> Result<Json<Value>, A
     status["registry"] = registry(&app.registry);
     status["store"] = store(&app.registry);
     status["training"] = training(&app);
-    status["classes"] = attainment::status(&app);
+    status["classes"] = slo_status::status(&app);
     let waiting = status["requests"]["waiting"].as_u64().unwrap_or_default();
     status["requests"]["waiting"] = json!(waiting + app.turns.queued() as u64);
     Ok(Json(status))
@@ -138,17 +137,17 @@ fn figures(report: &LastStats, welcome: Option<&Welcome>, expected_workers: u32)
         "kv_blocks": {
             "total": stats.kv_blocks_total, "used": stats.kv_blocks_used, "cached": stats.kv_blocks_cached,
         },
-        "memory": placement::memory(stats),
+        "memory": placement_stats::memory(stats),
         "adapters": {
             "resident": stats.adapters.len(),
             "bytes": stats.adapter_bytes,
             "budget_bytes": welcome.map(|welcome| welcome.adapter_budget_bytes),
         },
-        "device": placement::device(stats, welcome),
-        "cold_starts": placement::cold_starts(stats),
-        "speculation": placement::speculation(stats),
-        "workers": placement::workers(stats, expected_workers),
-        "layers": layers::status(&stats.layers),
+        "device": placement_stats::device(stats, welcome),
+        "cold_starts": placement_stats::cold_starts(stats),
+        "speculation": placement_stats::speculation(stats),
+        "workers": placement_stats::workers(stats, expected_workers),
+        "layers": layer_stats::status(&stats.layers),
     })
 }
 

@@ -37,53 +37,53 @@
 #![forbid(unsafe_code)]
 
 pub mod adapters;
+pub mod admission_queue;
 pub mod app;
-pub mod attainment;
 pub mod auth;
 mod body;
 pub mod caller;
-pub mod classes;
 mod clock;
 pub mod config;
 pub mod connections;
-mod drain;
 pub mod errors;
 pub mod executor;
+mod executor_drain;
 pub mod executors;
 mod fleet;
 pub mod grammars;
 pub mod health;
-pub mod kept;
 pub mod keys;
-pub mod layers;
+pub mod layer_stats;
 pub mod lifecycle;
 pub mod limits;
-pub mod line;
 mod lock;
 pub mod maintenance;
 pub mod metrics;
-pub mod notify;
 pub mod ollama;
 pub mod openai;
 mod origin;
 mod pace;
 pub mod pages;
-pub mod placement;
+pub mod placement_stats;
+pub mod queue_delay;
 pub mod random;
 pub mod request;
+pub mod response_store;
 pub mod routes;
 pub mod routing;
-pub mod runs;
 pub mod server;
+pub mod service_classes;
+pub mod slo_status;
+pub mod systemd;
 pub mod telemetry;
 pub mod tenant_memory;
 pub mod tenant_slots;
 pub mod text;
 mod thread;
 pub mod tinker;
-pub mod trainers;
+pub mod trainer_client;
 pub mod training;
-pub mod turns;
+pub mod training_sessions;
 pub mod usage;
 
 pub use self::clock::seconds_since_1970;
@@ -101,7 +101,7 @@ const FRONT_DOOR_FAILPOINTS: &[&str] = &[
 /// Every failpoint of this process.
 #[must_use]
 pub fn failpoints() -> Vec<&'static str> {
-    [FRONT_DOOR_FAILPOINTS, adapters::FAILPOINTS, training::FAILPOINTS, openai::frames::FAILPOINTS].concat()
+    [FRONT_DOOR_FAILPOINTS, adapters::FAILPOINTS, training::FAILPOINTS, openai::sse::FAILPOINTS].concat()
 }
 
 #[cfg(test)]

@@ -14,9 +14,9 @@ use crate::adapters::{
     database::DatabaseError,
     records::{
         address::AddressError,
-        sweep::{CleanupError, CleanupMode, OrphanedFiles, sweep},
+        cleanup::{CleanupError, CleanupMode, OrphanedFiles, sweep},
+        read_only,
         transfer::{RegistryLocation, TransferError, transfer},
-        visit,
     },
     store::{self, StoreError, address::environment},
 };
@@ -139,10 +139,12 @@ async fn done(task: MaintenanceTask) -> Result<Vec<String>, TaskError> {
         MaintenanceTask::Keys { registry, add, revoke } => {
             let address = PostgresAddress::parse(&registry)?;
             // Hosts would refuse all of them, and not hear of those that are revoked.
-            if !add.is_empty() && visit::keys(address.clone(), &[], &[]).await?.len() + add.len() > MAX_KEYS {
+            if !add.is_empty()
+                && read_only::keys(address.clone(), &[], &[]).await?.len() + add.len() > MAX_KEYS
+            {
                 return Err(TaskError::TooManyKeys);
             }
-            said.extend(visit::keys(address, &add, &revoke).await?);
+            said.extend(read_only::keys(address, &add, &revoke).await?);
         }
         MaintenanceTask::Sweep { registry, store, older_than_hours, dry_run } => {
             let found = if dry_run { CleanupMode::Counted } else { CleanupMode::Removed };
@@ -166,7 +168,7 @@ fn hash(digits: &str) -> Result<KeyHash, &'static str> {
 }
 
 async fn look_at_registry(address: PostgresAddress) -> Result<String, TaskError> {
-    Ok(match visit::look(&address).await? {
+    Ok(match read_only::look(&address).await? {
         Some(count) => format!("{address}: {count} adapters"),
         None => format!("{address}: no registry yet; the first gateway makes it"),
     })

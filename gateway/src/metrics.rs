@@ -48,11 +48,11 @@ use self::{
 };
 use crate::{
     adapters::Registry,
-    classes::ServiceClasses,
+    admission_queue::AdmissionQueue,
     config::{MetricNames, TelemetryConfig},
     executors::ONLY,
+    service_classes::ServiceClasses,
     training::Training,
-    turns::AdmissionQueue,
 };
 
 /// Every figure, ready to be changed.

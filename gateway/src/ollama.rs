@@ -9,11 +9,11 @@
 
 pub mod embeddings;
 pub mod errors;
-mod lines;
 pub mod listing;
 mod messages;
-pub mod refused;
+mod ndjson;
 pub mod request;
+pub mod unsupported;
 
 use std::sync::Arc;
 
@@ -24,15 +24,15 @@ use axum::{
 };
 
 use self::{
-    lines::{NdjsonBody, OllamaRoute},
+    ndjson::{NdjsonBody, OllamaRoute},
     request::{ChatBody, GenerateBody, OllamaRequestKind},
 };
 use crate::{
     app::App,
     errors::ApiError,
     openai::{
-        answer::GenerationResponse, ask::RequestContext, delivery::ResponseMode, frames,
-        job::GenerationRequest, params::ParamLimits,
+        generation_request::GenerationRequest, generation_response::GenerationResponse, params::ParamLimits,
+        request_context::RequestContext, sse, stream_options::ResponseMode,
     },
 };
 
@@ -63,13 +63,13 @@ async fn answer(
     let order = app.bodies.run(ask.body.origin(), move || order(&shared, ask, read)).await?;
     let job = match order {
         OllamaAction::Generate(job) => *job,
-        OllamaAction::Load(model) => return Ok(Json(lines::loaded(&model, route)).into_response()),
+        OllamaAction::Load(model) => return Ok(Json(ndjson::loaded(&model, route)).into_response()),
     };
     let delivery = job.params.delivery;
     let (mut answer, first) = GenerationResponse::begin(app, job).await?;
     let mut lines = NdjsonBody::new(route);
     if let ResponseMode::Stream(_) = delivery {
-        return Ok(frames::respond(answer, first, lines));
+        return Ok(sse::respond(answer, first, lines));
     }
     answer.each(first, |answer, step| lines.take(answer, step)).await?;
     Ok(Json(lines.last(&answer)).into_response())

@@ -15,17 +15,17 @@ use tower_http::catch_panic::CatchPanicLayer;
 use crate::{
     app::App,
     auth::guard,
-    body::rest,
+    body::drain,
     caller::Access,
-    drain,
     errors::ApiError,
-    fleet, health,
+    executor_drain, fleet, health,
     metrics::text::CONTENT_TYPE,
     ollama,
     openai::{
-        adapter_files, adapters, answer::GenerationResponse, ask::RequestContext, chat, collect, completions,
-        delivery::ResponseMode, embeddings, files, fine_tuning, frames, job::GenerationRequest, models,
-        responses, stream::OpenAiStream, tokens, upload,
+        adapter_files, adapters, chat, collect, completions, embeddings, files, fine_tuning,
+        generation_request::GenerationRequest, generation_response::GenerationResponse, models,
+        request_context::RequestContext, responses, sse, stream::OpenAiStream, stream_options::ResponseMode,
+        tokens, upload,
     },
     origin, pages, request,
     tinker::{checkpoints, downloads, sampling, sessions, training},
@@ -80,8 +80,8 @@ pub fn table() -> Vec<HttpRoute> {
         post("/detokenize", Access::User, self::post(tokens::detokenize)),
         get("/tokenizer_info", Access::User, self::get(tokens::info)),
         get("/v1/status", Access::Admin, self::get(health::status)),
-        post("/v1/executors/{name}/drain", Access::Admin, self::post(drain::drain)),
-        post("/v1/executors/{name}/undrain", Access::Admin, self::post(drain::undrain)),
+        post("/v1/executors/{name}/drain", Access::Admin, self::post(executor_drain::drain)),
+        post("/v1/executors/{name}/undrain", Access::Admin, self::post(executor_drain::undrain)),
         get("/v1/lora_adapters", Access::Admin, self::get(adapters::list)),
         get("/v1/lora_adapter_files", Access::User, self::get(adapter_files::list)),
         get("/v1/lora_adapter_files/{file}", Access::User, self::get(adapter_files::one)),
@@ -173,11 +173,11 @@ fn ollama_routes() -> Vec<HttpRoute> {
         user(Method::GET, "/api/ps", get(ollama::listing::ps)),
         user(Method::POST, "/api/show", post(ollama::listing::show)),
         user(Method::GET, "/api/version", get(ollama::listing::version)),
-        user(Method::POST, "/api/pull", post(ollama::refused::pull)),
-        user(Method::POST, "/api/push", post(ollama::refused::push)),
-        user(Method::POST, "/api/create", post(ollama::refused::create)),
-        user(Method::POST, "/api/copy", post(ollama::refused::copy)),
-        user(Method::DELETE, "/api/delete", delete(ollama::refused::delete)),
+        user(Method::POST, "/api/pull", post(ollama::unsupported::pull)),
+        user(Method::POST, "/api/push", post(ollama::unsupported::push)),
+        user(Method::POST, "/api/create", post(ollama::unsupported::create)),
+        user(Method::POST, "/api/copy", post(ollama::unsupported::copy)),
+        user(Method::DELETE, "/api/delete", delete(ollama::unsupported::delete)),
         user(Method::POST, "/api/embed", post(ollama::embeddings::many)),
         user(Method::POST, "/api/embeddings", post(ollama::embeddings::one)),
     ]
@@ -210,7 +210,7 @@ fn around(router: Router<Arc<App>>, app: &Arc<App>) -> Router {
     router
         .layer(middleware::from_fn_with_state(Arc::clone(app), request::identify))
         .layer(middleware::from_fn(ollama::errors::reshape))
-        .layer(middleware::from_fn(rest::read))
+        .layer(middleware::from_fn(drain::read))
         .with_state(Arc::clone(app))
 }
 
@@ -240,7 +240,7 @@ async fn generate(app: &App, job: GenerationRequest) -> Result<Response, ApiErro
     match delivery {
         ResponseMode::Whole => collect::respond(answer, first).await,
         ResponseMode::Stream(options) => {
-            Ok(frames::respond(answer, first, OpenAiStream::new(choices, options.usage)))
+            Ok(sse::respond(answer, first, OpenAiStream::new(choices, options.usage)))
         }
     }
 }

@@ -10,7 +10,7 @@ use policy::{
     perf::serving::ServingModel,
     routing::{
         self, Availability, Candidate, Forecast, PlacementRequest, Residency, RoutingPolicy, Slo,
-        seen::EstimateSelector,
+        cost_estimates::EstimateSelector,
     },
 };
 use shmproto::message::Generate;
@@ -19,8 +19,8 @@ use crate::{
     adapters::{AdapterEntry, Registry},
     executors::{
         Executors,
-        member::ReadyExecutor,
-        prefixes::{Blocks, KnownPrefix},
+        executor_handle::ReadyExecutor,
+        prefix_affinity::{Blocks, KnownPrefix},
     },
     lifecycle::ServingState,
     random::random_u64,

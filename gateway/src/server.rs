@@ -14,9 +14,9 @@ use tokio::{
 
 use crate::{
     adapters::{self, OpenError, Registry},
+    admission_queue::AdmissionQueue,
     app::{AllowedOrigins, App, AppBuilder},
     body::workers::BodyWorkers,
-    classes::ServiceClasses,
     config::{GatewayConfig, ShutdownTrigger},
     connections::{self, ShutdownPhase},
     executors::Executors,
@@ -24,14 +24,14 @@ use crate::{
     lifecycle::{GatewayReadiness, Lifecycle, LoadText, StartError},
     limits::AdapterLimits,
     metrics::{GatewayMetrics, poll::poll},
-    notify,
-    runs::Runs,
+    service_classes::ServiceClasses,
+    systemd,
     telemetry::{self, Sinks},
     tenant_memory::TenantMemory,
     text,
-    trainers::TrainerClient,
+    trainer_client::TrainerClient,
     training::{Training, TrainingError},
-    turns::AdmissionQueue,
+    training_sessions::Runs,
 };
 
 /// Threads for calls of the system that block, such as the lookup of a name.
@@ -229,8 +229,8 @@ impl Gateway {
         let mut background_tasks: Vec<_> = polled.collect();
         background_tasks.extend([
             tokio::spawn(async move { followed.keys.follow().await }),
-            tokio::spawn(notify::follow(status.clone(), move || registry.len(), tell)),
-            tokio::spawn(notify::feed(executors)),
+            tokio::spawn(systemd::follow(status.clone(), move || registry.len(), tell)),
+            tokio::spawn(systemd::feed(executors)),
             tokio::spawn(Runs::sweep(Arc::downgrade(&runs))),
             tokio::spawn(training.run()),
         ]);

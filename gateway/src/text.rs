@@ -14,10 +14,10 @@ use std::{
 };
 
 use files::{
-    description::ModelSummary,
     generation_defaults::{GenerationDefaults, GenerationDefaultsError},
     gguf::{GgufError, GgufFile},
     model_files::{FindError, ModelFiles},
+    model_summary::ModelSummary,
     text_hash::{TextHash, TextHashError},
 };
 use serde_json::{Map, Value, json};

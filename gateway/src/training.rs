@@ -23,20 +23,20 @@
 //! not ended: links to its data, its checkpoint, its adapter. In a fleet the files are in the bucket, and a host has the
 //! directories of those jobs that it has worked on: what can be lost with it can be brought again, or made.
 
-mod carrier;
+mod change_feed;
+mod checkpoint_upload;
+mod completion;
 mod creating;
-mod ending;
-pub mod figures;
+mod event_log;
 pub mod files;
 mod fleet;
-mod following;
-mod holding;
 pub mod job;
-mod notes;
-pub mod order;
+mod leases;
 pub mod records;
 pub mod runner;
+pub mod stats;
 pub mod table;
+pub mod trainer_args;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -48,10 +48,10 @@ use std::{
 use tokio::sync::{Notify, watch};
 
 use self::{
-    figures::TrainingCounters,
     fleet::TrainingFleet,
     job::ActiveJob,
     records::{FileRecord, JobRecord},
+    stats::TrainingCounters,
     table::TrainingTable,
 };
 use crate::{
@@ -61,7 +61,7 @@ use crate::{
     lock::KeyedLocks,
     tenant_slots::TenantSlots,
     thread::{self, ThreadError},
-    trainers::{TrainerClient, TrainerUnavailable},
+    trainer_client::{TrainerClient, TrainerUnavailable},
 };
 
 /// Places where a test may make the gateway die, in the order of a job's life.

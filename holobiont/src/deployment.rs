@@ -4,7 +4,7 @@ pub(crate) mod config;
 pub(crate) mod cores;
 pub(crate) mod machine;
 pub(crate) mod paths;
+pub(crate) mod program_paths;
 pub(crate) mod registry;
 pub(crate) mod running;
 pub(crate) mod selection;
-pub(crate) mod sibling;

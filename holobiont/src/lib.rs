@@ -27,8 +27,8 @@ mod client;
 mod commands;
 mod deployment;
 pub mod exit;
-mod home;
 #[doc(hidden)]
-pub mod hostile;
+pub mod fuzz_hooks;
+mod home;
 mod models;
 mod terminal;

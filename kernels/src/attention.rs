@@ -20,7 +20,7 @@
 
 mod append;
 mod attend;
-mod kept;
+mod kv_dtype;
 mod layout;
 mod share;
 mod sum;

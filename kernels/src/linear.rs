@@ -23,26 +23,26 @@
 //! - `rounded`: over `tile`s, which `float` and `integer` panels sum, and `tiled`, where a matrix unit does. `unrounded`, `transposed`: over `values`.
 //! - `ring`: over whole numbers.
 
+mod amx;
 mod chunk;
 mod float;
+mod float_activations;
 mod form;
 mod integer;
+mod modular;
 mod pack;
 mod packings;
 mod part;
-mod ring;
-mod rounded;
+mod quantized_activations;
 mod rows;
 mod tile;
-mod tiled;
 mod transposed;
-mod unrounded;
 mod values;
 
+pub use float_activations::linear_unrounded;
 pub use form::{PackError, PackedLayout};
+pub use modular::{ModularForm, Modulus, linear_ring, linear_ring_by_words, linear_ring_transposed};
 pub use pack::PackedMatrix;
 pub use part::LinearPart;
-pub use ring::{ModularForm, Modulus, linear_ring, linear_ring_by_words, linear_ring_transposed};
-pub use rounded::linear;
+pub use quantized_activations::linear;
 pub use transposed::{SumFrom, linear_transposed, linear_transposed_rounded};
-pub use unrounded::linear_unrounded;

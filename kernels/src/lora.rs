@@ -19,7 +19,7 @@ mod pieces;
 mod shrink;
 mod staged;
 mod stored;
-mod unit;
+mod work_item;
 
 use std::{ops::Range, ptr};
 
@@ -34,7 +34,7 @@ use matrix::FactorView;
 pub use matrix::{LoraMatrix, SharedBytes};
 pub use pieces::{Factor, FactorCut, PIECE_ALIGNMENT, Packing, PieceOffset, PieceTable};
 pub use staged::StagedMatrix;
-use unit::WorkItem;
+use work_item::WorkItem;
 
 /// Rows of a segment that one thread takes.
 const ROWS_A_UNIT: usize = 16;

@@ -11,8 +11,8 @@
 //! [`shared`] is how chunks are claimed and threads wait for each other; [`rehearsal`] tells how work would be cut for more
 //! threads than there are.
 
-mod rehearsal;
 mod shared;
+mod simulated_pool;
 
 use std::{
     fmt, io,
@@ -23,10 +23,10 @@ use std::{
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-pub use rehearsal::ParallelRegion;
+pub use simulated_pool::ParallelRegion;
 
-use rehearsal::SimulatedPool;
 use shared::{PoolShared, WOKEN_AT_ONCE};
+use simulated_pool::SimulatedPool;
 
 /// A region is stalled if its last chunks take this much longer than the caller's own. A thread that only passes a
 /// message takes a core for less; a neighbour that computes takes it for a scheduler's slice of some milliseconds.

@@ -5,15 +5,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use model::sites::{SiteCall, SiteId, SiteOp, SitePath};
+use model::linear_sites::{SiteCall, SiteId, SiteOp, SitePath};
 use shmproto::layer::CallClass;
 
 use super::{
     ConnectionId,
-    elevator::{AwaitedChunks as Floors, Next, SweepConstraint, SweepOrder},
-    lane::{AllowedClasses, BatchPortion, CallChunk, CallId, CallQueue, QueuedCall, SplitPolicy, any_class},
-    policy::{self, BatchPolicy, WaitingCalls, is_background, is_urgent},
+    batching_policy::{self, BatchPolicy, WaitingCalls, is_background, is_urgent},
+    call_queue::{
+        AllowedClasses, BatchPortion, CallChunk, CallId, CallQueue, QueuedCall, SplitPolicy, any_class,
+    },
     settings::{Batching, BatchingPolicy},
+    sweep_order::{AwaitedChunks as Floors, Next, SweepConstraint, SweepOrder},
 };
 
 /// A connection that has not called for so long is not waited for.
@@ -92,7 +94,7 @@ impl Batcher {
     #[must_use]
     pub fn new(batching: Batching, sites: usize) -> Self {
         let calls = PendingCalls { lanes: BTreeMap::new(), connections: BTreeMap::new(), last: CallId(0) };
-        Self { batching, policy: policy::of(&batching, sites), elevator: None, calls }
+        Self { batching, policy: batching_policy::of(&batching, sites), elevator: None, calls }
     }
 
     /// Goes over the `floors` of sites whose weights come from a disk, where calls are put together as they usually are.

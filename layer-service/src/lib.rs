@@ -32,16 +32,13 @@
 #![forbid(unsafe_code)]
 
 pub mod auth;
+pub mod base_files;
 pub mod batcher;
-pub mod blobs;
-mod elevator;
-mod figures;
-pub mod hub;
-pub mod inbox;
-pub mod lane;
+pub mod batching_policy;
+pub mod call_queue;
+pub mod dispatcher;
+pub mod event_queue;
 pub mod local;
-mod numbers;
-pub mod policy;
 pub mod quota;
 pub mod registry;
 pub mod remote;
@@ -49,7 +46,10 @@ pub mod session;
 pub mod settings;
 mod slab_charge;
 pub mod start;
+mod stats;
+mod sweep_order;
 pub mod tls;
+mod wire_dtype;
 
 use std::{fmt, sync::Arc};
 

@@ -20,7 +20,7 @@ use rustix::{
 };
 use shmproto::{
     channel::{ExecutorChannel, LAYOUT_HASH},
-    handover::{ConnectedPeer as Called, SendError},
+    fd_passing::{ConnectedPeer as Called, SendError},
     layer::control::{
         ChannelReady, Fetch, Fetched, FromLayers, LayersEnd, LayersListener, MAX_FETCH_BYTES, RefusalCode,
         SessionOpen, SessionRefused, ToLayers,
@@ -30,7 +30,7 @@ use shmproto::{
 use super::{
     SessionTransport,
     auth::{Authenticator, Principal, REFUSED},
-    blobs::Blobs,
+    base_files::Blobs,
     registry::{RegisteredSession, Registry, refused},
 };
 

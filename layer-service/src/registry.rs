@@ -27,10 +27,10 @@ use shmproto::{
 pub use self::session::RegisteredSession;
 use super::{
     ConnectionId, SessionId, SessionTransport, Tenant,
-    figures::{ClosedSessions, ServiceCounts},
-    inbox::{AccountedChannel, DispatcherEvent, DispatcherSender, Replies},
+    event_queue::{AccountedChannel, DispatcherEvent, DispatcherSender, Replies},
     session::{SessionCounters, SessionFacts},
     settings::Quotas,
+    stats::{ClosedSessions, ServiceCounts},
 };
 
 /// Calls of a session under way; more are refused. Also the descriptors of each ring of a local one.

@@ -22,10 +22,10 @@
 mod accept;
 mod connection;
 mod gateways;
-mod greet;
+mod handshake;
 mod handshakes;
 mod link;
-mod outbox;
+mod send_queue;
 
 use std::{
     io,
@@ -38,8 +38,8 @@ use std::{
 };
 
 use shmproto::{
-    far,
     private_socket::{BindError, PrivateSocket},
+    remote_executor,
 };
 use tokio::{
     sync::{oneshot, watch},
@@ -51,7 +51,7 @@ pub use self::gateways::GatewayAccess;
 use self::{connection::ConnectionUpdate, gateways::Gateways, handshakes::Handshakes};
 use super::{
     auth::Authenticator,
-    blobs::Blobs,
+    base_files::Blobs,
     registry::Registry,
     tls::{ClientCertificates, TlsError, TlsFiles, server_config},
 };
@@ -242,7 +242,7 @@ impl Listeners {
                 true => ClientCertificates::Optional,
                 false => ClientCertificates::Required,
             };
-            let protocols = settings.gateways.iter().map(|_| far::ALPN.to_vec()).collect();
+            let protocols = settings.gateways.iter().map(|_| remote_executor::ALPN.to_vec()).collect();
             let acceptor = TlsAcceptor::from(server_config(files, asked, protocols)?);
             let failed = |cause| RemoteListenError::Listen { address: *address, cause };
             Ok((TcpListener::bind(address).map_err(failed)?, acceptor))

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ::settings::LayersSection;
 use shmproto::layer::CallClass;
 
-use crate::lane::CUT_ROWS;
+use crate::call_queue::CUT_ROWS;
 
 /// When calls that wait are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,8 +10,8 @@ use anyhow::Context as _;
 use cache::ledger::MemoryAccount;
 use kernels::{attention::KvPrecision, lora::LoraPrecision};
 use model::{
-    sites::{EvaluateSites, Site},
-    skeleton::ClientWeightsPlan,
+    client_weights::ClientWeightsPlan,
+    linear_sites::{EvaluateSites, Site},
 };
 use shmproto::layer::{
     MAX_ROWS,
@@ -20,9 +20,9 @@ use shmproto::layer::{
 
 use super::{
     auth::Authenticator,
-    blobs::{BaseBlobs, Blobs, catalog_files, catalog_sites, maskable},
-    hub::Dispatcher,
-    inbox::inbox,
+    base_files::{BaseBlobs, Blobs, catalog_files, catalog_sites, maskable},
+    dispatcher::Dispatcher,
+    event_queue::inbox,
     local::{LocalParts, LocalServer},
     registry::{Registry, ServedBase},
     remote,

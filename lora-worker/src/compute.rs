@@ -17,7 +17,9 @@ use kernels::{
 };
 use shmproto::board::{ClaimedSlice, Consumer, Geometry, Slice, WakeReason};
 
-use crate::{control::VisitError, library::MappedAdapters, post::Assignment, signs::ThreadStatus};
+use crate::{
+    assignment::Assignment, control::VisitError, library::MappedAdapters, thread_status::ThreadStatus,
+};
 
 /// How often a thread without a seat turns.
 const TURN: Duration = Duration::from_secs(1);

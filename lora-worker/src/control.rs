@@ -22,7 +22,7 @@ use rustix::{
 use settings::exit::in_one_line;
 use shmproto::{
     board::{Consumer, ConsumerFds, JoinError, SlotNumber, WorkerNumber},
-    handover::{
+    fd_passing::{
         AdapterOffered, AdapterRejected, ConnectError, FromWorker, ReceiveError, SendError, SlotGranted,
         ToWorker, WorkerEnd, WorkerHello, bounded_text, connect,
     },
@@ -30,11 +30,11 @@ use shmproto::{
 };
 
 use crate::{
+    assignment::Assignment,
     config::WorkerConfig,
     confine::{Thread, confine},
     library::{AdapterError, Handoff, MappedAdapter, MappedAdapters},
-    post::Assignment,
-    signs::{ConsumerStatus, ThreadStatus},
+    thread_status::{ConsumerStatus, ThreadStatus},
 };
 
 /// The pause before the second try to find an executor; it doubles with each.

@@ -28,17 +28,17 @@
 
 #![forbid(unsafe_code)]
 
+mod assignment;
 mod compute;
 pub mod config;
 mod confine;
 mod control;
 mod failpoints;
 mod library;
-mod post;
 mod process;
-mod signs;
+mod signals;
 mod systemd;
-mod watch;
+mod thread_status;
 
 pub use self::failpoints::FAILPOINTS;
 
@@ -48,8 +48,8 @@ use self::{
     config::WorkerConfig,
     confine::{Thread, confine},
     control::Control,
-    signs::ThreadStatus,
-    watch::ParentWatch,
+    signals::ParentWatch,
+    thread_status::ThreadStatus,
 };
 
 // Tests count what is allocated where nothing may be.
@@ -67,7 +67,7 @@ pub fn run(config: &WorkerConfig) -> anyhow::Result<()> {
     process::allow_many_files();
     process::stay_on(config.core)?;
     let lifeline = if config.exit_with_stdin { ParentWatch::Stdin } else { ParentWatch::None };
-    watch::start(&SIGNS, lifeline)?;
+    signals::start(&SIGNS, lifeline)?;
     // One: a seat may be there before the thread that computes has left the one before.
     let (sender, posts) = mpsc::sync_channel(1);
     Control::new(config, &SIGNS, sender).start()?;

@@ -9,7 +9,7 @@ use settings::{
     exit::{Exit, in_one_line},
     variables::{UnknownVariable, check_environment},
 };
-use shmproto::handover::ConnectError;
+use shmproto::fd_passing::ConnectError;
 
 fn main() -> ExitCode {
     run().map_or_else(

@@ -6,7 +6,7 @@
 
 use sd_notify::NotifyState;
 
-use crate::signs::ConsumerStatus;
+use crate::thread_status::ConsumerStatus;
 
 /// The process is on its core and looks for an executor.
 pub(crate) fn ready() {

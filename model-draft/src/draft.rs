@@ -14,7 +14,7 @@ use speculation::{
 
 use crate::{
     drafter::{CHUNK_TOKENS, Drafter},
-    texts::TextId,
+    kv_slots::TextId,
 };
 
 /// Tokens that are read along with a guess; more are read ahead, as time allows.

@@ -16,11 +16,11 @@ use model::{
     sampling::logprobs,
     weights::{ResidentLayers, host::HostLayers},
 };
-use policy::perf::{fit::Fit, line::LinearFit};
+use policy::perf::{fit::Fit, linear_fit::LinearFit};
 use speculation::draft::MAX_GUESSES;
 
 use crate::{
-    texts::{DraftSequences, TextId},
+    kv_slots::{DraftSequences, TextId},
     vocabulary::Vocabulary,
 };
 

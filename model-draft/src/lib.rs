@@ -23,6 +23,6 @@
 
 pub mod draft;
 pub mod drafter;
-pub mod open;
-mod texts;
+mod kv_slots;
+pub mod load;
 mod vocabulary;

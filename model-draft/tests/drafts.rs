@@ -15,7 +15,7 @@ use model::{
 use model_draft::{
     draft::ModelDraft,
     drafter::Drafter,
-    open::{DraftError, DraftOptions, by_itself, by_model},
+    load::{DraftError, DraftOptions, by_itself, by_model},
 };
 use speculation::{
     calibration::Calibration,

@@ -5,6 +5,7 @@
 //! replaced meanwhile cannot tear; every option, name and shape is checked; and what is not supported is refused by
 //! name, never ignored.
 
+pub mod by_name;
 pub mod dora;
 mod draft;
 mod embedding;
@@ -17,21 +18,20 @@ mod kind;
 pub mod limits;
 mod lora;
 mod matrix;
+pub mod merge;
 mod method;
-pub mod named;
-mod note;
+mod modules_to_save;
 mod options;
 mod patterns;
 mod peft;
 mod prefix;
-mod saved;
 mod selection;
 mod stored_vocabulary;
-pub mod sum;
 mod tensor_names;
 mod torch_random;
 mod vera;
 mod vocabulary;
+mod warning;
 mod weight_file;
 pub mod writing;
 
@@ -48,8 +48,8 @@ pub use self::{
         Adapter, AnyAdapter, DoraAdapter, DraftAdapter, DraftShape, LoraModule, MethodWeights, Prefix,
         ScaleVector, ScaledSide, Scales, VocabularyAdapter,
     },
-    note::AdapterWarning,
     vocabulary::{EmbeddingChange, SavedMatrix, VocabularyChanges},
+    warning::AdapterWarning,
 };
 use crate::shape::config::ModelConfig;
 

@@ -25,19 +25,19 @@ pub mod error;
 mod experts;
 pub mod gradients;
 mod head;
+pub mod ordered_reduction;
 mod pass;
-mod place;
 mod reverse;
-pub mod tape;
+pub mod saved_activations;
+mod trainable_site;
 pub mod trainer;
-pub mod turns;
 
 pub use self::{
     dropout::Dropout,
     error::TrainError,
     gradients::Gradients,
     head::{Loss, Prediction},
-    tape::{SavedScope, Tape},
+    ordered_reduction::{ReductionQueue, ReductionTurn},
+    saved_activations::{SavedScope, Tape},
     trainer::{Example, TrainableAdapter, Trainer},
-    turns::{ReductionQueue, ReductionTurn},
 };

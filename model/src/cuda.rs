@@ -20,12 +20,12 @@ mod deltas;
 mod device;
 mod direct;
 mod experts;
+mod graph_cache;
 mod kv;
 mod layers;
 pub mod model;
+mod modular;
 mod plan;
-mod records;
-mod ring;
 mod weights;
 
 pub use self::{

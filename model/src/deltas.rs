@@ -7,11 +7,11 @@
 //! - [`batch`]: the deltas of a batch; [`adapter_rows`]: which of its rows are whose. `own_heads`: logits of heads of their own.
 //! - [`assist`]: who sums the ranks that the device does not hold.
 
+mod adapter_lm_heads;
 pub mod adapter_rows;
 pub mod assist;
 pub mod batch;
 pub mod cpu_copy;
 pub mod device_copy;
 pub mod matrices;
-mod own_heads;
 pub mod prepared;

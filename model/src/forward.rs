@@ -18,21 +18,21 @@
 
 mod batch;
 mod device;
+mod expert_routing;
 mod failpoints;
-mod frame;
-mod interface;
-mod mixture;
-mod parts;
-mod routing;
+mod forward_pass;
+mod model_context;
+mod moe;
+mod traits;
 
 pub(crate) use self::{batch::BatchRows, device::make_room};
 pub use self::{
     batch::{BLOCK_TOKENS, LogitRows, SequenceSlice, Trunk},
     device::{Device, ExpertScratch, Scratch, ScratchBuffer},
-    frame::{ModelContext, NormSite, Norms},
-    interface::ForwardPass,
-    parts::{BaseLayers, Deltas, KvStore, ReverseLayers},
-    routing::{ExpertRows, Routing},
+    expert_routing::{ExpertRows, Routing},
+    forward_pass::ForwardPass,
+    model_context::{ModelContext, NormSite, Norms},
+    traits::{BaseLayers, Deltas, KvStore, ReverseLayers},
 };
 pub use crate::shape::layout::LinearGroup;
 

@@ -16,17 +16,17 @@
 
 pub mod adapter;
 pub mod backward;
+pub mod client_weights;
 pub mod cpu;
 pub mod cuda;
 pub mod deltas;
 pub mod forward;
+pub mod linear_sites;
 pub mod precision;
 pub mod resident;
 pub mod sampling;
 pub mod shape;
 pub mod site_model;
-pub mod sites;
-pub mod skeleton;
 pub mod sources;
-pub mod sweep;
+pub mod weight_stream_stats;
 pub mod weights;

@@ -6,7 +6,7 @@
 
 use kernels::Rounding;
 
-use crate::{shape::layout::LinearGroup, sites::Site};
+use crate::{linear_sites::Site, shape::layout::LinearGroup};
 
 /// What an answer is computed with. Each has bits of its own, by every route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

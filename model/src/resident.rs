@@ -22,13 +22,13 @@ use crate::{
         prepared::PreparedAdapter,
     },
     forward::{ForwardPass, ModelContext, Scratch, SequenceSlice, run},
+    linear_sites::{EvaluateError, EvaluateSites, PassHooks, Site, SiteCall, SitePath},
     shape::config::ModelConfig,
-    sites::{EvaluateError, EvaluateSites, PassHooks, Site, SiteCall, SitePath},
-    sweep::WeightStreamStats,
+    weight_stream_stats::WeightStreamStats,
     weights::{
         ResidentLayers,
+        co_batched::CoBatchedLayers,
         host::{BorrowedSites, HostLayers},
-        joined::CoBatchedLayers,
         tensors::WeightsError,
     },
 };

@@ -20,17 +20,17 @@ pub use linear_files::{MAX_NAME_BYTES, MAX_SITES};
 
 use crate::{
     cpu::Compute,
+    linear_sites::{EvaluateError, EvaluateSites, Site, SiteCall},
     precision::Precision,
     shape::{
         identity::{HashedWeights, Identified as _},
         source::WeightSource,
     },
-    sites::{EvaluateError, EvaluateSites, Site, SiteCall},
     sources::{
         open::{OpenError, weights},
         safetensors::SafetensorsSourceError,
     },
-    sweep::WeightStreamStats,
+    weight_stream_stats::WeightStreamStats,
     weights::{
         ResidentLayers,
         host::{BorrowedSites, HostLayers},

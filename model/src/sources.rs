@@ -8,6 +8,7 @@
 //! - [`random`]: weights that nobody trained. [`dequantized`]: those of another source, exact.
 
 pub mod dequantized;
+mod families;
 mod family;
 pub(crate) mod fused;
 mod gemma;
@@ -17,7 +18,6 @@ pub mod hf_names;
 pub mod identity;
 mod norms;
 pub mod open;
-mod others;
 mod quantization;
 pub mod random;
 pub mod safetensors;

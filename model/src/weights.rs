@@ -8,12 +8,12 @@
 //!   [`first`]: the first ones of these as a model of their own.
 //! - `ring`: the sites in whole numbers, and what is promised of these. `joined`: a pass's layers that serve others' calls too.
 
+pub(crate) mod co_batched;
 pub mod embedding;
 pub mod first;
 pub mod host;
-pub(crate) mod joined;
+pub(crate) mod modular;
 pub(crate) mod packing;
-pub(crate) mod ring;
 pub mod served;
 pub mod sites;
 pub mod streamed;
@@ -26,13 +26,13 @@ use kernels::{Activations, Arena, PackedLayout};
 use crate::{
     cpu::Compute,
     forward::{BaseLayers, ReverseLayers},
+    linear_sites::{SiteCall, SiteId, SiteOp, SitePath},
     precision::Precision,
     shape::{
         config::ModelConfig,
         layout::{LinearGroup, block_groups, block_weights, group_weights, tensor_shape},
         source::{Target, TensorId, WeightSource},
     },
-    sites::{SiteCall, SiteId, SiteOp, SitePath},
     sources::hf_names::{linear_name, module_name},
     weights::{
         embedding::Embedding,

@@ -14,7 +14,7 @@
 //! - [`service_rate`]: how fast those who wait are served.
 //! - [`headroom`]: how much some may have under way beside others.
 
-pub mod headroom;
+pub mod burst_limit;
 pub mod service_rate;
 
 use std::collections::{BTreeMap, VecDeque};

@@ -18,9 +18,9 @@
 #![forbid(unsafe_code)]
 
 pub mod admission;
+pub mod background_io;
 pub mod batch;
 pub mod clock;
-pub mod deference;
 pub mod fairness;
 pub mod perf;
 pub mod random;

@@ -13,8 +13,8 @@
 //! - [`serving`]: what a whole executor takes for prompts and steps, for those who choose among several.
 
 pub mod fit;
-pub mod line;
-pub mod plane;
+pub mod linear_fit;
+pub mod linear_model;
 pub mod serving;
 #[cfg(test)]
 mod tests;
@@ -23,7 +23,7 @@ use std::{num::NonZeroUsize, time::Duration};
 
 use self::{
     fit::Fit,
-    line::{LinearFit, within},
+    linear_fit::{LinearFit, within},
 };
 
 /// Longest prompt that [`PerfModel::crossover_tokens`] looks at.

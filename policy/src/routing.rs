@@ -11,10 +11,10 @@
 //! - [`prefixes`]: who computed the beginning of a prompt last.
 //! - [`seen`]: what executors are taken to need, from what was seen of them.
 
-pub mod ledger;
+pub mod cost_estimates;
+pub mod in_flight;
 pub mod prefixes;
 mod score;
-pub mod seen;
 #[cfg(test)]
 mod tests;
 

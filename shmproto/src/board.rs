@@ -27,26 +27,26 @@ use thiserror::Error;
 use crate::atomic::Ordering;
 use crate::region::RegionError;
 
-mod figures;
+mod activation_slab;
+mod consumer;
 mod layout;
 mod memory;
-mod poster;
-mod seat;
+mod producer;
 mod shared;
 mod slice;
+mod slice_state;
+mod stats;
 mod sums;
-mod word;
-mod xslab;
 
-pub use figures::{BoardStats, SlotStats};
-pub use layout::LAYOUT_HASH;
-pub use poster::{PostError, Producer, SliceState, TakeBack, WorkerGone};
+pub use activation_slab::ActivationSlab;
 #[cfg(not(loom))]
-pub use seat::ConsumerFds;
-pub use seat::{ClaimedSlice, Consumer, JoinError, RefusedSlices, WakeReason};
+pub use consumer::ConsumerFds;
+pub use consumer::{ClaimedSlice, Consumer, JoinError, RefusedSlices, WakeReason};
+pub use layout::LAYOUT_HASH;
+pub use producer::{PostError, Producer, SliceState, TakeBack, WorkerGone};
 pub use slice::{MAX_RANK, SUMS_ALIGN, Slice, SliceError};
+pub use stats::{BoardStats, SlotStats};
 pub use sums::SliceSums;
-pub use xslab::ActivationSlab;
 
 use memory::{Control, Slab};
 use shared::{AdmittedWorker, BoardShared, RegionSource};
@@ -225,7 +225,7 @@ impl Board {
     }
 
     fn over(transport: RegionSource, geometry: Geometry, control: Control, x: Slab) -> (Self, Producer) {
-        seat::write_identity(&control.header().identity, &geometry);
+        consumer::write_identity(&control.header().identity, &geometry);
         let shared = Arc::new(BoardShared::new(transport, geometry, control, x));
         (Self { shared: Arc::clone(&shared) }, Producer::new(shared))
     }

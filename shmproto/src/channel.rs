@@ -25,16 +25,16 @@ use thiserror::Error;
 use crate::layer::HeaderError;
 use crate::region::RegionError;
 
-mod bell;
 mod client;
+mod doorbell;
 mod executor;
 mod layout;
 mod memory;
 mod ring;
 mod rows;
 
-pub use bell::{Doorbell, WakeCause, wait_any};
 pub use client::{ClientChannel, JoinError};
+pub use doorbell::{Doorbell, WakeCause, wait_any};
 pub use executor::ExecutorChannel;
 pub use layout::LAYOUT_HASH;
 

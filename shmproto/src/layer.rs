@@ -12,7 +12,7 @@
 //! - [`draw`]: rows that do not travel, because both sides can make them
 
 pub mod control;
-pub mod draw;
+pub mod seeded_rows;
 
 /// Version of the layer protocol: calls, replies and control messages.
 pub const LAYER_VERSION: u32 = 4;

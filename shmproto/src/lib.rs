@@ -25,18 +25,18 @@
 
 mod atomic;
 pub mod board;
+mod cache_line;
 pub mod channel;
 pub mod codec;
-pub mod far;
+pub mod fd_passing;
 pub mod file;
 mod futex;
-pub mod handover;
 pub mod image;
 pub mod layer;
-mod line;
 mod memory;
 pub mod message;
 pub mod notify;
 pub mod private_socket;
 pub mod region;
+pub mod remote_executor;
 pub mod zmtp;

@@ -25,7 +25,7 @@ use rustix::{
 };
 use shmproto::{
     codec::{DecodeError, Wire},
-    handover::{
+    fd_passing::{
         Accepted, AdapterOffered, AdapterRejected, BoardListener, ConnectError, Connection, ExecutorEnd,
         FdMessage, FromWorker, HelloError, LAYOUT_HASH, ListenError, MAX_MESSAGE_BYTES, MAX_TEXT_BYTES,
         ReceiveError, SendError, SlotGranted, ToWorker, WorkerEnd, WorkerHello, bounded_text, connect,

@@ -5,7 +5,7 @@ use std::{fs, os::fd::OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use shmproto::{
-    handover::{AdapterOffered, Connection, ExecutorEnd, SlotGranted, ToWorker, WorkerEnd},
+    fd_passing::{AdapterOffered, Connection, ExecutorEnd, SlotGranted, ToWorker, WorkerEnd},
     image::{Image, ImageEntry},
     region::{Access, PeerAccess, Region},
 };

@@ -7,7 +7,7 @@ use std::ops::Range;
 use proptest::prelude::*;
 use shmproto::{
     codec::{DecodeError, Wire},
-    handover::FdMessage,
+    fd_passing::FdMessage,
     layer::{
         CallClass, CallHeader, CallStatus, Dtype, HEADER_BYTES, HeaderError, MAX_ROWS, Op, Path, ReplyHeader,
         RowSource,

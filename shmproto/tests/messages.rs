@@ -224,7 +224,7 @@ fn variants<'a>(source: &'a str, name: &str) -> Vec<(&'a str, &'a str)> {
 #[test]
 fn the_document_lists_every_message_under_its_number() {
     let gateway = include_str!("../src/message.rs");
-    let worker = include_str!("../src/handover.rs");
+    let worker = include_str!("../src/fd_passing.rs");
     let mut found = 0;
     for (source, name, heading) in [
         (gateway, "ToExecutor", "| To the executor |"),

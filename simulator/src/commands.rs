@@ -16,6 +16,7 @@ mod bench;
 mod compare;
 mod correlation;
 mod drawing;
+mod fault_scenarios;
 mod fleet;
 mod flood;
 mod forecast;
@@ -26,7 +27,6 @@ mod phases;
 mod run;
 mod side_by_side;
 mod starvation;
-mod worlds;
 
 use std::io::{self, Write};
 
@@ -36,7 +36,8 @@ use serde::Serialize;
 
 pub use self::options::{Preset, SimulationOptions};
 use crate::{
-    cost::CostError, engine::SimulationError, fleet::world::InvariantBroken, workload::replay::TraceError,
+    cost::CostError, engine::SimulationError, fleet::fault_scenario::InvariantBroken,
+    workload::replay::TraceError,
 };
 
 /// The cache and the scheduler of an executor on a virtual clock.
@@ -70,7 +71,7 @@ enum SimulatorCommand {
     /// What a load would see on a number of executors, and how many it needs.
     Forecast(Box<forecast::Forecast>),
     /// Lives through worlds in which executors die, messages are lost and clocks jump, and checks what must hold.
-    Worlds(worlds::FaultScenarios),
+    Worlds(fault_scenarios::FaultScenarios),
     /// Times of the cache's own work on this machine (E-17), and of a choice among executors.
     Bench(bench::DecisionBench),
     /// The cost model in JSON, to be changed and given back by --cost-model.

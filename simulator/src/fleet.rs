@@ -12,13 +12,13 @@
 //! - `run`: the clock, and messages between both, which may be lost. `world`: what may happen to them, and what must hold.
 //! - `summary`: the figures of a run.
 
+pub mod fault_scenario;
 pub mod gateway;
 pub mod load;
 pub mod measured;
 mod run;
 mod server;
 pub mod summary;
-pub mod world;
 
 use policy::{
     batch::BatchLimits,

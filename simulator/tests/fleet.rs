@@ -8,8 +8,8 @@ use clap::Parser as _;
 use policy::{
     batch::BatchLimits,
     perf::{
-        line::LinearFit,
-        plane::LinearModel,
+        linear_fit::LinearFit,
+        linear_model::LinearModel,
         serving::{ColdStart, LoraForm, ServingModel},
     },
     routing::{RoutingPolicy, Slo},
@@ -18,10 +18,9 @@ use simulator::{
     commands::SimulatorCli,
     fleet::{
         self, FleetRequest, FleetSetup, GatewayKnowledge, LowerTier, Prompts, RequestEnd, RequestOutcome,
-        SECOND, ServerSetup,
+        SECOND, ServerSetup, fault_scenario,
         load::{Arrivals, FleetLoad},
         summary::Summary,
-        world,
     },
     workload::popularity::Popularity,
 };
@@ -165,11 +164,11 @@ fn everybody_is_answered_once_and_a_seed_gives_the_same_run() {
 fn worlds_hold_whatever_goes_wrong_and_a_seed_gives_the_same_one() {
     let (mut sent_again, mut unanswered) = (0, 0);
     for seed in 1..=3000 {
-        let world = world::live(seed).unwrap();
+        let world = fault_scenario::live(seed).unwrap();
         sent_again += world.sent_again;
         unanswered += world.requests - world.answered;
         if seed % 100 == 0 {
-            assert_eq!(world::live(seed), Ok(world));
+            assert_eq!(fault_scenario::live(seed), Ok(world));
         }
     }
     // Something does go wrong.

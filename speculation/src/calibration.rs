@@ -4,7 +4,7 @@
 //! a shortlist does not know what is not on it, and a target that samples picks the likeliest less often than one that does not. So
 //! it is counted, as [`ngram`](crate::ngram) does.
 
-use crate::{counted::RateEstimate, draft::DraftToken};
+use crate::{acceptance_rate::RateEstimate, draft::DraftToken};
 
 /// Probabilities that are counted together: the first begins at 0, each ends where the next begins.
 const CLASSES: [f64; 8] = [0.0, 0.1, 0.25, 0.4, 0.6, 0.8, 0.9, 0.97];

@@ -30,18 +30,18 @@
 
 #![forbid(unsafe_code)]
 
-pub mod ahead;
-pub mod allowance;
-pub mod baseline;
+mod acceptance_rate;
+pub mod baselines;
 pub mod calibration;
-pub mod combined;
-mod counted;
 pub mod draft;
-pub mod growth;
+pub mod draft_ahead;
+pub mod draft_budget;
+pub mod draft_deadline;
+pub mod hybrid_drafter;
+pub mod lru;
 pub mod ngram;
-pub mod overtime;
-pub mod recent;
 pub mod threshold;
 pub mod tree;
-pub mod verdict;
-pub mod worth;
+pub mod tree_expansion;
+pub mod verification;
+pub mod verify_selection;

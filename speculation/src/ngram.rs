@@ -8,11 +8,11 @@
 //! ([`AcceptanceTable`]). It is counted for every token that the target says, drafted or not, so it costs no verification to find
 //! out that a text does not repeat, or that it has begun to.
 
-mod survival;
+mod acceptance_table;
 
 use std::{collections::HashMap, convert::Infallible};
 
-pub use self::survival::AcceptanceTable;
+pub use self::acceptance_table::AcceptanceTable;
 use crate::{
     draft::{Draft, DraftToken, MAX_GUESSES},
     tree::{NodeId, TokenTree},

@@ -4,7 +4,7 @@
 //! on; below, the target is asked (*fallback*). A draft that is right is trusted further: alpha is halved. After an error alpha
 //! rises, by how much is the [`ThresholdRule`].
 
-use crate::{tree::TokenTree, verdict::VerificationResult};
+use crate::{tree::TokenTree, verification::VerificationResult};
 
 /// Where alpha starts; the paper finds that it hardly matters (Fig. 12).
 pub const INITIAL_ALPHA: f64 = 0.01;

@@ -5,14 +5,14 @@
 //! - [`names`]: what the registry was told, what it acknowledged, and what it may hold after a crash
 //! - [`ledger`]: what was survived, a line for each run
 
-pub mod ledger;
+pub mod failpoints;
 pub mod names;
-pub mod places;
+pub mod report;
 pub mod traffic;
 
-pub use ledger::ChaosReport;
+pub use failpoints::FailpointDirectory;
 pub use names::PossibleNames;
-pub use places::FailpointDirectory;
+pub use report::ChaosReport;
 pub use traffic::{AdapterVariants, Traffic};
 
 /// A generator whose every run with a seed is the same (`splitmix64`).

@@ -16,8 +16,8 @@ use serde_json::Value;
 
 use crate::{
     client::Client,
-    place::StateDirectory,
     proc::{self, SharedMemory},
+    state_directory::StateDirectory,
     watchdog::{WATCHDOG, running, signal},
 };
 

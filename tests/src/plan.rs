@@ -14,7 +14,7 @@ use crate::{
     deployment::Deployment,
     fixtures::{self, BASE, EXAMPLES, example, program},
     network::Namespace,
-    place::StateDirectory,
+    state_directory::StateDirectory,
 };
 
 /// What embedding, head and norms of the tests' model need in memory.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use gateway::runs::wire::{
+use gateway::training_sessions::wire::{
     ChunkKind, DType, Datum, EncodedText, ForwardBackwardRequest, ModelInputChunk, TensorData, Values,
 };
 use prost::Message as _;

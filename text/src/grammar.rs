@@ -21,8 +21,8 @@ mod digits;
 mod gbnf;
 mod lark;
 mod matcher;
+mod reasoning;
 mod schema;
-mod thought;
 mod tokens;
 
 use std::sync::Arc;
@@ -43,8 +43,8 @@ pub use self::{
     gbnf::GbnfError,
     lark::lark_source,
     matcher::{MatchError, Matcher, TokenSet},
+    reasoning::{Tag, Thought},
     schema::{Enforcement, Warning, lark_json},
-    thought::{Tag, Thought},
     tokens::{TokenBytes, Tokens},
 };
 use crate::tokenizer::Tokenizer;

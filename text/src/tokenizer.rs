@@ -19,6 +19,7 @@
 
 mod byte_level;
 mod error;
+mod escape_special_tokens;
 mod expressions;
 pub(crate) mod from_directory;
 mod from_gguf;
@@ -27,7 +28,6 @@ mod names;
 mod options;
 mod pipeline;
 mod pre_tokenizer;
-mod quoted;
 mod sentencepiece;
 mod vocabulary;
 

@@ -3,12 +3,12 @@
 
 mod arguments;
 mod error;
+mod event_output;
 mod layers;
 mod prompts;
 mod run;
 mod serve;
 mod session;
-mod told;
 
 use std::io::{self, Write as _};
 

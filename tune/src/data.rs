@@ -17,13 +17,13 @@
 //! - `prompts`: what is asked, without the answers
 //! - `fault`: what can be wrong with it
 
+mod distillation_data;
 mod encode;
 mod fault;
 mod fields;
 mod kind;
 mod lines;
 mod prompts;
-mod said;
 mod sample;
 
 use std::{fs::File, io, ops::Range, path::Path};
@@ -31,11 +31,11 @@ use std::{fs::File, io, ops::Range, path::Path};
 use files::strict_json;
 use serde_json::{Map, Value};
 
+pub use distillation_data::DistillationSample;
 pub use encode::Encoder;
 pub use fault::{DataError, LineFault, MAX_FAULTS_SHOWN, Problem};
 pub use kind::DataKind;
 pub use prompts::{DataPrompt, FilePrompts, prompts};
-pub use said::DistillationSample;
 
 use encode::Encoded;
 use fields::LineFields;

@@ -5,13 +5,13 @@ use std::{error::Error, time::Instant};
 use training_protocol::{Correctness, StepReport, TrainingEvent};
 
 use crate::{
+    batch_sampler::{Batches, split},
     checkpoint::{Checkpoint, CheckpointError, CheckpointOrigin},
     data::{DataItems, DistillationSample, Example, PreferencePair},
     draft::DraftTraining,
-    learn::{StepResult, TrainState, TrainStepError, lanes::BorrowedBase},
-    order::{Batches, split},
     plan::JobPlan,
     schedule::Schedule,
+    step::{StepResult, TrainState, TrainStepError, microbatch_pool::BorrowedBase},
 };
 
 /// How a job ended.

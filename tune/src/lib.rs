@@ -23,16 +23,16 @@
 #![forbid(unsafe_code)]
 
 pub mod adapter;
+pub mod batch_sampler;
 pub mod checkpoint;
 pub mod cli;
 pub mod data;
 pub mod draft;
 pub mod job;
-pub mod learn;
 pub mod loss;
 pub mod optimizer;
-pub mod order;
 pub mod peft;
 pub mod plan;
 pub mod schedule;
 pub mod session;
+pub mod step;

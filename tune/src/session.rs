@@ -1,7 +1,7 @@
 //! One adapter, trained order by order: gradients are gathered, a step is made of them, and what has been learned is kept or
 //! written out whenever somebody says so. These are the verbs of Tinker's API; who speaks HTTP is somebody else.
 
-pub mod order;
+pub mod commands;
 
 use std::{error::Error, path::Path};
 
@@ -13,13 +13,13 @@ use training_protocol::session::{Adam, CommandDone, CommandRefusal, CommandReply
 use crate::{
     adapter::{AdapterSpec, NoModule},
     checkpoint::{Checkpoint, CheckpointOrigin},
-    learn::{
-        Direction, SequenceSample, TrainState, TrainStepError,
-        lanes::{BorrowedBase, MicrobatchPool},
-    },
     loss::{Loss, LossMetrics},
     optimizer::{Hyperparameters, OptimizerState},
     peft::{self, Dtype},
+    step::{
+        Direction, SequenceSample, TrainState, TrainStepError,
+        microbatch_pool::{BorrowedBase, MicrobatchPool},
+    },
 };
 
 /// Largest rank.

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use model::{
     forward::BLOCK_TOKENS,
+    linear_sites::SitePath,
     sampling::{SamplingError, SamplingParams, SamplingRequest},
-    sites::SitePath,
 };
 use shmproto::message::{ErrorCode, Generate, Pooling, Precision, Sampling, WireError};
 

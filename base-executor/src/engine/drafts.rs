@@ -9,27 +9,27 @@ use std::time::Duration;
 use ids::{AdapterId, TenantId};
 use model::{
     forward::{ForwardPass, LogitRows},
-    sweep::PIPELINE,
+    weight_stream_stats::PIPELINE,
 };
 use shmproto::message::{ACCEPTED_BOUNDS, DraftKind, SpeculationStats};
 use speculation::{
-    allowance::DraftBudget,
-    baseline::BaselineRule,
-    recent::LruTable,
+    baselines::BaselineRule,
+    draft_budget::DraftBudget,
+    lru::LruTable,
     tree::{NodeSet, TokenTree},
-    verdict::VerificationResult,
-    worth::{StepEstimate, VerifySelection, worth},
+    verification::VerificationResult,
+    verify_selection::{StepEstimate, VerifySelection, worth},
 };
 
 use super::{
     Engine,
-    commission::DrafterState,
-    meanwhile::OverlappedDrafters,
-    pace::StepCost,
+    drafter_state::DrafterState,
+    overlapped_drafting::OverlappedDrafters,
     schedule::ScheduledTokens,
     sequence::{BranchBlocks, Sequence},
+    step_cost::StepCost,
 };
-use crate::author::{AcceptanceStats, DrafterFactory};
+use crate::drafter::{AcceptanceStats, DrafterFactory};
 
 /// Most drafted tokens of a sequence in a step.
 pub const MAX_DRAFT_TOKENS: usize = speculation::tree::MAX_NODES;

@@ -6,9 +6,9 @@ use ids::AdapterId;
 use shmproto::message::{Generate, ToGateway, UnloadAdapter};
 use tokio::sync::mpsc;
 
-pub use crate::caller::{ConnectionId, RequestKey};
+pub use crate::request_key::{ConnectionId, RequestKey};
 
-use crate::{adapters::AdapterLoadOutcome, below::FileCopy};
+use crate::{adapters::AdapterLoadOutcome, kv_offload::FileCopy};
 
 /// Something the engine reacts to.
 #[derive(Debug)]

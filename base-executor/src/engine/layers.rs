@@ -9,8 +9,8 @@ use std::{
 use model::forward::ForwardPass;
 use tokio::sync::mpsc;
 
-pub use super::computing::LayerService;
-use super::{computing::ModelRunner, event::EngineEvent};
+pub use super::model_runner::LayerService;
+use super::{event::EngineEvent, model_runner::ModelRunner};
 
 impl<P: ForwardPass> ModelRunner<P> {
     /// Computes calls that are due, for as long as the step took at most: neither starves the other.

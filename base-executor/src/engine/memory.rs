@@ -17,7 +17,7 @@ use super::{
     Engine, count,
     sequence::{OffloadFetch, Sequence},
 };
-use crate::below::{FileCopy, ReadRequest};
+use crate::kv_offload::{FileCopy, ReadRequest};
 
 /// Blocks copied out ahead of need where nobody computes.
 const IDLE_SPILLS_PER_STEP: usize = 8;

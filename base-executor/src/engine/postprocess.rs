@@ -11,11 +11,11 @@ use shmproto::message::{ErrorCode, Output, WireError};
 
 use super::{
     Engine,
-    computing::{Panic, StepFailed, StepOutput},
+    model_runner::{Panic, StepFailed, StepOutput},
     schedule::ScheduledTokens,
     sequence::{SequenceOutput, Verified, failure},
 };
-use crate::grammars::GrammarWorkers;
+use crate::constrained_decoding::GrammarWorkers;
 
 /// What a request hears of a fault that ends it.
 pub(super) const FAULT: &str =

@@ -6,7 +6,7 @@ use cache::{Namespace, PrefixPath};
 use ids::{AdapterId, TenantId};
 use model::{
     forward::{BLOCK_TOKENS, ForwardPass},
-    sites::SitePath,
+    linear_sites::SitePath,
 };
 use shmproto::message::Generate;
 
@@ -16,7 +16,7 @@ use super::{
     event::{ConnectionId, RequestKey},
     sequence::{AdapterHold, Sequence, SequenceAdapter, SequenceOrigin, failure},
 };
-use crate::grammars::GrammarState;
+use crate::constrained_decoding::GrammarState;
 
 impl<P: ForwardPass> Engine<P> {
     pub(super) fn generate(&mut self, connection: ConnectionId, request: Generate, received_at: Instant) {

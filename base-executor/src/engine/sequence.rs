@@ -6,11 +6,11 @@
 //! Virtual tokens (prefix tuning) have positions, and are computed, kept and found again like any others; but they are
 //! nobody's prompt: no report and no penalty counts them.
 
-mod choosing;
-mod entry;
-mod grown;
-mod opening;
+mod draft_tree;
+mod first_output;
+mod kv_admission;
 mod pooling;
+mod token_sampling;
 
 use std::{
     slice::ChunksExact,
@@ -22,23 +22,23 @@ use cache::{Cache, Cursor, PrefixPath};
 use ids::{AdapterId, BlockId, TenantId};
 use model::{
     forward::{BLOCK_TOKENS, LogitRows},
+    linear_sites::SitePath,
     sampling::{self, Drawn, SamplingParams, TokenCounts},
-    sites::SitePath,
 };
 use policy::batch::{PromptLogits, RunningStage};
 use shmproto::message::{Finish, Output, Pooling, ProvisionalMode, TokenOutput};
 
-pub(crate) use self::opening::failure;
+pub(crate) use self::first_output::failure;
 pub(super) use self::{
-    entry::{KvAdmission, OffloadFetch},
-    grown::{BranchBlocks, DraftTree, Verified},
+    draft_tree::{BranchBlocks, DraftTree, Verified},
+    kv_admission::{KvAdmission, OffloadFetch},
 };
 use self::{
-    opening::{Admission, FirstOutput},
+    first_output::{Admission, FirstOutput},
     pooling::PoolingState,
 };
-use super::{commission::DrafterState, computing::SamplingLocation, event::RequestKey};
-use crate::grammars::GrammarState;
+use super::{drafter_state::DrafterState, event::RequestKey, model_runner::SamplingLocation};
+use crate::constrained_decoding::GrammarState;
 
 /// What stands for a virtual token: the pass takes the adapter's keys and values in the place of its own.
 const VIRTUAL_TOKEN: u32 = 0;

@@ -15,7 +15,7 @@ use rustix::{
 };
 use shmproto::{
     board::{Board, WorkerNumber},
-    handover::{
+    fd_passing::{
         Accepted, AdapterOffered, BoardListener, ExecutorEnd, FromWorker, SendError,
         SlotGranted as SeatedMessage, ToWorker, bounded_text,
     },
@@ -24,7 +24,7 @@ use shmproto::{
 
 use self::rate::AttachRateLimit;
 use super::{AttachedWorker, SharedWorkerState};
-use crate::images::ImageRegistry;
+use crate::adapter_images::ImageRegistry;
 
 /// How often workers are looked at, at least.
 const LOOK: Duration = Duration::from_millis(100);
@@ -337,7 +337,7 @@ impl WorkerPeer {
 #[cfg(test)]
 mod tests {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
-    use shmproto::{handover::WorkerEnd, image::ImageEntry};
+    use shmproto::{fd_passing::WorkerEnd, image::ImageEntry};
 
     use super::*;
 

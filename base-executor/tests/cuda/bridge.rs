@@ -4,7 +4,7 @@
 use std::{fs::Permissions, os::unix::fs::PermissionsExt as _, sync::Arc, time::Duration};
 
 use base_executor::{
-    images::{ImageRegistry, publish},
+    adapter_images::{ImageRegistry, publish},
     workers::{BridgeSetup, JobRows, WorkerListener, Workers},
 };
 use cache::ledger::MemoryAccount;

@@ -40,7 +40,7 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 use crate::{
     common::{prompt, request},
     engine::welcome,
-    planted::OracleDrafter,
+    oracle_drafter::OracleDrafter,
 };
 
 const GATEWAY: ConnectionId = ConnectionId(1);
@@ -237,7 +237,7 @@ impl Visit for PipelineFields {
 
 impl<S: tracing::Subscriber> Layer<S> for PipelineLog {
     fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
-        if event.metadata().target() != model::sweep::PIPELINE {
+        if event.metadata().target() != model::weight_stream_stats::PIPELINE {
             return;
         }
         let ended = Instant::now();

@@ -1,7 +1,7 @@
 //! The bridge between a device and its workers, without a device: a thread plays the stream. It writes rows into the
 //! slab, stores `asked`, waits for `answered`, and reads the sums, which have the bits of the arithmetic on one thread.
 
-mod question;
+mod group_request;
 mod stream;
 
 use std::{
@@ -13,8 +13,8 @@ use std::{
 };
 
 use base_executor::{
-    images::{ImageRegistry, publish},
-    workers::{WorkerListener, Workers, bridge::Bridge},
+    adapter_images::{ImageRegistry, publish},
+    workers::{WorkerListener, Workers, gpu_bridge::Bridge},
 };
 use cache::ledger::MemoryAccount;
 use kernels::{
@@ -33,7 +33,7 @@ use shmproto::message::Stats;
 use tempfile::TempDir;
 
 use self::{
-    question::{GROUPS, GroupRequest, ROWS},
+    group_request::{GROUPS, GroupRequest, ROWS},
     stream::{FakeStream, HostBridgeMemory, StreamOp},
 };
 use crate::{

@@ -10,8 +10,8 @@ use std::{
 use ids::BlockId;
 use model::{
     forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice},
-    sites::{PassHooks, SitePath},
-    sweep::PendingWeights,
+    linear_sites::{PassHooks, SitePath},
+    weight_stream_stats::PendingWeights,
 };
 use shmproto::message::{Generate, Precision, ProvisionalMode, Sampling};
 

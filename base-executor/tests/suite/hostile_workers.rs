@@ -15,7 +15,7 @@ use std::{
 
 use shmproto::{
     board::WakeReason,
-    handover::{FromWorker, WorkerHello, connect},
+    fd_passing::{FromWorker, WorkerHello, connect},
 };
 
 use crate::worker::{

@@ -12,7 +12,7 @@ use std::{
 use base_executor::{FAILPOINTS, WEIGHT_FAILPOINTS};
 use rustix::process::{Pid, Signal, kill_process};
 use shmproto::{
-    handover::{FromWorker, ToWorker, WorkerHello},
+    fd_passing::{FromWorker, ToWorker, WorkerHello},
     message::{
         ErrorCode, Generate, Hello, LoadAdapter, PROTOCOL_VERSION, Stats, ToExecutor, ToGateway,
         UnloadAdapter,
@@ -495,8 +495,8 @@ fn request_of(id: u64) -> Generate {
 }
 
 /// A worker that takes a seat, and then does nothing.
-fn idle_worker(place: &ProcessFixture) -> shmproto::handover::WorkerEnd {
-    let worker = shmproto::handover::connect(&place.socket().with_file_name("workers.sock")).unwrap();
+fn idle_worker(place: &ProcessFixture) -> shmproto::fd_passing::WorkerEnd {
+    let worker = shmproto::fd_passing::connect(&place.socket().with_file_name("workers.sock")).unwrap();
     worker.send(&FromWorker::Hello(WorkerHello::new(1, 0)), &[]).unwrap();
     let seated = worker.receive().unwrap();
     assert!(matches!(seated, Some((ToWorker::Seated(_), _))), "{seated:?}");

@@ -11,12 +11,12 @@ use base_executor::{
     ServeSettings,
     adapters::AdapterRole,
     budget::MemoryBudget,
+    gateway_server::NO_REQUEST,
     loader::{Loader, PassReadyAdapter, PrepareError},
     memory::MemorySettings,
+    model_loader::{ModelFacts, OpenedModel},
     placement::HostOnlyPlacement,
-    resident::{ModelFacts, OpenedModel},
     serve,
-    service::NO_REQUEST,
 };
 use ids::{AdapterId, Generation, TenantId};
 use model::{

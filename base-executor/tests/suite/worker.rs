@@ -17,7 +17,7 @@ use std::{
 };
 
 use base_executor::{
-    images::{ImageRegistry, publish},
+    adapter_images::{ImageRegistry, publish},
     workers::{WorkerListener, Workers},
 };
 use cache::ledger::MemoryAccount;
@@ -28,7 +28,7 @@ use kernels::{
     lora::{ElementKind, FactorLayout, LoraMatrix, LoraPrecision, MatrixLayout, SharedBytes, sum_ranks},
 };
 use model::{
-    adapter::{Adapter, AnyAdapter, LoraModule, MethodWeights, sum::sum},
+    adapter::{Adapter, AnyAdapter, LoraModule, MethodWeights, merge::sum},
     cpu::Compute,
     deltas::{
         assist::{Assist, PartialSum},
@@ -48,7 +48,7 @@ use model::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use shmproto::{
     board::{Consumer, ConsumerFds, SlotNumber, WakeReason, WorkerNumber},
-    handover::{FromWorker, ToWorker, WorkerEnd, WorkerHello, connect},
+    fd_passing::{FromWorker, ToWorker, WorkerEnd, WorkerHello, connect},
     image::Image,
     message::Stats,
     region::{Access, Region},

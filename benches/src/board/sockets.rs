@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result};
 
 use super::{
-    trip::{MessageShape, RoundTrip},
+    round_trip::{MessageShape, RoundTrip},
     worker::{Channel, WorkerProcess, WorkerRole, widen},
 };
 

@@ -20,7 +20,7 @@ use rustix::{
 };
 use shmproto::{
     board::{Consumer, ConsumerFds, SlotNumber, WakeReason, WorkerNumber},
-    handover::{ToWorker, WorkerEnd},
+    fd_passing::{ToWorker, WorkerEnd},
 };
 
 use crate::machine::pin;

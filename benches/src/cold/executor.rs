@@ -21,10 +21,10 @@ use zeromq::{DealerRecvHalf, DealerSendHalf, DealerSocket, Socket as _, SocketRe
 
 use super::arrivals::RequestArrival;
 use crate::{
-    asking::greedy,
     config::SuiteConfig,
     machine::{Cores, list},
     process::LoggedProcess,
+    requests::greedy,
     workload,
 };
 

@@ -18,11 +18,11 @@ use tempfile::TempDir;
 use crate::{
     arrivals::{at_their_times, poisson},
     config::SuiteConfig,
+    holobiont_runner::{DeploymentPlacement, EnvSetting, Holobiont, Installation},
     http::{Attempt, Timeline},
     machine::Cores,
-    ours::{DeploymentPlacement, EnvSetting, Holobiont, Installation},
     process::output_of,
-    reality::SAID,
+    sim_validation::SAID,
     workload::{AdapterChoice, AnswerKind, BenchRequest, WARM_UP_ROUND, arrival, prompt},
 };
 

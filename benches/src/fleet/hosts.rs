@@ -8,10 +8,10 @@ use serde_json::json;
 use crate::{
     cold::adapters::write_for,
     config::SuiteConfig,
+    holobiont_runner::{DeploymentPlacement, EnvSetting, Holobiont, Installation},
     http::post_json,
     lora::AdapterShape,
     machine::Cores,
-    ours::{DeploymentPlacement, EnvSetting, Holobiont, Installation},
     servers::{postgres::Postgres, s3::Bucket},
 };
 

@@ -13,10 +13,10 @@ use tempfile::TempDir;
 use super::{hosts, hosts::Servers, row};
 use crate::{
     config::SuiteConfig,
+    holobiont_runner::Holobiont,
     http::get,
     machine::Cores,
     measure::{Samples, alternate},
-    ours::Holobiont,
     report::{BenchTarget, Comparison},
 };
 

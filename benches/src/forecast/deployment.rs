@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use policy::{
-    perf::line::{LinearFit, TimingSample},
+    perf::linear_fit::{LinearFit, TimingSample},
     routing::RoutingPolicy,
 };
 use rustix::{
@@ -21,11 +21,11 @@ use tempfile::TempDir;
 use super::share::CpuQuota;
 use crate::{
     config::SuiteConfig,
+    holobiont_runner::{DeploymentPlacement, EnvSetting, Holobiont, Installation},
     http::{get, post},
     machine::Cores,
-    ours::{DeploymentPlacement, EnvSetting, Holobiont, Installation},
     process::children_called,
-    reality::{costs::fitted, deployment::write, probe::StepProbe},
+    sim_validation::{costs::fitted, deployment::write, probe::StepProbe},
 };
 
 /// What they are called, and which part of the second core each may use; the first has a core to itself.

@@ -4,8 +4,9 @@ use anyhow::Result;
 use model::cuda::Graphs;
 
 use super::{
-    adapters, ceilings,
+    adapters,
     lab::{GpuBenchContext, GpuMeasurement, map, own},
+    roofline,
     streams::{StreamAdapters, Streams},
     work,
 };
@@ -84,7 +85,7 @@ fn limit(lab: &GpuBenchContext) -> Result<crate::report::PeerSamples> {
     let sizes = &lab.sizes;
     let context = sizes.context as f64 + sizes.warm_up as f64 + sizes.decoded as f64 / 2.0;
     let bytes = work::step_bytes(lab.config(), 1, context);
-    let copied = ceilings::copy_gbps(lab)?;
+    let copied = roofline::copy_gbps(lab)?;
     let name = format!("{:.3} GB a token at the {:.0} GB/s of a copy", bytes / 1e9, copied.median());
     Ok(own(name, map(&copied, |gbps| gbps * 1e9 / bytes)?))
 }

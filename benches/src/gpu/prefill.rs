@@ -3,8 +3,8 @@
 use anyhow::Result;
 
 use super::{
-    ceilings,
     lab::{GpuBenchContext, GpuMeasurement, map},
+    roofline,
     streams::Streams,
     work,
 };
@@ -21,7 +21,7 @@ const LEAST_OF_RATE: f64 = 0.7;
 pub(super) fn run(lab: &GpuBenchContext, streams: &mut Streams) -> Result<()> {
     let (tokens, chunk) = (lab.sizes.prompt, lab.sizes.chunk);
     let flops = work::prompt_flops(lab.config(), tokens);
-    let unit = ceilings::matrix_rate(lab)?;
+    let unit = roofline::matrix_rate(lab)?;
     let goal = unit.is_ceiling.then_some(BenchTarget::RatioAtLeast(LEAST_OF_RATE));
     for (case, chunk, target) in
         [("in one pass".to_owned(), tokens, goal), (format!("in chunks of {chunk}"), chunk, None)]

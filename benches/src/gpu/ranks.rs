@@ -18,9 +18,10 @@ use model::shape::{layout::linear_shape, source::Target as Layer};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use super::{
-    adapters, ceilings, fit,
+    adapters, fit,
     lab::{GpuBenchContext, GpuMeasurement, map, own},
     overhead::BENCH,
+    roofline,
 };
 use crate::{
     measure::Samples,
@@ -49,7 +50,7 @@ pub(super) fn run(lab: &GpuBenchContext) -> Result<()> {
 /// Bytes of the factors a second, with as many adapters as there are.
 fn bandwidth(lab: &GpuBenchContext, rig: &mut RankBench) -> Result<()> {
     let slots = lab.sizes.adapters;
-    let copied = ceilings::copy_gbps(lab)?;
+    let copied = roofline::copy_gbps(lab)?;
     for &rank in lab.sizes.ranks {
         let batch = vec![rank; slots];
         let (bytes, layers) = (rig.bytes(&batch), rig.layers.len());

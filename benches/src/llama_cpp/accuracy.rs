@@ -21,8 +21,8 @@ use text::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
 
 use super::setup::Setup;
 use crate::{
+    holobiont_runner::{BenchProgram, HolobiontRunner as _, SyntheticLoad, TokenRates},
     measure::{Samples, alternate},
-    ours::{BenchProgram, HolobiontRunner as _, SyntheticLoad, TokenRates},
     peer::PeerWeights,
     report::{BenchTarget, Better, Comparison, PeerSamples},
 };

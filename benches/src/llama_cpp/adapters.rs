@@ -4,14 +4,14 @@
 use anyhow::Result;
 
 use super::{
-    contest::{ContestantResults, PeerComparison},
+    peer_compare::{ContestantResults, PeerComparison},
     servers::{Adapters, warmed_up},
     setup::Setup,
 };
 use crate::{
+    holobiont_runner::{Holobiont, NamedAdapter},
     http::Burst,
     measure::{Samples, alternate},
-    ours::{Holobiont, NamedAdapter},
     peer::{LlamaServer, PeerWeights},
     report::{BenchTarget, Better, Comparison, PeerSamples},
     workload::{BurstMix, STREAMS, WARM_UP_ROUND, burst},

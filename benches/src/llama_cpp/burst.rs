@@ -9,9 +9,9 @@ use super::{
     setup::Setup,
 };
 use crate::{
+    holobiont_runner::Holobiont,
     http::{Attempt, Dialect, DialectServer, Timeline},
     measure::{Samples, alternate},
-    ours::Holobiont,
     peer::LlamaServer,
     report::{BenchTarget, Better, Comparison, PeerSamples},
     workload::{STREAMS, arrival},

@@ -3,13 +3,13 @@
 use anyhow::Result;
 
 use super::{
-    contest::{ContestantResults, PeerComparison},
+    peer_compare::{ContestantResults, PeerComparison},
     setup::Setup,
 };
 use crate::{
+    holobiont_runner::SyntheticLoad,
     limits::share,
     measure::Samples,
-    ours::SyntheticLoad,
     report::{BenchTarget, Better, Comparison},
 };
 

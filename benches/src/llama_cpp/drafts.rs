@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 
 use super::setup::Setup;
 use crate::{
+    holobiont_runner::{Holobiont, NamedAdapter},
     http::{Dialect, DialectServer, post_json},
     measure::{Samples, alternate},
-    ours::{Holobiont, NamedAdapter},
     peer::{LlamaServer, LlamaServerOptions},
     report::{BenchTarget, Better, Comparison, PeerSamples},
     workload::{AdapterChoice, AnswerKind, BenchRequest},

@@ -4,13 +4,13 @@
 use anyhow::Result;
 
 use super::{
-    contest::{ContestantResults, PeerComparison},
+    peer_compare::{ContestantResults, PeerComparison},
     setup::Setup,
 };
 use crate::{
+    holobiont_runner::Holobiont,
     http::{Dialect, DialectServer},
     measure::alternate,
-    ours::Holobiont,
     peer::{LlamaServer, LlamaServerOptions, PeerWeights},
     report::{BenchTarget, Better, Comparison},
     workload::{AdapterChoice, AnswerKind, BenchRequest, WARM_UP_ROUND, prompt},

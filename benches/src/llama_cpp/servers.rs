@@ -6,9 +6,9 @@ use anyhow::{Context, Result};
 
 use super::setup::Setup;
 use crate::{
+    holobiont_runner::NamedAdapter,
     http::{Dialect, DialectServer},
     lora::{AdapterShape, RandomAdapter, write_gguf, write_peft},
-    ours::NamedAdapter,
     workload::{BurstMix, STREAMS, WARM_UP_ROUND, burst},
 };
 

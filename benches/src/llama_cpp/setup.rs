@@ -7,10 +7,10 @@ use tempfile::TempDir;
 
 use crate::{
     config::SuiteConfig,
+    holobiont_runner::{BenchProgram, DeploymentPlacement, HolobiontRunner, Installation},
     limits::{MachineLimits, ModelWork},
     machine::Cores,
     measure::Samples,
-    ours::{BenchProgram, DeploymentPlacement, HolobiontRunner, Installation},
     peer::LlamaCpp,
 };
 

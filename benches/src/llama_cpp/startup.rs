@@ -5,14 +5,14 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 
 use super::{
-    contest::{ContestantResults, PeerComparison},
+    peer_compare::{ContestantResults, PeerComparison},
     servers::{Adapters, warmed_up},
     setup::Setup,
 };
 use crate::{
+    holobiont_runner::Holobiont,
     http::{Dialect, DialectServer},
     measure::Samples,
-    ours::Holobiont,
     peer::{LlamaServer, PeerWeights},
     process::{ProcessMemory, child_called, memory_of},
     report::{BenchTarget, Better, Comparison, PeerSamples},

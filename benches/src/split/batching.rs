@@ -10,7 +10,7 @@ use super::{
     SplitRow,
     executor::{BatchingFlag, CallTransport, SplitExecutor},
     load::{ClientMeasurement, Habits, LoadClient, sites, together},
-    waits,
+    wait_time,
 };
 use crate::{
     config::SuiteConfig,
@@ -34,7 +34,7 @@ const WARM_UP: Duration = Duration::from_secs(1);
 /// Every comparison of this benchmark.
 pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
     let mut comparisons = policies(config, cores)?;
-    comparisons.extend(waits::run(config, cores)?);
+    comparisons.extend(wait_time::run(config, cores)?);
     Ok(comparisons)
 }
 

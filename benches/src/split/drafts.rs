@@ -6,11 +6,11 @@
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use client::{drafts::DraftPolicy, generate::Generated, masking::Masking, text::Text};
+use client::{generate::Generated, masking::Masking, speculative::DraftPolicy, text::Text};
 use files::model_files::ModelFiles;
 use shmproto::layer::Path;
 use speculation::{
-    baseline::BaselineRule,
+    baselines::BaselineRule,
     draft::{Draft, DraftToken},
     ngram::{AcceptanceTable, Ngram},
     threshold::Threshold,
@@ -27,7 +27,7 @@ use crate::{
     config::SuiteConfig,
     machine::Cores,
     measure::{Contestant, Samples, alternate},
-    planted::{OracleDraft, Quality},
+    oracle_draft::{OracleDraft, Quality},
     report::{BenchTarget, Better, Comparison},
 };
 

@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use client::{
     masking::{
         Direction, Exact, Masking, RowProtection,
-        pads::{Pads, maker::PadMaker, pool::PadPool},
-        shares::SecondExecutor,
+        one_time_pads::{Pads, maker::PadMaker, pool::PadPool},
+        secret_sharing::SecondExecutor,
         verify::Verifier,
     },
     session::ClientSettings,

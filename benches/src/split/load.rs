@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use client::session::{Session, calls::LayerCall};
-use model::sites::SiteId;
+use model::linear_sites::SiteId;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use shmproto::layer::{CallClass, Op, Path};
 

@@ -4,15 +4,15 @@ use std::{ops::ControlFlow, path::Path, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use client::{
-    drafts::{ClientDrafter, DraftPolicy},
     generate::{GenerateRequest, Generated},
     masking::Masking,
     session::Session,
+    speculative::{ClientDrafter, DraftPolicy},
     split_model::{SplitModel, SplitOptions},
 };
 use model::{
+    client_weights::client_base::ClientBase,
     sampling::{SamplingParams, SamplingRequest},
-    skeleton::client_base::ClientBase,
 };
 
 use crate::workload;
@@ -87,7 +87,7 @@ pub(super) fn time_of_a_token(generated: &Generated) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use client::{drafts::DraftingStats, generate::GenerateFinish};
+    use client::{generate::GenerateFinish, speculative::DraftingStats};
 
     use super::*;
 

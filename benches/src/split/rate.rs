@@ -10,7 +10,7 @@ use client::{
     masking::Masking,
     session::{Session, calls::LayerCall},
 };
-use model::sites::SiteId;
+use model::linear_sites::SiteId;
 use shmproto::layer::{CallClass, Op, Path as Arithmetic};
 
 use super::{
@@ -21,9 +21,9 @@ use super::{
 };
 use crate::{
     config::SuiteConfig,
+    holobiont_runner::{BenchProgram, HolobiontRunner as _, SyntheticLoad},
     machine::Cores,
     measure::{Contestant, Samples, alternate},
-    ours::{BenchProgram, HolobiontRunner as _, SyntheticLoad},
     report::{BenchTarget, Better, Comparison},
 };
 

@@ -11,7 +11,7 @@ use ids::BlockId;
 use model::forward::BLOCK_TOKENS;
 
 use super::StreamedSide;
-use crate::planted::OracleDraft;
+use crate::oracle_draft::OracleDraft;
 
 /// The little model hands over to the big one below this confidence.
 const SURE: f64 = 0.9;

@@ -14,14 +14,14 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use base_executor::{
-    author::{DrafterFactory, SequenceDrafter},
+    drafter::{DrafterFactory, SequenceDrafter},
     engine::drafts::Drafts,
 };
 use client::text::Text;
 use files::model_files::ModelFiles;
 use model::weights::streamed::Readahead;
 use shmproto::message::DraftKind;
-use speculation::{baseline::BaselineRule, threshold::Threshold};
+use speculation::{baselines::BaselineRule, threshold::Threshold};
 
 use super::{
     ReadMode, StreamedSide,
@@ -32,7 +32,7 @@ use crate::{
     config::SuiteConfig,
     machine::Cores,
     measure::Samples,
-    planted::{OracleDraft, PricedOracle, Quality},
+    oracle_draft::{OracleDraft, PricedOracle, Quality},
     report::{BenchTarget, Better, Comparison, PeerSamples},
     split::drafts::{COPIED, TOLD},
 };

@@ -13,7 +13,7 @@ use policy::clock::SystemClock;
 use shmproto::message::{SpeculationStats, ToGateway};
 use tokio::sync::mpsc;
 
-use crate::asking::{CONTEXT, greedy, welcome};
+use crate::requests::{CONTEXT, greedy, welcome};
 
 const GATEWAY: ConnectionId = ConnectionId(1);
 

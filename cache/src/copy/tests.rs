@@ -10,12 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use policy::{clock::Clock, deference::ForegroundIo};
+use policy::{background_io::ForegroundIo, clock::Clock};
 use proptest::prelude::*;
 
 use super::{
     BytesPerSecond, CopyEnd, CopyPriority, CopySource, SubmitError, Ticket,
-    courier::{CopyShared, CopyWorker, WorkerStep},
+    worker::{CopyShared, CopyWorker, WorkerStep},
 };
 
 /// A clock on which only waiting takes time. What is `planned` happens in the middle of the next wait.

@@ -6,7 +6,7 @@ use ids::{AdapterId, BlockId};
 
 use super::{AdapterUnit, Cache, CacheSettings};
 use crate::{
-    frontier::key_of,
+    eviction_candidates::key_of,
     tier::{Tier, TierSlot},
 };
 

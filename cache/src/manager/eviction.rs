@@ -6,7 +6,7 @@ use ids::BlockId;
 
 use super::{AdapterUnit, Cache};
 use crate::{
-    frontier::{key_of, worth_of},
+    eviction_candidates::{key_of, worth_of},
     replacement::{Candidate, REVIEWED_AT_ONCE, visited_again},
     tier::{Tier, TierSlot},
     tree::{NodeKind, RETURNING},

@@ -12,7 +12,7 @@ use super::exit::CliError;
 use crate::{
     address::{Address, AddressError},
     error::CallError,
-    masking::{Masking, session_commitment, shares::SecondExecutor},
+    masking::{Masking, secret_sharing::SecondExecutor, session_commitment},
     session::{ClientSettings, Session},
     transport::{Connect, local::LocalConnector, remote::RemoteConnector, tls::TlsFiles},
 };

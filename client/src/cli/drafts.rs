@@ -10,18 +10,18 @@ use files::{model_files::ModelFiles, token_list::TokenList};
 use model::resident::KvDtype;
 use model_draft::{
     draft::ModelDraft,
-    open::{DraftError, DraftOptions, by_model},
+    load::{DraftError, DraftOptions, by_model},
 };
 use serde_json::{Value, json};
 use speculation::{
-    baseline::BaselineRule,
+    baselines::BaselineRule,
     calibration::Calibration,
     ngram::{AcceptanceTable, Ngram},
 };
 
 use super::exit::CliError;
 use crate::{
-    drafts::{ClientDrafter, DraftPolicy, DraftingStats},
+    speculative::{ClientDrafter, DraftPolicy, DraftingStats},
     split_model::SplitModel,
 };
 

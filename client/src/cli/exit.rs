@@ -4,18 +4,18 @@ use std::{error::Error, io, path::PathBuf, process::ExitCode};
 
 use files::generation_defaults::GenerationDefaultsError;
 use serde_json::{Value, json};
-use shmproto::{handover::ConnectError, layer::control::RefusalCode};
+use shmproto::{fd_passing::ConnectError, layer::control::RefusalCode};
 
 use crate::{
     base::BaseError,
     error::{CallError, LinkError},
     generate::GenerateError,
-    masking::pads::pool::PoolError,
+    masking::one_time_pads::pool::PoolError,
     split_model::{LoadError, SplitError},
     text::{TextError, TextFilesError},
 };
 use model::site_model::SiteModelError;
-use model_draft::open::DraftError;
+use model_draft::load::DraftError;
 
 /// How a command ended. The numbers are part of the command line's contract and stand in `--help`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

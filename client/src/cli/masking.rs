@@ -7,14 +7,14 @@ use shmproto::layer::Path;
 use super::{
     exit::CliError,
     pads::{self, PadArguments},
-    rent::RemoteBaseArguments,
+    remote_base::RemoteBaseArguments,
     terminal::Terminal,
 };
 use crate::{
     masking::{
         Exact, Masking, NoiseSettings, RowProtection,
-        pads::{Pads, maker::PadMaker, pool::PadPool},
-        shares::SecondExecutor,
+        one_time_pads::{Pads, maker::PadMaker, pool::PadPool},
+        secret_sharing::SecondExecutor,
         verify::Verifier,
     },
     secrets,

@@ -15,10 +15,10 @@ use crate::{
     error::CallError,
     masking::{
         Direction,
-        pads::{maker::PadMaker, pool::PadPool},
+        one_time_pads::{maker::PadMaker, pool::PadPool},
     },
 };
-use model::sites::SiteId;
+use model::linear_sites::SiteId;
 
 /// Most bytes of a pool, unless said.
 const USUAL_BYTES: u64 = 4 << 30;

@@ -13,7 +13,7 @@ use super::{
     drafts::{AnyDrafter, DraftArguments},
     exit::CliError,
     masking::MaskingArguments,
-    rent::{ConnectedBase, RemoteBaseArguments},
+    remote_base::{ConnectedBase, RemoteBaseArguments},
     size::ByteSize,
     terminal::Terminal,
 };

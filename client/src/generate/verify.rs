@@ -9,7 +9,7 @@ use model::forward::{BLOCK_TOKENS, LogitRows, SequenceSlice, Trunk};
 use shmproto::layer::CallClass;
 use speculation::{
     tree::{NodeId, Segments, TokenTree},
-    verdict::VerificationResult,
+    verification::VerificationResult,
 };
 
 use super::{GenerateError, SplitSequence};

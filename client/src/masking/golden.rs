@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use kernels::Modulus;
 use serde_json::Value;
-use shmproto::layer::draw::{Key, SeededRows};
+use shmproto::layer::seeded_rows::{Key, SeededRows};
 
 use super::fixed_point::{from_whole, to_whole};
 

@@ -11,12 +11,12 @@
 use std::{hint::black_box, time::Instant};
 
 use kernels::Modulus;
-use shmproto::layer::draw::{KEY_BYTES, Key, SeededRows};
+use shmproto::layer::seeded_rows::{KEY_BYTES, Key, SeededRows};
 
 use super::{
     fixed_point::{from_whole, to_whole},
+    modular_rows::{cover, pack, uncover},
     verify::product,
-    whole::{cover, pack, uncover},
 };
 
 /// Measurements of each operation.

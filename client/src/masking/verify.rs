@@ -15,15 +15,16 @@ pub mod file;
 use std::{fmt, sync::Arc};
 
 use kernels::Activations;
-use model::sites::{
+use model::linear_sites::{
     EvaluateError, EvaluateSites, ModularRange, ModularSite, Site, SiteCall, SiteId, SiteOp, SitePath,
 };
-use shmproto::layer::draw::SeededRows;
+use shmproto::layer::seeded_rows::SeededRows;
 use zeroize::{Zeroize as _, Zeroizing};
 
 use super::{
-    CallSite, Direction, site_name,
-    whole::{offers, pack, unpack},
+    CallSite, Direction,
+    modular_rows::{offers, pack, unpack},
+    site_name,
 };
 use crate::{error::CallError, secrets, session::Session};
 

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use model::sites::{ModularRange, SiteId};
+use model::linear_sites::{ModularRange, SiteId};
 use shmproto::layer::{
     CallClass, CallHeader, CallStatus, Dtype, MAX_ROWS, Op, Path, ReplyHeader, RowSource, control::Site,
 };
 
-use super::{ClientSettings, Session, patience::RetryPolicy};
+use super::{ClientSettings, Session, retry_policy::RetryPolicy};
 use crate::error::{CallError, LinkError};
 
 /// How often a call on which the executor fails is tried.

@@ -13,7 +13,7 @@ use std::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use shmproto::{
     channel::{ClientChannel, Geometry, LAYOUT_HASH, PLACE_ALIGN},
-    handover::{Connection, ReceiveError},
+    fd_passing::{Connection, ReceiveError},
     layer::{
         CallHeader, CallStatus, ReplyHeader,
         control::{ChannelReady, FromLayers, ToLayers},

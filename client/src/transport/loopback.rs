@@ -11,7 +11,7 @@ use std::{
 };
 
 use kernels::Activations;
-use model::sites::{EvaluateSites, SiteCall, SiteId, SiteOp, SitePath};
+use model::linear_sites::{EvaluateSites, SiteCall, SiteId, SiteOp, SitePath};
 use shmproto::{
     codec::Wire as _,
     layer::{
@@ -20,7 +20,7 @@ use shmproto::{
             CATALOG, Catalog, Fetch, Fetched, FromLayers, MAX_FETCH_BYTES, ModularWeights, RefusalCode,
             SessionOpened, SessionRefused, SessionStats, Site, SiteLayer, ToLayers,
         },
-        draw::{DRAW_WORDS, SeededRows},
+        seeded_rows::{DRAW_WORDS, SeededRows},
     },
 };
 
@@ -35,19 +35,19 @@ const MAX_ROWS: u32 = 4096;
 
 /// What the catalog says of a base's sites.
 #[must_use]
-pub fn catalog_sites(sites: &[model::sites::Site]) -> Vec<Site> {
+pub fn catalog_sites(sites: &[model::linear_sites::Site]) -> Vec<Site> {
     let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
-    let site = |site: &model::sites::Site| Site {
+    let site = |site: &model::linear_sites::Site| Site {
         columns: number(site.columns),
         paths: if site.fast_is_linear { 0b111 } else { 0b011 } | if site.ring.is_some() { 0b1000 } else { 0 },
         ring: site.ring.map(ring),
         parts: site.parts.iter().map(part).collect(),
     };
-    fn ring(site: model::sites::ModularSite) -> ModularWeights {
-        let model::sites::ModularSite { weight_exponent, l1, commitment } = site;
+    fn ring(site: model::linear_sites::ModularSite) -> ModularWeights {
+        let model::linear_sites::ModularSite { weight_exponent, l1, commitment } = site;
         ModularWeights { weight_exponent, l1, commitment }
     }
-    fn part(part: &model::sites::SitePart) -> SiteLayer {
+    fn part(part: &model::linear_sites::SitePart) -> SiteLayer {
         let rows = u32::try_from(part.rows).unwrap_or(u32::MAX);
         SiteLayer { name: part.name.clone(), rows, has_bias: part.has_bias.into() }
     }

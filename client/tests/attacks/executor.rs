@@ -8,11 +8,11 @@ use client::{
     transport::{Connect, Transport, loopback::Loopback},
 };
 use kernels::Modulus;
-use model::sites::SiteId;
+use model::linear_sites::SiteId;
 use shmproto::layer::{
     CallClass, CallHeader, Dtype, Op, Path as SitePath, ReplyHeader, RowSource,
     control::{FromLayers, ToLayers},
-    draw::SeededRows,
+    seeded_rows::SeededRows,
 };
 
 use crate::support::{ring::unpacked, settings};

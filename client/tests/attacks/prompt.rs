@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use model::{forward::LinearGroup, skeleton::client_base::ClientBase};
+use model::{client_weights::client_base::ClientBase, forward::LinearGroup};
 
 use crate::{
     algebra::{dot, norm, to_f64},

@@ -7,10 +7,10 @@ use client::{
 };
 use ids::BlockId;
 use model::{
+    client_weights::client_base::ClientBase,
     forward::{LinearGroup, LogitRows, SequenceSlice},
+    linear_sites::SiteId,
     resident::KvDtype,
-    sites::SiteId,
-    skeleton::client_base::ClientBase,
 };
 
 use crate::{

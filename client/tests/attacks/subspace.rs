@@ -7,7 +7,7 @@ use client::{
     masking::{CallSite, Direction, Mask},
     session::{Session, calls::LayerCall},
 };
-use model::sites::SiteId;
+use model::linear_sites::SiteId;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use shmproto::layer::{CallClass, Op, Path as SitePath};
 

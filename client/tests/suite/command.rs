@@ -7,8 +7,9 @@ use std::{
 };
 
 use crate::support::{
-    doors::{MaliciousBehavior, TestEndpoint, private_directory},
-    example_adapter, executor, giving_executor, real_model, tiny, widths,
+    example_adapter, executor, giving_executor, real_model,
+    test_endpoint::{MaliciousBehavior, TestEndpoint, private_directory},
+    tiny, widths,
 };
 use serde_json::Value;
 

@@ -8,28 +8,27 @@ use std::{
 };
 
 use crate::support::{
-    OFF,
-    doors::{KEY, MaliciousBehavior, TestEndpoint, certificate, private_directory},
-    executor, generate, resident, resident_tokens, sampling, settings, split_of, split_over, tiny, tokens,
-    widths,
+    OFF, executor, generate, resident, resident_tokens, sampling, settings, split_of, split_over,
+    test_endpoint::{KEY, MaliciousBehavior, TestEndpoint, certificate, private_directory},
+    tiny, tokens, widths,
 };
 use client::{
     address::Address,
-    drafts::DraftPolicy,
     error::{CallError, LinkError},
     generate::{GenerateRequest, Generated},
     session::{ClientSettings, Session, calls::LayerCall},
+    speculative::DraftPolicy,
     split_model::SplitOptions,
     transport::{Connect, local::LocalConnector, remote::RemoteConnector, tls::TlsFiles},
 };
-use model::sites::SiteId;
+use model::linear_sites::SiteId;
 use patience::WATCHDOG;
 use shmproto::{
-    handover::ConnectError,
+    fd_passing::ConnectError,
     layer::{CallClass, Dtype, Op, Path as SitePath},
 };
 use speculation::{
-    baseline::BaselineRule,
+    baselines::BaselineRule,
     ngram::{AcceptanceTable, Ngram},
 };
 use tls::address::HostPort;

@@ -3,23 +3,23 @@
 use std::{convert::Infallible, ops::ControlFlow, path::Path, thread, time::Duration};
 
 use crate::support::{
-    OFF, example_adapter, executor,
-    far::RemoteLoopback,
-    generate, golden,
-    planted::{AlternatingOracle, drafted, samplings},
-    real_model, split, split_of, split_over, tiny, tokens,
+    OFF, example_adapter, executor, generate, golden,
+    oracle_draft::{AlternatingOracle, drafted, samplings},
+    real_model,
+    remote_loopback::RemoteLoopback,
+    split, split_of, split_over, tiny, tokens,
 };
 use client::{
-    drafts::{DraftPolicy, DraftingStats},
     generate::{GenerateFinish, GenerateRequest},
+    speculative::{DraftPolicy, DraftingStats},
     split_model::{ClientAdapter, SplitModel, SplitOptions},
     text::Text,
 };
 use files::{model_files::ModelFiles, token_list::TokenList};
 use model::resident::KvDtype;
-use model_draft::open::{DraftError, DraftOptions, by_model};
+use model_draft::load::{DraftError, DraftOptions, by_model};
 use speculation::{
-    baseline::BaselineRule,
+    baselines::BaselineRule,
     calibration::Calibration,
     draft::{Draft, DraftToken},
     ngram::{AcceptanceTable, Ngram},

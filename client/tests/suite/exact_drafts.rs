@@ -4,18 +4,18 @@ use std::path::Path;
 
 use crate::support::{
     bits, blocks, generate,
-    planted::{AlternatingOracle, drafted, samplings},
+    oracle_draft::{AlternatingOracle, drafted, samplings},
     ring::{RING, pads, ring_executor, shares},
     split_logits, split_masked, split_over, tiny, tokens,
 };
 use client::{
-    drafts::DraftPolicy,
     generate::GenerateRequest,
     masking::RowProtection,
+    speculative::DraftPolicy,
     split_model::{SplitModel, SplitOptions},
 };
 use model::forward::{LogitRows, SequenceSlice, Trunk};
-use speculation::baseline::BaselineRule;
+use speculation::baselines::BaselineRule;
 
 /// The modes of exact arithmetic over a model that drafts.
 fn exact(path: &Path, directory: &Path) -> [SplitModel; 3] {

@@ -6,7 +6,7 @@ use client::{
     masking::{CallSite, Direction, Mask, Masking, NoiseSettings},
     session::Session,
 };
-use model::sites::SiteId;
+use model::linear_sites::SiteId;
 use shmproto::layer::{CallClass, Path as SitePath};
 
 /// `[q | k | v]` of the first layer.

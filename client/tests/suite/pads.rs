@@ -15,10 +15,10 @@ use client::{
     error::CallError,
     masking::{
         Direction::{self, Backward, Forward},
-        pads::pool::{PadPool, PoolError, TakenPads},
+        one_time_pads::pool::{PadPool, PoolError, TakenPads},
     },
 };
-use model::sites::SiteId;
+use model::linear_sites::SiteId;
 
 const MODEL: &str = "llama-tied";
 const SITE: SiteId = SiteId(0);

@@ -14,13 +14,13 @@ use client::{
     generate::GenerateRequest,
     masking::{
         CallSite, Direction, Exact, Mask, Masking, RowProtection,
-        pads::{Pads, maker::PadMaker, pool::PadPool},
+        one_time_pads::{Pads, maker::PadMaker, pool::PadPool},
         verify::Verifier,
     },
     session::Session,
     transport::{Connect, loopback::Loopback},
 };
-use model::{site_model::SiteModel, sites::SiteId};
+use model::{linear_sites::SiteId, site_model::SiteModel};
 use shmproto::layer::{CallClass, Dtype, Path as SitePath};
 
 const MODELS: [&str; 3] = ["llama-tied", "qwen2-bias", "mistral-window"];

@@ -11,9 +11,9 @@ use crate::support::{
     ring::{maker, pool},
     tiny,
 };
-use client::masking::{Direction::Forward, pads::pool::TakenPads};
-use model::sites::SiteId;
-use shmproto::layer::draw::{Key, SeededRows};
+use client::masking::{Direction::Forward, one_time_pads::pool::TakenPads};
+use model::linear_sites::SiteId;
+use shmproto::layer::seeded_rows::{Key, SeededRows};
 
 /// What a secret is remembered with, so that remembering it is not what is found.
 const DISGUISE: u64 = 0x5bd1_e995_9e37_79b9;

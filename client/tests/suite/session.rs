@@ -13,7 +13,7 @@ use client::{
     session::{ClientSettings, Session, calls::LayerCall},
     transport::{Connect, Transport},
 };
-use model::sites::SiteId;
+use model::linear_sites::SiteId;
 use shmproto::{
     codec::Wire as _,
     layer::{

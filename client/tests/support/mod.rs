@@ -2,10 +2,10 @@
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-pub mod doors;
-pub mod far;
-pub mod planted;
+pub mod oracle_draft;
+pub mod remote_loopback;
 pub mod ring;
+pub mod test_endpoint;
 pub mod training;
 
 use std::{
@@ -26,12 +26,12 @@ use client::{
 };
 use ids::BlockId;
 use model::{
+    client_weights::{ClientWeightsPlan, client_base::ClientBase},
     deltas::prepared::PreparedAdapter,
     forward::{ForwardPass as _, LogitRows, SequenceSlice},
+    linear_sites::EvaluateSites as _,
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     sampling::{SamplingParams, SamplingRequest, TokenCounts, sample},
-    sites::EvaluateSites as _,
-    skeleton::{ClientWeightsPlan, client_base::ClientBase},
     sources::open::open,
 };
 use patience::WATCHDOG;
@@ -89,7 +89,7 @@ pub fn committed_executor(path: &Path) -> Loopback {
 pub fn giving_executor(path: &Path) -> Loopback {
     let (base, is_exact) = resident(path);
     let plan = ClientWeightsPlan::of(path).unwrap();
-    let listed = |file: &model::skeleton::ClientWeightsFile| ClientFileEntry {
+    let listed = |file: &model::client_weights::ClientWeightsFile| ClientFileEntry {
         name: file.name.clone(),
         bytes: file.bytes,
         ranges: file.ranges.iter().map(|range| (range.start, range.end - range.start)).collect(),
@@ -100,7 +100,7 @@ pub fn giving_executor(path: &Path) -> Loopback {
     Loopback::new(Box::new(base), &catalog, vec![std::fs::read(path).unwrap()])
 }
 
-fn catalog(base: &ResidentModel, sites: &[model::sites::Site], is_exact: bool) -> Catalog {
+fn catalog(base: &ResidentModel, sites: &[model::linear_sites::Site], is_exact: bool) -> Catalog {
     Catalog {
         model: "tested".to_owned(),
         architecture: base.config().architecture.clone(),

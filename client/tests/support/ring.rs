@@ -5,15 +5,15 @@ use std::{path::Path, sync::Arc};
 use client::{
     masking::{
         Masking, RowProtection,
-        pads::{Pads, maker::PadMaker, pool::PadPool},
-        shares::SecondExecutor,
+        one_time_pads::{Pads, maker::PadMaker, pool::PadPool},
+        secret_sharing::SecondExecutor,
     },
     transport::{Connect, loopback::Loopback},
 };
 use kernels::Activations;
 use model::{
+    linear_sites::{EvaluateError, EvaluateSites, ModularSite, Site, SiteCall, SiteId, SiteOp, SitePath},
     resident::ResidentModel,
-    sites::{EvaluateError, EvaluateSites, ModularSite, Site, SiteCall, SiteId, SiteOp, SitePath},
 };
 
 use shmproto::layer::Path as LayerPath;

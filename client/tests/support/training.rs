@@ -14,10 +14,10 @@ use kernels::{ThreadPool, lora::LoraPrecision};
 use model::{
     adapter::Adapter,
     backward::{Example, Gradients, Loss, SavedScope, TrainableAdapter, Trainer},
+    client_weights::client_base::ClientBase,
     cpu::Compute,
     forward::ReverseLayers,
     resident::{KvDtype, kv_precision, kv_shape},
-    skeleton::client_base::ClientBase,
     sources::open::open,
     weights::ResidentLayers,
 };

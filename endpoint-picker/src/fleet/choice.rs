@@ -11,8 +11,8 @@ use policy::{
     perf::serving::RequestLoad,
     routing::{
         self, Availability, Candidate, PlacementRequest, Residency,
+        cost_estimates::EstimateSelector,
         prefixes::{Blocks, KnownPrefix},
-        seen::EstimateSelector,
     },
 };
 
@@ -20,7 +20,7 @@ use super::{
     HostFleet, HostTable,
     host::{ExecutorReport, Host, HostReport, RegisteredAdapters},
 };
-use crate::ask::{AdapterField, MAX_BEGINNING_BYTES, ParsedRequest, RequestHead, TOKEN_BYTES};
+use crate::request_parser::{AdapterField, MAX_BEGINNING_BYTES, ParsedRequest, RequestHead, TOKEN_BYTES};
 
 /// Bytes of a prompt that are remembered as one.
 const BLOCK_BYTES: usize = 256;

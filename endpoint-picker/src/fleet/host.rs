@@ -11,7 +11,7 @@ use std::{
 use fleet_protocol::{GatewayReport, GatewayState, KnownTags, MAX_COUNT, ReportedAdapter, ReportedExecutor};
 use policy::{
     perf::serving::RequestLoad,
-    routing::{Availability, seen::CostEstimate},
+    routing::{Availability, cost_estimates::CostEstimate},
 };
 
 /// A request that was sent so long before a host was asked is in what it says; later ones may be on their way.

@@ -1,13 +1,13 @@
 use std::collections::BTreeSet;
 
 use fleet_protocol::{GatewayState, ReportedAdapter, ReportedExecutor, ReportedLoad, Tagged, Timings};
-use policy::routing::seen::{CostEstimate, UNSEEN};
+use policy::routing::cost_estimates::{CostEstimate, UNSEEN};
 
 use super::{
     choice::{Pick, PickRefusal, Subset},
     *,
 };
-use crate::ask::{ParsedRequest, RequestHead};
+use crate::request_parser::{ParsedRequest, RequestHead};
 
 const STALE: Duration = Duration::from_secs(1);
 

@@ -65,7 +65,8 @@ fn picker(hosts: &[SocketAddr]) -> Arc<Picker> {
 
 /// Where a completion would go.
 fn asked(picker: &Picker) -> Result<Vec<String>, PickRefusal> {
-    let head = endpoint_picker::ask::RequestHead { path: "/v1/completions".to_owned(), key: Vec::new() };
+    let head =
+        endpoint_picker::request_parser::RequestHead { path: "/v1/completions".to_owned(), key: Vec::new() };
     picker.decide(&head, br#"{"model":"base","prompt":"Hello"}"#, &None).map(|pick| pick.endpoints)
 }
 

@@ -9,7 +9,7 @@ use shmproto::{
             ModularWeights, RefusalCode, SessionOpen, SessionOpened, SessionRefused, SessionStats, Site,
             SiteLayer, ToLayers,
         },
-        draw::DRAW_BYTES,
+        seeded_rows::DRAW_BYTES,
     },
     zmtp::put_message,
 };

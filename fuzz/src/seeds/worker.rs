@@ -2,7 +2,7 @@
 
 use shmproto::{
     codec::Wire,
-    handover::{AdapterOffered, AdapterRejected, FromWorker, SlotGranted, ToWorker, WorkerHello},
+    fd_passing::{AdapterOffered, AdapterRejected, FromWorker, SlotGranted, ToWorker, WorkerHello},
     image::{ENTRY_BYTES, HEADER_BYTES, Image, ImageEntry},
 };
 

@@ -13,19 +13,19 @@
 //! A change names the version of what it changes, and is refused if another gateway was first.
 
 pub mod address;
+mod cache;
+pub(crate) mod change_feed;
 mod changes;
+pub(crate) mod cleanup;
 pub(super) mod instances;
 mod layout;
-pub(crate) mod link;
-mod mirror;
 mod postgres;
-pub(crate) mod sweep;
+pub(crate) mod read_only;
 pub(crate) mod transfer;
-pub(crate) mod visit;
 
 use std::sync::Arc;
 
-use self::link::SharedRegistry;
+use self::change_feed::SharedRegistry;
 use super::{
     database::{Database, DatabaseError, Record},
     entry::AdapterEntry,

@@ -13,17 +13,17 @@ use super::{
     database::{self, Database, Lock, Record},
     entry::{AdapterEntry, Lease},
     errors::{LeaseError, OpenError, ResidencyError, UnusableAdapter},
-    figures::{RegistryCounters, RegistryStats},
     import,
+    merged::MergedAdapters,
     records::{
         RegistryBackend,
         address::PostgresAddress,
-        link::{Freshness, SharedRegistry},
+        change_feed::{Freshness, SharedRegistry},
     },
     residency::{ExecutorAdapters, Tier},
     share::TenantQuota,
+    stats::{RegistryCounters, RegistryStats},
     store::{AdapterStore, BucketAddress, CacheHold, CleanupScope, FetchStats, bucket::Bucket},
-    sums::MergedAdapters,
     table::AdapterNames,
 };
 use crate::{caller::Caller, executors::Executors, lock::lock, random::random_u64, thread};

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::errors::ResidencyError;
 use crate::{
-    executor::{Executor, link::LinkState},
+    executor::{Executor, link_messages::LinkState},
     lock::lock,
 };
 

@@ -19,11 +19,11 @@
 //! nothing, while two names of one tenant share one directory.
 
 pub(crate) mod address;
-mod arriving;
 pub(crate) mod bucket;
 mod cache;
 mod content;
 mod fetch;
+mod incoming;
 mod transport;
 
 use std::{
@@ -42,9 +42,9 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 pub(crate) use self::cache::CacheHold;
 pub use self::{
     address::BucketAddress,
-    arriving::{IncomingAdapter, IncomingFile},
     content::ContentId,
     fetch::FetchStats,
+    incoming::{IncomingAdapter, IncomingFile},
 };
 use self::{
     bucket::{Bucket, BucketError},

@@ -6,8 +6,8 @@ use text::{chat::ChatError, chat_template::TemplateError};
 
 use super::ApiError;
 use crate::{
-    executor::CallError, lifecycle::ServingUnavailable, limits::RateLimited, tenant_memory::MemoryFull,
-    text::TextError, turns::QueueRefusal,
+    admission_queue::QueueRefusal, executor::CallError, lifecycle::ServingUnavailable, limits::RateLimited,
+    tenant_memory::MemoryFull, text::TextError,
 };
 
 impl From<WireError> for ApiError {

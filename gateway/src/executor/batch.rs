@@ -10,12 +10,12 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::{
     backlog::Backlog,
+    concurrency_limit::SequenceSlot,
     errors::CallError,
-    link::{LinkCommand, OutputRoute, RoutedEvent, SequenceEvent, StartSequence},
+    link_messages::{LinkCommand, OutputRoute, RoutedEvent, SequenceEvent, StartSequence},
     queue::CommandQueue,
-    slots::SequenceSlot,
 };
-use crate::line::WaitingEntry;
+use crate::queue_delay::WaitingEntry;
 
 /// Outputs without a token that a sequence may have: its end, the scores of its prompt.
 const EMPTY_OUTPUTS: usize = 16;

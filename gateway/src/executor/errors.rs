@@ -2,7 +2,7 @@
 
 use shmproto::message::WireError;
 
-use super::slots::TooManySequences;
+use super::concurrency_limit::TooManySequences;
 
 /// Why the executor did not do what it was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -9,9 +9,9 @@ use shmproto::message::RequestId;
 use tokio::sync::{Notify, mpsc};
 
 use super::{
+    concurrency_limit::{SequenceSlot, SequenceSlots, SlotUsage},
     errors::CallError,
-    link::{LinkCommand, refuse},
-    slots::{SequenceSlot, SequenceSlots, SlotUsage},
+    link_messages::{LinkCommand, refuse},
 };
 
 /// What the executors of a gateway have in common; clones are the same.

@@ -14,7 +14,7 @@ use shmproto::message::{
 use tokio::{task::JoinHandle, time::timeout};
 use zeromq::{RouterSendHalf, RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMessage};
 
-use super::{link::SequenceEvent, *};
+use super::{link_messages::SequenceEvent, *};
 use crate::tenant_memory::{MemoryLimits, TenantMemory};
 
 /// Long enough for a busy machine to answer in, short enough for a test to wait for.

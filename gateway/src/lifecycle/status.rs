@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use shmproto::message::Welcome;
 
-use crate::{adapters::Base, executors::member::ReadyExecutor, text::Text};
+use crate::{adapters::Base, executors::executor_handle::ReadyExecutor, text::Text};
 
 /// What is served, as long as somebody serves it.
 #[derive(Debug, Clone)]

@@ -2,8 +2,8 @@
 
 use super::{GatewayMetrics, table::Id};
 use crate::{
-    classes::{Objective, ServiceClasses, SloOutcome},
-    turns::AdmissionQueue,
+    admission_queue::AdmissionQueue,
+    service_classes::{Objective, ServiceClasses, SloOutcome},
 };
 
 impl GatewayMetrics {

@@ -10,7 +10,7 @@ use super::{
     store::{MetricStore, MetricValue},
     table::Id,
 };
-use crate::layers::CLASSES;
+use crate::layer_stats::CLASSES;
 
 /// The figures that have no labels.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use shmproto::message::Output;
 
 use super::{GatewayMetrics, labels::AdapterMetrics, store::Histogram, table::Id};
 use crate::{
-    classes::{ClassId, Objective, ServiceClasses},
+    service_classes::{ClassId, Objective, ServiceClasses},
     usage::{FinishReason, Usage},
 };
 

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     adapters::Registry,
-    placement::{kind, mode},
+    placement_stats::{kind, mode},
 };
 
 /// The figures that have no labels, ready to be changed.

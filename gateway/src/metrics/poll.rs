@@ -11,7 +11,7 @@ use tokio::{sync::watch, time::MissedTickBehavior};
 use super::{GatewayMetrics, placement};
 use crate::{
     adapters::Registry,
-    executor::{Executor, link::LinkState},
+    executor::{Executor, link_messages::LinkState},
     lifecycle::GatewayReadiness,
 };
 

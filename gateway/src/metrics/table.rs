@@ -5,7 +5,7 @@
 //! There are no labels for tenants, and none whose values callers can invent: adapters are capped
 //! ([`super::labels`]), all others come from closed sets. An adapter that a job made has its tenant in its name.
 
-use crate::adapters::figures::LOAD_BOUNDS_S;
+use crate::adapters::stats::LOAD_BOUNDS_S;
 
 /// What a metric is.
 #[derive(Debug, Clone, Copy, PartialEq)]

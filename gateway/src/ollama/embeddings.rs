@@ -12,10 +12,10 @@ use crate::{
     app::App,
     errors::ApiError,
     openai::{
-        ask::RequestContext,
         completions::PromptField,
         embeddings::{EmbeddingInput, EmbeddingVectors, Length, MAX_INPUTS, OverlongPolicy, embed},
-        fields::{StrictFields, wrong},
+        request_context::RequestContext,
+        strict_fields::{StrictFields, wrong},
     },
 };
 

@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use axum::{Extension, Json, extract::State};
-use files::description::ModelSummary;
+use files::model_summary::ModelSummary;
 use serde_json::{Value, json};
 
 use crate::{
@@ -16,9 +16,9 @@ use crate::{
     lifecycle::ServingState,
     openai::{
         adapters::placed,
-        fields::StrictFields,
         models::{answers, is_listed},
         reasoning::ReasoningTags,
+        strict_fields::StrictFields,
         tools,
     },
 };

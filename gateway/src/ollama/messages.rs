@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use crate::{
     errors::ApiError,
     openai::{
-        fields::{StrictFields, wrong},
         messages::{INERT, MAX_MESSAGES, arguments_of, function_call},
+        strict_fields::{StrictFields, wrong},
     },
     text::{AnsweredCall, ChatMessage},
 };

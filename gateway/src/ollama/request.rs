@@ -8,16 +8,16 @@ use crate::{
     errors::ApiError,
     openai::{
         chat::logprobs,
+        chat_request::ChatRequest,
         completions,
-        conversation::ChatRequest,
-        delivery::{ResponseMode, StreamOptions},
-        fields::{StrictFields, wrong},
-        job::Echo,
+        generation_request::Echo,
         params::{self, ParamLimits, Params, RouteOptions},
         reasoning::effort,
+        stream_options::{ResponseMode, StreamOptions},
+        strict_fields::{StrictFields, wrong},
         structured,
         target::ModelRef,
-        tools::asked::{self, Dialect},
+        tools::tool_params::{self, Dialect},
     },
     text::{ChatMessage, TemplateOptions},
 };
@@ -73,7 +73,7 @@ impl ChatBody {
         let mut fields = StrictFields::parse(body)?;
         let common = common(&mut fields, limits)?;
         let messages = messages::read(fields.array("messages")?.unwrap_or_default())?;
-        let tools = asked::read_as(Dialect::Functions, &mut fields)?;
+        let tools = tool_params::read_as(Dialect::Functions, &mut fields)?;
         let effort = effort::read_switch(&mut fields, THINK)?;
         fields.finish()?;
         let CommonFields { wanted, params, logprobs } = common;

@@ -9,7 +9,7 @@ use axum::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::fields::StrictFields;
+use super::strict_fields::StrictFields;
 use crate::{
     adapters::{
         AdapterEntry, AdapterError, LeaseError, LoadRequest, Pin, Replace, ResidencyError, Tier,
@@ -19,8 +19,8 @@ use crate::{
     body::JsonBody,
     errors::ApiError,
     executors::ExecutorHandle,
-    placement::PlacementReport,
-    runs::saved,
+    placement_stats::PlacementReport,
+    training_sessions::checkpoint_path,
 };
 
 /// Which adapters are listed.
@@ -37,7 +37,7 @@ pub async fn list(
     Query(AdapterListQuery { runs }): Query<AdapterListQuery>,
 ) -> Json<Value> {
     let registry = &app.registry;
-    let is_asked = |entry: &&Arc<AdapterEntry>| saved::is_of_run(&entry.record.name) == runs;
+    let is_asked = |entry: &&Arc<AdapterEntry>| checkpoint_path::is_of_run(&entry.record.name) == runs;
     let named = registry.entries();
     let placed = placed(&app);
     let data = named.values().filter(is_asked).map(|entry| describe(&app, &placed, entry, NameState::Yes));

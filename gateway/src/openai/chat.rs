@@ -1,16 +1,15 @@
 //! `POST /v1/chat/completions`.
 
 use super::{
-    ask::RequestContext,
-    conversation::ChatRequest,
-    fields::StrictFields,
-    job::GenerationRequest,
+    chat_request::ChatRequest,
+    generation_request::GenerationRequest,
     messages::messages,
     params::{self, MAX_LOGPROBS, ParamLimits},
     reasoning::effort,
-    showing,
+    request_context::RequestContext,
+    strict_fields::StrictFields,
     target::ModelRef,
-    tools,
+    template_options, tools,
 };
 use crate::{app::App, errors::ApiError};
 
@@ -25,8 +24,10 @@ impl ChatCompletionBody {
         let wanted = ModelRef::read(&mut fields)?;
         let params = params::read(&mut fields, limits)?;
         let logprobs = logprobs(&mut fields)?;
-        let (messages, tools) = (messages(fields.array("messages")?)?, tools::asked::read(&mut fields)?);
-        let (showing, effort) = (showing::read(&mut fields)?, effort::read(&mut fields, "reasoning_effort")?);
+        let (messages, tools) =
+            (messages(fields.array("messages")?)?, tools::tool_params::read(&mut fields)?);
+        let (showing, effort) =
+            (template_options::read(&mut fields)?, effort::read(&mut fields, "reasoning_effort")?);
         fields.finish()?;
         if params.max_tokens == Some(0) {
             return Err(ApiError::invalid("max_tokens", "'max_tokens' must be at least 1 for a chat"));

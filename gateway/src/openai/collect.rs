@@ -8,12 +8,12 @@ use serde::Serialize;
 use shmproto::message::TokenOutput;
 
 use super::{
-    answer::{ChoiceUpdate, GenerationResponse},
     choice::ScoredToken,
     echo::EchoedPrompt,
-    job::GenerationKind,
+    generation_request::GenerationKind,
+    generation_response::{ChoiceUpdate, GenerationResponse},
     logprobs,
-    tools::found::CallKind,
+    tools::scan_result::CallKind,
     types::{AssistantMessage, ChatChoice, GenerationBody, PromptReport, TextChoice, TextLogprobs, ToolCall},
 };
 use crate::{errors::ApiError, usage::FinishReason};

@@ -6,10 +6,10 @@ use serde_json::Value;
 use text::tokenizer::AddSpecial;
 
 use super::{
-    ask::RequestContext,
-    fields::{StrictFields, token_id, wrong},
-    job::{Echo, GenerationKind, GenerationRequest, MAX_PROMPTS, PromptInput, namespace},
+    generation_request::{Echo, GenerationKind, GenerationRequest, MAX_PROMPTS, PromptInput, namespace},
     params::{self, MAX_LOGPROBS, ParamLimits, Params},
+    request_context::RequestContext,
+    strict_fields::{StrictFields, token_id, wrong},
     target::ModelRef,
 };
 use crate::{app::App, caller::Caller, errors::ApiError, lifecycle::ServingState};

@@ -5,7 +5,7 @@ use text::detokenize::TextStart;
 
 use super::{
     choice::ScoredToken,
-    job::PromptInput,
+    generation_request::PromptInput,
     logprobs::{TokenNames, append, append_first},
     types::TextLogprobs,
 };

@@ -9,12 +9,12 @@ use shmproto::message::Pooling;
 use text::tokenizer::AddSpecial;
 
 use super::{
-    answer::GenerationResponse,
-    ask::RequestContext,
     completions::{PromptField, add_special, prompts},
-    fields::StrictFields,
-    job::{Echo, GenerationKind, GenerationRequest, PromptInput, namespace},
+    generation_request::{Echo, GenerationKind, GenerationRequest, PromptInput, namespace},
+    generation_response::GenerationResponse,
     params::Params,
+    request_context::RequestContext,
+    strict_fields::StrictFields,
     target::ModelRef,
 };
 use crate::{app::App, caller::Caller, errors::ApiError, lifecycle::ServingState};

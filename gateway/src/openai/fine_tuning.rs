@@ -19,7 +19,7 @@ use crate::{
     body::JsonBody,
     caller::Caller,
     errors::ApiError,
-    trainers::TrainerUnavailable,
+    trainer_client::TrainerUnavailable,
     training::{
         TrainingError,
         records::{

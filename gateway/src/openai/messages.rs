@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use serde_json::{Value, json};
 
 use super::{
-    fields::{StrictFields, wrong},
-    tools::asked::INPUT,
+    strict_fields::{StrictFields, wrong},
+    tools::tool_params::INPUT,
 };
 use crate::{
     errors::ApiError,

@@ -16,7 +16,7 @@ use crate::{
     caller::{Caller, KeyRole},
     errors::ApiError,
     lifecycle::ServingState,
-    runs::saved,
+    training_sessions::checkpoint_path,
 };
 
 /// A model a request may name.
@@ -88,7 +88,7 @@ pub async fn delete(
 /// Whether lists of models have it: requests can be answered by it, and people named it. What Tinker's runs keep is listed by
 /// its own routes; requests may name it too.
 pub(crate) fn is_listed(entry: &AdapterEntry) -> bool {
-    answers(entry) && !saved::is_of_run(&entry.record.name)
+    answers(entry) && !checkpoint_path::is_of_run(&entry.record.name)
 }
 
 /// Whether requests can be answered by it: it is there, and no draft.

@@ -6,10 +6,10 @@ use shmproto::message::{Precision, Sampling};
 use text::stop::StopStrings;
 
 use super::{
-    delivery::{self, ResponseMode},
-    fields::{StrictFields, whole, wrong},
     logprobs::TokenNames,
     stops::{stop_strings, stop_tokens},
+    stream_options::{self, ResponseMode},
+    strict_fields::{StrictFields, whole, wrong},
     structured::{self, Structure},
 };
 use crate::{errors::ApiError, lifecycle::ServingState};
@@ -131,7 +131,7 @@ pub struct RouteOptions {
 pub fn read(fields: &mut StrictFields, limits: &ParamLimits<'_>) -> Result<Params, ApiError> {
     fields.labels()?;
     let max_tokens = max_tokens(fields)?;
-    let (structure, delivery) = (structured::read(fields)?, delivery::read(fields)?);
+    let (structure, delivery) = (structured::read(fields)?, stream_options::read(fields)?);
     let asked = RouteOptions { max_tokens, delivery, structure };
     let params = read_beside(asked, fields, limits)?;
     let choices = fields.count("n", 1..=MAX_CHOICES)?.unwrap_or(1);
@@ -297,7 +297,7 @@ mod tests {
     use shmproto::message::ProvisionalMode;
 
     use super::{
-        super::delivery::{StreamOptions, StreamUsage},
+        super::stream_options::{StreamOptions, StreamUsage},
         *,
     };
 

@@ -28,15 +28,15 @@ use self::{
     writing::ResponseWriter,
 };
 use super::{
-    answer::{ChoiceUpdate, GenerationResponse},
-    ask::RequestContext,
-    delivery::ResponseMode,
-    frames,
-    job::GenerationRequest,
+    generation_request::GenerationRequest,
+    generation_response::{ChoiceUpdate, GenerationResponse},
     paging::list,
     params::ParamLimits,
+    request_context::RequestContext,
+    sse,
+    stream_options::ResponseMode,
 };
-use crate::{app::App, caller::Caller, errors::ApiError, kept::StoredResponse};
+use crate::{app::App, caller::Caller, errors::ApiError, response_store::StoredResponse};
 
 /// Most items of a piece of a list.
 const MAX_ITEMS: usize = 100;
@@ -52,7 +52,7 @@ pub async fn create(
     let (answer, first) = GenerationResponse::begin(&app, job).await?;
     let writing = ResponseWriter::new(asked, input, Arc::clone(&app.kept));
     match delivery {
-        ResponseMode::Stream(_) => Ok(frames::respond(answer, first, writing)),
+        ResponseMode::Stream(_) => Ok(sse::respond(answer, first, writing)),
         ResponseMode::Whole => whole(answer, first, writing).await,
     }
 }

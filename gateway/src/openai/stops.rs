@@ -3,7 +3,7 @@
 use serde_json::Value;
 use text::stop::StopStrings;
 
-use super::fields::{StrictFields, token_id, wrong};
+use super::strict_fields::{StrictFields, token_id, wrong};
 use crate::errors::ApiError;
 
 /// Most stop strings of a request.

@@ -8,14 +8,14 @@
 use serde::Serialize;
 
 use super::{
-    answer::{ChoiceUpdate, GenerationResponse},
     choice::{ChoiceDelta, ScoredToken},
     collect::{prompt_ids, token_ids},
-    delivery::StreamUsage,
     echo::EchoedPrompt,
-    frames::{EVENT_STREAM, StreamFormat},
-    job::GenerationKind,
+    generation_request::GenerationKind,
+    generation_response::{ChoiceUpdate, GenerationResponse},
     logprobs,
+    sse::{EVENT_STREAM, StreamFormat},
+    stream_options::StreamUsage,
     structured::SchemaWarning,
     tools::ToolCallDelta,
     types::{

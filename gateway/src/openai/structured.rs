@@ -6,7 +6,7 @@ use serde_json::Value;
 use text::grammar::{Enforcement, Grammar};
 
 pub use self::source::{GrammarSource, SchemaWarning, Structure, refused};
-use super::fields::{StrictFields, wrong};
+use super::strict_fields::{StrictFields, wrong};
 use crate::errors::ApiError;
 
 /// Most texts to choose from.

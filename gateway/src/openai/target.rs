@@ -6,7 +6,7 @@ use fleet_protocol::adapter_of;
 use ids::Generation;
 use serde_json::Value;
 
-use super::fields::{StrictFields, wrong};
+use super::strict_fields::{StrictFields, wrong};
 use crate::{
     adapters::{AdapterEntry, Lease, LeaseError, WeightedMergeError},
     app::App,

@@ -9,14 +9,14 @@ use text::tokenizer::AddSpecial;
 
 use super::{
     completions::add_special,
-    fields::{StrictFields, token_id},
     logprobs::name,
     messages::messages,
-    showing,
+    strict_fields::{StrictFields, token_id},
     target::ModelRef,
+    template_options,
     tools::{
         self, RequestTools,
-        asked::{self, Tools},
+        tool_params::{self, Tools},
     },
 };
 use crate::{
@@ -65,7 +65,7 @@ impl TokenizeBody {
         let wanted = wanted(&mut fields)?;
         let (add, wants_strings) = (add_special(&mut fields)?, fields.flag("return_token_strs", false)?);
         let (prompt, chat) = (fields.text("prompt")?, fields.array("messages")?);
-        let (showing, tools) = (showing::read(&mut fields)?, asked::read(&mut fields)?);
+        let (showing, tools) = (template_options::read(&mut fields)?, tool_params::read(&mut fields)?);
         fields.finish()?;
         let source = match (prompt, chat) {
             (Some(_), None) if tools.is_some() => {

@@ -9,17 +9,17 @@
 //!   as all of an answer; `pythonic`: a list of Python's, with its literals in `python`; `tagged`: one in tags, whose values mean what
 //!   [`kinds`] of them the function takes.
 
-pub mod asked;
 mod bare;
 pub mod format;
-pub mod found;
 pub mod grammar;
-pub mod kinds;
 mod object;
+pub mod parameter_kinds;
 mod python;
 mod pythonic;
 pub mod scan;
+pub mod scan_result;
 mod tagged;
+pub mod tool_params;
 
 use std::sync::Arc;
 
@@ -28,12 +28,12 @@ use settings::ToolCallParser;
 use text::grammar::{Enforcement, GrammarError, Thought};
 
 use self::{
-    asked::{CustomInput, Tool, Tools},
     format::{ToolCallFormat, shows_tools},
-    found::{CallKind, ScanResult},
     grammar::CallsError,
-    kinds::Function,
+    parameter_kinds::Function,
     scan::Scanner,
+    scan_result::{CallKind, ScanResult},
+    tool_params::{CustomInput, Tool, Tools},
 };
 use super::structured::{self, GrammarSource, Structure};
 use crate::{

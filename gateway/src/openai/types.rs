@@ -2,7 +2,7 @@
 
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
-use super::{structured::SchemaWarning, tools::found::CallKind};
+use super::{structured::SchemaWarning, tools::scan_result::CallKind};
 use crate::usage::{FinishReason, Usage};
 
 /// What every answer about a generation carries.

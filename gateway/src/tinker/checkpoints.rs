@@ -18,13 +18,13 @@ use crate::{
     caller::Caller,
     clock::seconds_since_1970,
     errors::ApiError,
-    runs::{
-        book::ActiveModel,
-        expiry,
-        kept::{self, Checkpoint, CheckpointKind, CheckpointStore},
-        saved::{self, CheckpointPath},
-    },
     thread,
+    training_sessions::{
+        checkpoint_path::{self, CheckpointPath},
+        checkpoint_store::{self, Checkpoint, CheckpointKind, CheckpointStore},
+        expiry,
+        sessions::ActiveModel,
+    },
 };
 
 /// Things of a piece of a list, unless it is said how many.
@@ -58,7 +58,7 @@ fn number(name: &str, said: Option<&str>, otherwise: usize) -> Result<usize, Api
 /// A run, as clients may name it.
 fn named(run: &str) -> Result<String, ApiError> {
     let run = run.replacen(":train:", "-", 1);
-    saved::checked(&run).map(str::to_owned).map_err(|refusal| ApiError::not_found(refusal.message))
+    checkpoint_path::checked(&run).map(str::to_owned).map_err(|refusal| ApiError::not_found(refusal.message))
 }
 
 /// Everything that is kept for a tenant, the newest first.
@@ -68,7 +68,7 @@ async fn all(app: &App, caller: &Caller) -> Result<Vec<Checkpoint>, ApiError> {
     let listed = listed.map_err(|error| ApiError::internal(error.to_string()))?;
     let mut all =
         listed.map_err(|error| ApiError::internal(format!("the states cannot be looked at: {error}")))?;
-    all.extend(kept::adapters(&app.registry.entries(), &caller.tenant));
+    all.extend(checkpoint_store::adapters(&app.registry.entries(), &caller.tenant));
     all.sort_by(|a, b| b.at.cmp(&a.at).then_with(|| a.path().cmp(&b.path())));
     Ok(all)
 }
@@ -248,7 +248,7 @@ pub async fn set_ttl(
     body: JsonBody,
 ) -> Result<Json<Value>, ApiError> {
     let (named, Ttl { ttl_seconds }) = (RunPath::read(place)?, read(&app, body).await?);
-    let ttl_s = saved::checked_ttl(ttl_seconds);
+    let ttl_s = checkpoint_path::checked_ttl(ttl_seconds);
     let ttl_s = ttl_s.map_err(|refusal| ApiError::invalid("ttl_seconds", refusal.message))?;
     let at = ttl_s.map(|ttl_s| seconds_since_1970().saturating_add(ttl_s));
     if matches!(named.kept, CheckpointPath::State { .. }) {

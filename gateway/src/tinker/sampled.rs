@@ -8,10 +8,10 @@ use training_protocol::session::CommandRefusal;
 use crate::{
     app::App,
     errors::ApiError,
-    openai::{answer::GenerationResponse, job::GenerationRequest},
-    runs::{
-        outcome::FutureResult,
-        promises::RequestFuture,
+    openai::{generation_request::GenerationRequest, generation_response::GenerationResponse},
+    training_sessions::{
+        future_result::FutureResult,
+        request_futures::RequestFuture,
         wire::{NO_LOGPROB, SampleResponse, SampledSequence, StopReason, TopkLogprobs},
     },
     usage::FinishReason,

@@ -24,15 +24,15 @@ use crate::{
     errors::ApiError,
     lifecycle::ServingState,
     openai::{
-        job::{Echo, GenerationKind, GenerationRequest, PromptInput, namespace},
+        generation_request::{Echo, GenerationKind, GenerationRequest, PromptInput, namespace},
         params::{EndTokens, MAX_LOGPROBS, Params},
         target::ModelTarget,
     },
     random::random_u64,
-    runs::{
-        book::{SAMPLER_BYTES, Sampler},
-        promises::{InsertedFuture, PROMISE_BYTES},
-        saved::CheckpointPath,
+    training_sessions::{
+        checkpoint_path::CheckpointPath,
+        request_futures::{InsertedFuture, PROMISE_BYTES},
+        sessions::{SAMPLER_BYTES, Sampler},
     },
 };
 

@@ -13,7 +13,9 @@ use axum::{
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use crate::{app::App, body::JsonBody, caller::Caller, errors::ApiError, runs::book::SESSION_BYTES};
+use crate::{
+    app::App, body::JsonBody, caller::Caller, errors::ApiError, training_sessions::sessions::SESSION_BYTES,
+};
 
 /// How long a client waits for an answer before it asks again. Its own patience is 45 s.
 const LONG_POLL: Duration = Duration::from_secs(25);

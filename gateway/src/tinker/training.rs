@@ -15,14 +15,14 @@ use crate::{
     caller::Caller,
     errors::ApiError,
     random::random_u64,
-    runs::{
+    training_sessions::{
         batch::TrainingBatch,
-        book::{MODEL_BYTES, SAMPLER_BYTES, Sampler, TrainedModel},
-        desk::{CommandTiming, ModelCommand},
+        checkpoint_path,
         parts::{self, MAX_PARTS},
-        promises::{InsertedFuture, PROMISE_BYTES},
-        saved,
+        request_futures::{InsertedFuture, PROMISE_BYTES},
+        sessions::{MODEL_BYTES, SAMPLER_BYTES, Sampler, TrainedModel},
         wire::{ForwardBackwardRequest, RequestAddress},
+        work_queue::{CommandTiming, ModelCommand},
     },
 };
 
@@ -276,9 +276,9 @@ pub async fn save(
     let model = app.runs.book.find_model(&request.model_id, &caller.tenant)?;
     let seq = check_seq(request.seq_id)?;
     let name = request.path.unwrap_or_else(|| format!("step-{seq}"));
-    let ttl_s = saved::checked_ttl(request.ttl_seconds);
+    let ttl_s = checkpoint_path::checked_ttl(request.ttl_seconds);
     let work = ttl_s.and_then(|ttl_s| {
-        let name = saved::checked(&name)?.to_owned();
+        let name = checkpoint_path::checked(&name)?.to_owned();
         Ok(ModelCommand::SaveState { name, overwrite: request.overwrite, ttl_s })
     });
     promise(&app, &caller, &model, seq, or_refused(work))
@@ -293,20 +293,22 @@ pub async fn save_for_sampler(
     let request: Save = read(&app, body).await?;
     let model = app.runs.book.find_model(&request.model_id, &caller.tenant)?;
     let (seq, run) = (check_seq(request.seq_id)?, model.run.clone());
-    let ttl_s = saved::checked_ttl(request.ttl_seconds);
+    let ttl_s = checkpoint_path::checked_ttl(request.ttl_seconds);
     let work = match (&request.path, request.sampling_session_seq_id) {
-        (Some(name), _) => ttl_s.and_then(|ttl_s| Ok((saved::checked(name)?, ttl_s))).map(|(name, ttl_s)| {
-            ModelCommand::Publish {
-                adapter: saved::adapter(&run, name),
-                ttl_s,
-                answer: json!({
-                    "type": "save_weights_for_sampler",
-                    "path": format!("tinker://{run}/sampler_weights/{name}"),
-                }),
-            }
-        }),
+        (Some(name), _) => {
+            ttl_s.and_then(|ttl_s| Ok((checkpoint_path::checked(name)?, ttl_s))).map(|(name, ttl_s)| {
+                ModelCommand::Publish {
+                    adapter: checkpoint_path::adapter(&run, name),
+                    ttl_s,
+                    answer: json!({
+                        "type": "save_weights_for_sampler",
+                        "path": format!("tinker://{run}/sampler_weights/{name}"),
+                    }),
+                }
+            })
+        }
         (None, Some(number)) => {
-            let adapter = saved::snapshot(&run, seq);
+            let adapter = checkpoint_path::snapshot(&run, seq);
             let session = run.rsplit_once('-').map_or("", |(session, _)| session);
             let memory = app.memory.reserve(&caller.tenant, SAMPLER_BYTES)?;
             let sampler = Sampler { model_path: None, adapter: Some(adapter.clone()), memory };
@@ -336,10 +338,11 @@ fn external(run: &str, request: &SaveExternal) -> Result<ModelCommand, CommandRe
         let why = "'age_encryption_recipients' is not supported: leave it out, and encrypt what you download";
         return Err(CommandRefusal::user(why));
     }
-    let (name, ttl_s) = (saved::checked(&request.path)?, saved::checked_ttl(request.ttl_seconds)?);
+    let (name, ttl_s) =
+        (checkpoint_path::checked(&request.path)?, checkpoint_path::checked_ttl(request.ttl_seconds)?);
     let path = format!("tinker://{run}/external_weights/{name}");
     let answer = json!({ "type": "save_weights_external", "path": path });
-    Ok(ModelCommand::Publish { adapter: saved::export(run, name), answer, ttl_s })
+    Ok(ModelCommand::Publish { adapter: checkpoint_path::export(run, name), answer, ttl_s })
 }
 
 /// Keeps the adapter for download, as PEFT has it.
@@ -393,6 +396,6 @@ pub async fn load(
         }
     };
     let LoadWeightsRequest { path, optimizer, .. } = request;
-    let work = saved::state(&path).map(|(run, name)| ModelCommand::Load { run, name, optimizer });
+    let work = checkpoint_path::state(&path).map(|(run, name)| ModelCommand::Load { run, name, optimizer });
     promise(&app, &caller, &model, seq, or_refused(work))
 }

@@ -5,9 +5,9 @@ use std::{path::PathBuf, sync::Arc};
 use super::{
     Training, TrainingError, files, fresh_id,
     job::ActiveJob,
-    order,
     records::{EventLevel, EventRecord, FileRecord, JobRecord, JobSpec, ObjectRecord, Purpose, file_of},
     table::{JobAdded, NewJob},
+    trainer_args,
 };
 use crate::{caller::Caller, lifecycle::ServingState, tenant_slots::TenantSlots};
 
@@ -42,9 +42,9 @@ impl Training {
         if self.table.unfinished_of(tenant).await? >= limit {
             return Err(TrainingError::TooManyJobs(limit));
         }
-        let mut data = vec![(self.data(&order.training_file, tenant).await?, order::DATA)];
+        let mut data = vec![(self.data(&order.training_file, tenant).await?, trainer_args::DATA)];
         if let Some(file) = &order.validation_file {
-            data.push((self.data(file, tenant).await?, order::VALIDATION));
+            data.push((self.data(file, tenant).await?, trainer_args::VALIDATION));
         }
         let id = fresh_id("ftjob");
         let short = &id[id.len() - 8..];
@@ -107,7 +107,7 @@ impl Training {
         };
         let mut objects: Vec<_> = data.into_iter().map(|(file, name)| file.object(name)).collect();
         if let Some(from) = from {
-            objects.extend(fleet.send_all(job, order::FROM, &from).await?);
+            objects.extend(fleet.send_all(job, trainer_args::FROM, &from).await?);
         }
         Ok(objects)
     }

@@ -228,7 +228,7 @@ pub(super) async fn prepare(
             fs::hard_link(&file, &to).map_err(failed("linking", &to))?;
         }
         if let Some(from) = from {
-            copy(&from, &directory.join(super::order::FROM))?;
+            copy(&from, &directory.join(super::trainer_args::FROM))?;
         }
         sync(&directory)?;
         directory.parent().map_or(Ok(()), sync)

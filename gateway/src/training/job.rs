@@ -7,13 +7,13 @@ use tokio::sync::watch;
 use training_protocol::TrainingEvent;
 
 use super::{
-    Training, TrainingError, files, notes,
+    Training, TrainingError, event_log, files,
     records::{EventLevel, EventRecord, Failure, JobRecord, JobStatus},
     table::{ListedPage, Page, UpdatedBy, shared::leases::Fence},
 };
 use crate::{
     clock::seconds_since_1970,
-    trainers::places::{TrainerSlot, TrainerSlots},
+    trainer_client::trainer_slots::{TrainerSlot, TrainerSlots},
 };
 
 /// How often a job may be paused: each time is an event that is kept.
@@ -212,7 +212,7 @@ impl Training {
         let written = unwritten.len();
         let change = |job: &mut JobRecord| {
             let mut events: Vec<_> =
-                unwritten.into_iter().flat_map(|event| notes::noted(job, event)).collect();
+                unwritten.into_iter().flat_map(|event| event_log::noted(job, event)).collect();
             events.extend(change(job)?);
             if job.status.is_final() {
                 job.finished_at = Some(seconds_since_1970());

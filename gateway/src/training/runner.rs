@@ -21,14 +21,14 @@ use training_protocol::TrainingEvent;
 
 use super::{
     Training, TrainingError,
-    carrier::CheckpointSender,
-    ending::JobOutcome,
+    checkpoint_upload::CheckpointSender,
+    completion::JobOutcome,
+    event_log,
     job::{ActiveJob, JobActor},
-    notes,
-    order::ADAPTER,
     records::{JobRecord, TrainingMethod},
+    trainer_args::ADAPTER,
 };
-use crate::trainers::places::TrainerSlot;
+use crate::trainer_client::trainer_slots::TrainerSlot;
 
 /// How long nobody is asked for a trainer after one was refused.
 const WAIT_FOR_PLACE: Duration = Duration::from_secs(2);
@@ -206,7 +206,7 @@ impl Training {
                 TrainingEvent::Failed { message, .. } if is_refused => return Ok(JobOutcome::Lost(message)),
                 TrainingEvent::Failed { message, exit } => {
                     return Ok(JobOutcome::Failed {
-                        message: notes::with_problems(message, &problems),
+                        message: event_log::with_problems(message, &problems),
                         exit,
                     });
                 }
@@ -270,9 +270,9 @@ impl Training {
             return kept.map_or(Ok(()), |step| outgoing.hand_over(step));
         }
         let change = |job: &mut JobRecord| {
-            let events = notes::noted(job, event);
+            let events = event_log::noted(job, event);
             if let Some(step) = kept {
-                notes::confirmed(job, step);
+                event_log::confirmed(job, step);
             }
             Ok(events)
         };

@@ -8,7 +8,7 @@ use gateway::{
         Registry, RegistryOptions, Replace, ResidencyError,
     },
     caller::{Caller, KeyRole},
-    executor::{Endpoint, Executor, ExecutorLimits, SharedConnections, link::LinkState},
+    executor::{Endpoint, Executor, ExecutorLimits, SharedConnections, link_messages::LinkState},
     executors::{Executors, ONLY},
     limits::KeyLimit,
 };

@@ -6,9 +6,9 @@ use std::{collections::HashSet, path::Path, sync::Arc};
 use gateway::{
     adapters::{LoadRequest, Terms},
     lifecycle::GatewayReadiness,
-    runs::{Runs, saved},
     tenant_memory::{MemoryLimits, TenantMemory},
-    trainers::TrainerClient,
+    trainer_client::TrainerClient,
+    training_sessions::{Runs, checkpoint_path},
 };
 use tokio::sync::watch;
 
@@ -49,7 +49,7 @@ impl TrainingHost {
 
     /// Registers a snapshot of a run of this gateway; returns its name.
     async fn snapshot(&self, run: &str, number: u64) -> String {
-        let name = saved::snapshot(run, number);
+        let name = checkpoint_path::snapshot(run, number);
         let made_by = Some(self.host.registry.instance().to_owned());
         self.register(&name, Terms { made_by, ..Terms::default() }).await;
         name

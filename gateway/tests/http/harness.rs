@@ -3,6 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use gateway::{
+    admission_queue::AdmissionLimits,
     config::{
         AllowedHosts, ConnectionLimits, GatewayConfig, OutputParsers, RateLimits, ShutdownTrigger,
         TelemetryConfig, TrainingLimits,
@@ -12,7 +13,6 @@ use gateway::{
     keys::{Keys, line_of},
     lifecycle::{GatewayReadiness, LoadText},
     server::Gateway,
-    turns::AdmissionLimits,
 };
 use policy::{admission::DelayLimits, routing::RoutingPolicy};
 use settings::{ReasoningParser, ToolCallParser};

@@ -171,7 +171,7 @@ async fn the_service_manager_is_told_that_it_is_ready_and_how() {
     let harness = Harness::start(say("x")).await;
     let told = Arc::new(std::sync::Mutex::new(String::new()));
     let (status, heard) = (harness.gateway.as_ref().unwrap().status.clone(), Arc::clone(&told));
-    let follow = gateway::notify::follow(
+    let follow = gateway::systemd::follow(
         status,
         || 12,
         move |states| {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use files::{description::ModelSummary, text_hash::TextHash};
+use files::{model_summary::ModelSummary, text_hash::TextHash};
 use gateway::{
     lifecycle::LoadText,
     text::{ChatMessage, Decoder, LoadedText, TemplateOptions, Text, TextError, TextFacts},

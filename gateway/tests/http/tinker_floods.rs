@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use gateway::{
     keys::Keys,
-    runs::wire::{
+    tenant_memory::MemoryLimits,
+    training_sessions::wire::{
         ChunkKind, DType, Datum, EncodedText, ForwardBackwardRequest, ModelInputChunk, TensorData, Values,
     },
-    tenant_memory::MemoryLimits,
 };
 use prost::Message as _;
 use serde_json::{Value, json};

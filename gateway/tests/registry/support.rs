@@ -10,7 +10,7 @@ use std::{
 use gateway::{
     adapters::{AdapterEntry, AdapterError, LoadRequest, OpenError, Registry, RegistryOptions, Replace},
     caller::{Caller, KeyRole},
-    executor::{Endpoint, Executor, ExecutorLimits, SharedConnections, link::LinkState},
+    executor::{Endpoint, Executor, ExecutorLimits, SharedConnections, link_messages::LinkState},
     executors::{Executors, ONLY},
     limits::KeyLimit,
 };

@@ -142,5 +142,9 @@ async fn names_of_models_of_tinkers_api_are_refused_to_administrators() {
     }
     assert_eq!(bench.stored().len(), 0);
     publish(&bench, &bench.registry, "tinker-x~1", "alice").await.expect("models publish under such names");
-    assert_eq!(gateway::runs::saved::adapter("run", "name"), "tinker-run-name", "the prefix is theirs");
+    assert_eq!(
+        gateway::training_sessions::checkpoint_path::adapter("run", "name"),
+        "tinker-run-name",
+        "the prefix is theirs"
+    );
 }

@@ -13,13 +13,13 @@ use std::{
     process::{Command, Stdio},
 };
 
-use model::adapter::{AdapterError, named::MergeError};
+use model::adapter::{AdapterError, by_name::MergeError};
 use serde_json::{Value, json};
 
 use self::{diff::DiffArguments, merge::MergeArguments, pull::PullArguments, stats::StatsArguments};
 use crate::{
     client::{ClientError, GatewayClient},
-    deployment::sibling,
+    deployment::program_paths,
     exit::{Exit, Explain},
     home::HomeDirectory,
     models::{
@@ -350,7 +350,7 @@ fn check(
         Some(path) => path,
         None => models::find(arguments.model.as_deref(), &HomeDirectory::from_environment())?,
     };
-    let program = sibling::find(CHECKER).ok_or(AdaptersError::NoChecker)?;
+    let program = program_paths::find(CHECKER).ok_or(AdaptersError::NoChecker)?;
     let mut command = Command::new(program);
     command.arg("check").arg("--model").arg(model).arg("--adapter").arg(directory).stdin(Stdio::null());
     command.args(arguments.probe.then_some("--probe"));

@@ -21,7 +21,7 @@ use crate::{
     deployment::{
         config::{DeploymentConfig, DeploymentConfigError},
         cores::{self, CoreSharing, CoreSplit},
-        sibling,
+        program_paths,
     },
     exit::{Exit, Explain},
     home::HomeDirectory,
@@ -113,7 +113,7 @@ fn executor(config: &DeploymentConfig, split: &CoreSplit, allowed: &CoreList) ->
 /// What the executor says of a device, which it can reach and this program cannot.
 pub(crate) fn device(device: DeviceChoice) -> Finding {
     const NAME: &str = "[executor] device";
-    let Some(program) = sibling::find("base-executor") else {
+    let Some(program) = program_paths::find("base-executor") else {
         return Finding::warn(NAME, format!("{device}, which only base-executor can look at"), "install it");
     };
     match Command::new(program).args(["device", &device.to_string()]).output() {
@@ -250,7 +250,7 @@ fn trainer(config: &DeploymentConfig, allowed: &CoreList) -> Option<Finding> {
         let found = format!("core {core} is not among those this process may use: {allowed}");
         return Some(Finding::fail("[training] cores", found, "holobiont doctor shows the cores there are"));
     }
-    Some(match sibling::find("holobiont-trainer") {
+    Some(match program_paths::find("holobiont-trainer") {
         Some(program) => Finding::ok(NAME, format!("{count} at most, of {}", program.display())),
         None => {
             Finding::warn(NAME, "holobiont-trainer is neither beside `holobiont` nor on PATH", GO_WITHOUT)
@@ -276,7 +276,7 @@ fn adapter(name: &str, path: &Path) -> Finding {
 }
 
 fn program(name: &str) -> Finding {
-    match sibling::find(name) {
+    match program_paths::find(name) {
         Some(path) => Finding::ok(name, path.display().to_string()),
         None => Finding::fail(
             name,

@@ -1,7 +1,7 @@
 //! `holobiont key`: who may ask. The file, or the registry of many hosts, holds hashes; a key itself is shown once, when it is
 //! made.
 
-mod place;
+mod key_store;
 
 use std::{io, num::NonZeroU32, sync::Arc};
 
@@ -10,7 +10,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use keys::{Key, KeyHash, KeyRole, tenant_name};
 use serde_json::json;
 
-use self::place::{KeyStore, KeyStoreArguments, KeyStoreError};
+use self::key_store::{KeyStore, KeyStoreArguments, KeyStoreError};
 use crate::{
     deployment::config::DeploymentConfigError,
     exit::{Exit, Explain},

@@ -4,7 +4,7 @@
 use std::{ffi::OsString, io, os::unix::process::CommandExt as _, path::PathBuf, process::Command};
 
 use crate::{
-    deployment::sibling,
+    deployment::program_paths,
     exit::{Exit, Explain},
 };
 
@@ -74,7 +74,7 @@ impl Explain for RegistryError {
 
 /// Becomes the gateway's program: returns only if that cannot be.
 pub(crate) fn run(command: &RegistryCommand) -> Result<(), RegistryError> {
-    let program = sibling::find(GATEWAY).ok_or(RegistryError::NoGateway)?;
+    let program = program_paths::find(GATEWAY).ok_or(RegistryError::NoGateway)?;
     let mut gateway = Command::new(&program);
     gateway.arg("registry");
     match command {

@@ -6,7 +6,7 @@ use std::{ffi::OsString, io, os::unix::process::CommandExt as _, path::PathBuf, 
 use crate::{
     deployment::{
         config::{DeploymentConfig, DeploymentConfigError},
-        sibling,
+        program_paths,
     },
     exit::{Exit, Explain},
 };
@@ -83,7 +83,7 @@ impl Explain for SimulateError {
 /// Becomes the simulator: returns only if that cannot be.
 pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), SimulateError> {
     let config = DeploymentConfig::layered(DeploymentConfig::default(), arguments.config.as_deref())?;
-    let program = sibling::find(SIMULATOR).ok_or(SimulateError::NoSimulator)?;
+    let program = program_paths::find(SIMULATOR).ok_or(SimulateError::NoSimulator)?;
     let source = Command::new(&program).args(command(arguments, &config)).exec();
     Err(SimulateError::Run { program, source })
 }

@@ -10,16 +10,16 @@
 
 mod cells;
 mod exposition;
-mod figures;
 mod live;
 mod page;
+mod stats;
 
 use std::{
     io::{self, IsTerminal as _},
     time::Duration,
 };
 
-use self::figures::DashboardSnapshot;
+use self::stats::DashboardSnapshot;
 use crate::{
     client::{ClientError, GatewayClient},
     exit::{Exit, Explain},
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_look_in_lines_has_everything() {
-        let text = text(TextStyle::None, &figures::tests::look(37.5, 4));
+        let text = text(TextStyle::None, &stats::tests::look(37.5, 4));
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         for line in [
             "model smol, serving for 9 s, version 1.2",

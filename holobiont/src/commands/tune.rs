@@ -18,25 +18,25 @@
 //! - [`past`]: runs that are kept: listed, shown, stopped
 //! - [`errors`]: what may go wrong
 
-mod answers;
 mod errors;
+mod format;
 mod gateway;
+mod history;
 mod name;
 mod options;
-mod past;
 mod plot;
+mod progress;
 mod prompts;
-mod questions;
 mod record;
 mod request;
 mod run;
+mod teacher_outputs;
+mod teacher_prompts;
 mod trainer;
-mod watch;
-mod words;
 
 use crate::{deployment::selection::GatewayArguments, home::HomeDirectory, terminal::Terminal};
 use errors::TuneError;
-use past::RunHistoryCommand;
+use history::RunHistoryCommand;
 use request::RunArguments;
 
 /// Arguments of `tune`.
@@ -57,7 +57,7 @@ pub(crate) fn run(
 ) -> Result<(), TuneError> {
     let home = HomeDirectory::from_environment();
     match arguments.past {
-        Some(command) => past::run(&command, &home, terminal),
+        Some(command) => history::run(&command, &home, terminal),
         None => run::run(arguments.run, gateway, &home, terminal),
     }
 }

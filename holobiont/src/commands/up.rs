@@ -14,19 +14,19 @@
 //! - [`supervisor`]: the loop over everything that can happen
 //! - [`greeting`]: what is printed once requests are welcome
 
+mod banner;
 mod detach;
 mod errors;
-mod greeting;
 mod log;
-mod managed;
-mod notices;
 mod plan;
 mod process;
 mod processes;
 mod restart;
+mod sd_notify;
 mod service;
 mod state_dir;
 mod stop;
+mod supervised;
 mod supervisor;
 
 use std::{

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::{
-    kept::{KvElement, scale},
+    kv_dtype::{KvElement, scale},
     layout::{BLOCK_TOKENS, KvRows, KvShape, QkvLayout},
 };
 use crate::simd::{Kernel, LANES, Simd};

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::{
-    kept::KvElement,
+    kv_dtype::KvElement,
     layout::{BLOCK_TOKENS, KvRows, KvShape, QkvLayout},
     sum::SoftmaxSum,
 };

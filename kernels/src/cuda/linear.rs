@@ -16,15 +16,15 @@
 //! With x in f32 every way is linear in x up to the rounding of sums, whatever the weights: what training and masked clients
 //! need. TF32 is never used.
 
-mod few;
-mod many;
+mod gemm;
+mod gemv;
 
 use std::sync::Arc;
 
 use super::{Cuda, CudaError, CudaStream, DeviceVec, Matrix, Weight, blas::Blas};
 use crate::{TensorType, lora::ElementKind};
 
-pub use many::linear_transposed;
+pub use gemm::linear_transposed;
 
 /// Bytes of the tile in which weights are written out.
 const TILE_BYTES: usize = 64 << 20;
@@ -123,15 +123,15 @@ pub fn linear(
     let mut rest = parts;
     while let [first, ..] = rest {
         let kind = first.weight.kind();
-        let few = few::takes(kind, x);
+        let few = gemv::takes(kind, x);
         let alike = rest.iter().take_while(|part| part.weight.kind() == kind).count();
-        let (group, after) = rest.split_at(if few { alike.min(few::MAX_PARTS) } else { 1 });
+        let (group, after) = rest.split_at(if few { alike.min(gemv::MAX_PARTS) } else { 1 });
         rest = after;
         if few {
             let group: Vec<Operand<'_>> = group.iter().map(Operand::of).collect();
-            few::multiply(stream, x, &group, out)?;
+            gemv::multiply(stream, x, &group, out)?;
         } else {
-            many::multiply_part(stream, workspace, x, first, out)?;
+            gemm::multiply_part(stream, workspace, x, first, out)?;
         }
     }
     Ok(())

@@ -10,10 +10,10 @@
 //! `0..first_rank` come from elsewhere, the kernels compute the others.
 
 mod adapter;
-mod lane;
 mod plan;
 mod registered;
 mod staged;
+mod upload_queue;
 
 use super::{
     CudaError, CudaStream, Matrix,
@@ -21,10 +21,10 @@ use super::{
 };
 
 pub use adapter::StagedAdapter;
-pub use lane::UploadQueue;
 pub use plan::{LoraPlan, LoraSegment, PlanShape};
 pub use registered::RegisteredBytes;
 pub use staged::StagedMatrix;
+pub use upload_queue::UploadQueue;
 
 /// Threads of a block: `THREADS` of `lora.cu`.
 const THREADS: u32 = 256;

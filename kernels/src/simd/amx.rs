@@ -7,7 +7,7 @@
 //!
 //! [`Tiles`] are laid out for groups of activations and codes, [`squares`] for digits of any numbers.
 
-pub(crate) mod squares;
+pub(crate) mod gemm;
 
 use std::{
     arch::{asm, x86_64::__cpuid_count},

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    lane::CUT_ROWS,
-    policy::{LOCKSTEP, is_background, wait},
+    batching_policy::{LOCKSTEP, is_background, wait},
+    call_queue::CUT_ROWS,
     settings::BatchingPolicy,
 };
 

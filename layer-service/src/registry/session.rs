@@ -14,7 +14,7 @@ use shmproto::{
 use super::{MAX_CALLS, REOPEN_MS, RETRY_MS, Registry, refused};
 use crate::{
     ConnectionId,
-    inbox::{AccountedChannel, DispatcherEvent, OpenSession, Payload, Replies, SendError},
+    event_queue::{AccountedChannel, DispatcherEvent, OpenSession, Payload, Replies, SendError},
     session::{SessionCounters, SessionFacts},
     slab_charge::SlabReservation,
 };

@@ -13,7 +13,7 @@ use super::{
     RemoteShared,
     connection::{AdmittedClient, Connection},
     gateways::{self, AdmittedGateway},
-    greet::{ArrivedClient, HandshakeError, greet},
+    handshake::{ArrivedClient, HandshakeError, greet},
     handshakes::Handshake,
     link::ZmtpLink,
 };

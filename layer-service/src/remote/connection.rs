@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     auth::{Principal, REFUSED},
-    inbox::{Payload, Reply},
+    event_queue::{Payload, Reply},
     registry::{RegisteredSession, refused},
 };
 

@@ -5,13 +5,13 @@
 //! gets a *tunnel*, which is joined to the executor's own socket (one protocol, one implementation of both ends), or
 //! brings an adapter's files (`lending`).
 
-mod lending;
+mod adapter_files;
 
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 use shmproto::{
     codec::Wire,
-    far::{self, RemoteReply, RemoteRequest},
+    remote_executor::{self, RemoteReply, RemoteRequest},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional_with_sizes},
@@ -21,7 +21,7 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 
-use super::{RemoteShared, greet::HandshakeError};
+use super::{RemoteShared, handshake::HandshakeError};
 use crate::tls;
 
 /// Connections of gateways at once: each gateway has a tunnel, and one connection more while it loads an adapter.
@@ -54,7 +54,7 @@ pub(super) struct Gateways {
 impl Gateways {
     /// A door that nobody has come through yet.
     pub(super) fn open(door: GatewayAccess) -> io::Result<Self> {
-        lending::clear(&door.lent)?;
+        adapter_files::clear(&door.lent)?;
         Ok(Self { door, connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)) })
     }
 }
@@ -70,7 +70,7 @@ pub(super) struct AdmittedGateway {
 
 /// Whether it is a gateway's connection.
 pub(super) fn is_gateway(stream: &TlsStream<TcpStream>) -> bool {
-    stream.get_ref().1.alpn_protocol() == Some(far::ALPN)
+    stream.get_ref().1.alpn_protocol() == Some(remote_executor::ALPN)
 }
 
 /// Who it is and what it asks for. Nothing else is touched before that is known.
@@ -117,7 +117,9 @@ impl AdmittedGateway {
         let Self { stream, ask, name, _connection } = self;
         let ended = match ask {
             RemoteRequest::Tunnel => tunnel(stream, door, &name).await,
-            RemoteRequest::Lend(files) => lending::serve(stream, &files, door, shared.settings.stuck).await,
+            RemoteRequest::Lend(files) => {
+                adapter_files::serve(stream, &files, door, shared.settings.stuck).await
+            }
         };
         if let Err(error) = ended {
             tracing::info!(gateway = name, %error, "a connection of a gateway has failed");
@@ -145,14 +147,14 @@ async fn tunnel(mut stream: TlsStream<TcpStream>, door: &GatewayAccess, name: &s
 async fn read<M: Wire>(stream: &mut TlsStream<TcpStream>) -> io::Result<M> {
     let mut first = [0; 4];
     stream.read_exact(&mut first).await?;
-    let bytes = far::body_bytes(first).ok_or(io::ErrorKind::InvalidData)?;
+    let bytes = remote_executor::body_bytes(first).ok_or(io::ErrorKind::InvalidData)?;
     let mut body = vec![0; bytes];
     stream.read_exact(&mut body).await?;
     M::from_bytes(&body).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
 async fn say(stream: &mut TlsStream<TcpStream>, answer: &RemoteReply) -> io::Result<()> {
-    stream.write_all(&far::frame(answer)).await?;
+    stream.write_all(&remote_executor::frame(answer)).await?;
     stream.flush().await
 }
 

@@ -16,7 +16,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::outbox::Outbox;
+use super::send_queue::Outbox;
 
 /// How long a last word may take.
 const FAREWELL: Duration = Duration::from_secs(1);

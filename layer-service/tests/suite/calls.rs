@@ -10,17 +10,17 @@ use ids::BlockId;
 use kernels::Activations;
 use layer_service::{
     SessionTransport, Tenant,
-    hub::Dispatcher,
-    inbox::{Payload, Replies, Reply, inbox},
-    policy::LONGEST_WAIT,
+    batching_policy::LONGEST_WAIT,
+    dispatcher::Dispatcher,
+    event_queue::{Payload, Replies, Reply, inbox},
     registry::{MAX_CALLS, Maskable, RegisteredSession, Registry, ServedBase},
     settings::{BatchingPolicy, LayerSettings, Quotas},
 };
 use model::{
     deltas::prepared::PreparedAdapter,
     forward::{ForwardPass as _, LogitRows, SequenceSlice},
+    linear_sites::{EvaluateError, EvaluateSites, Site, SiteCall, SiteId, SiteOp, SitePart, SitePath},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
-    sites::{EvaluateError, EvaluateSites, Site, SiteCall, SiteId, SiteOp, SitePart, SitePath},
 };
 use policy::clock::{Clock, SystemClock};
 use shmproto::{

@@ -2,10 +2,10 @@
 
 use kernels::Activations;
 use layer_service::settings::{LayerSettings, Quotas};
-use model::sites::{EvaluateError, EvaluateSites, ModularSite, Site, SiteCall, SitePart, SitePath};
+use model::linear_sites::{EvaluateError, EvaluateSites, ModularSite, Site, SiteCall, SitePart, SitePath};
 use shmproto::layer::{
     CallClass, CallHeader, CallStatus, Dtype, Op, Path, RowSource,
-    draw::{DRAW_BYTES, Key, SeededRows},
+    seeded_rows::{DRAW_BYTES, Key, SeededRows},
 };
 
 use crate::calls::{DispatcherFixture, far, numbers, payload};

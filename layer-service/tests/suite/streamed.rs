@@ -12,8 +12,8 @@ use layer_service::settings::{BatchingPolicy, LayerSettings};
 use model::{
     deltas::prepared::PreparedAdapter,
     forward::{ForwardPass as _, LogitRows, SequenceSlice},
+    linear_sites::{EvaluateSites as _, SiteCall, SiteId, SiteOp, SitePath},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
-    sites::{EvaluateSites as _, SiteCall, SiteId, SiteOp, SitePath},
     sources::random::RandomSource,
     weights::{
         served::ServedLayers,

@@ -8,7 +8,7 @@ use shmproto::{
     board::{
         Board, ConsumerHandle, Geometry, Producer, SUMS_ALIGN, Slice, SliceState, TakeBack, WorkerNumber,
     },
-    handover::{
+    fd_passing::{
         Accepted, AdapterOffered, BoardListener, ExecutorEnd, FromWorker, ReceiveError, SendError,
         SlotGranted, ToWorker,
     },

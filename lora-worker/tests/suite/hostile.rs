@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use shmproto::{
-    handover::{SlotGranted, ToWorker},
+    fd_passing::{SlotGranted, ToWorker},
     region::{PeerAccess, Region},
 };
 

@@ -7,7 +7,7 @@ use rustix::{
     process::Signal,
     pty::{OpenptFlags, openpt, ptsname, unlockpt},
 };
-use shmproto::{board::SliceState, handover::ToWorker, image::Image};
+use shmproto::{board::SliceState, fd_passing::ToWorker, image::Image};
 
 use crate::{
     executor::{BoardExecutor, ModuleShape, SliceWork, adapter, bits},

@@ -8,12 +8,12 @@ use super::{
     invocation::Invocation,
     limits::MAX_RANK,
     matrix::{StoredFactors, StoredMatrix, StoredModule},
-    note::AdapterWarning,
+    modules_to_save::{SAVED, SavedModules, Tying},
     options::{ConfigOptions, as_count, option_error},
     patterns::ByPattern,
-    saved::{SAVED, SavedModules, Tying},
     selection::{Selected, Selection},
     stored_vocabulary::{StoredEmbedding, StoredEmbeddingFactors, StoredVocabulary},
+    warning::AdapterWarning,
     weight_file::WeightFile,
 };
 use crate::{

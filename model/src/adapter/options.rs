@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use files::small_json;
+use files::bounded_json;
 use serde_json::{Map, Value};
 
 use super::{
@@ -76,7 +76,7 @@ impl<'a> ConfigOptions<'a> {
     /// The options in `json`, the contents of the file at `path`.
     /// Layers are named in it as in the weights beside it.
     pub(super) fn parse(path: &'a Path, json: &[u8], spelling: Spelling) -> Result<Self, AdapterError> {
-        let options: Map<String, Value> = small_json::parse(json)
+        let options: Map<String, Value> = bounded_json::parse(json)
             .map_err(|source| AdapterError::Json { path: path.to_path_buf(), source })?;
         Ok(Self { path, options, expression_bytes: 0, spelling })
     }

@@ -15,12 +15,12 @@ use super::{
     lora::{BaseShape, LoraConfig},
     matrix::{StoredMatrix, StoredMethod, assemble, assemble_draft},
     method::{AnyAdapter, DraftShape},
-    note::AdapterWarning,
     options::ConfigOptions,
     prefix::PrefixConfig,
     selection::linear_layers,
     stored_vocabulary::{StoredVocabulary, assemble_vocabulary},
     vera::VeraConfig,
+    warning::AdapterWarning,
     weight_file::WeightFile,
     writing::{CONFIG_FILE, WEIGHT_FILE},
 };

@@ -11,9 +11,9 @@ use super::{
     error::AdapterError,
     limits::MAX_HEADER_BYTES,
     matrix::StoredMatrix,
-    note::AdapterWarning,
     selection::Selected,
     tensor_names::{Spelling, TensorName},
+    warning::AdapterWarning,
 };
 use crate::{
     shape::{config::ModelConfig, source::Target},

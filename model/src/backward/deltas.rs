@@ -9,9 +9,9 @@ use kernels::backward::{
 use super::{
     dropout::has_low_rank,
     error::TrainError,
+    ordered_reduction::UpstreamFailed,
     pass::{GroupActivations, Reverse},
-    place::TrainableSite,
-    turns::UpstreamFailed,
+    trainable_site::TrainableSite,
 };
 use crate::{
     adapter::{ScaleVector, ScaledSide},

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::turns::UpstreamFailed;
+use super::ordered_reduction::UpstreamFailed;
 
 /// Why a batch was not learned from.
 #[derive(Debug, thiserror::Error)]

@@ -15,7 +15,9 @@ use kernels::{
     linear_transposed,
 };
 
-use super::{error::TrainError, pass::Reverse, place::TrainableSite, tape::LayerActivations};
+use super::{
+    error::TrainError, pass::Reverse, saved_activations::LayerActivations, trainable_site::TrainableSite,
+};
 use crate::{
     cpu::{
         Compute,

@@ -21,8 +21,8 @@ use super::{
     dropout::{Dropping, RowDropouts},
     error::TrainError,
     pass::{GroupActivations, Reverse},
-    place::TrainableSite,
-    tape::{RecordingDeltas, TargetRow, stand},
+    saved_activations::{RecordingDeltas, TargetRow, stand},
+    trainable_site::TrainableSite,
 };
 use crate::{
     adapter::MethodWeights,

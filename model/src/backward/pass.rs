@@ -6,7 +6,7 @@ use kernels::{
     backward::{attention::SequenceRows, lora::LoraScratch},
 };
 
-use super::{dropout::RowDropouts, place::TrainableSite, turns::ReductionTurn};
+use super::{dropout::RowDropouts, ordered_reduction::ReductionTurn, trainable_site::TrainableSite};
 use crate::{
     adapter::MethodWeights,
     cpu::{Compute, RowTable},

@@ -10,10 +10,10 @@ use kernels::{
 
 use super::{
     error::TrainError,
+    ordered_reduction::UpstreamFailed,
     pass::{GroupActivations, Reverse},
-    place::TrainableSite,
-    tape::LayerActivations,
-    turns::UpstreamFailed,
+    saved_activations::LayerActivations,
+    trainable_site::TrainableSite,
 };
 use crate::{
     adapter::{MethodWeights, ScaledSide},

@@ -17,10 +17,12 @@ use super::{
     dropout::{Dropout, Dropping, RowDropouts},
     error::TrainError,
     head::{HeadScratch, LmHeadPass, Loss, Prediction, tiles},
+    ordered_reduction::ReductionTurn,
     pass::{BackwardScratch, Reverse},
-    place::TrainableSite,
-    tape::{LayerActivations, RecordingDeltas, RecordingKv, SavedActivations, SavedScope, Tape, stand},
-    turns::ReductionTurn,
+    saved_activations::{
+        LayerActivations, RecordingDeltas, RecordingKv, SavedActivations, SavedScope, Tape, stand,
+    },
+    trainable_site::TrainableSite,
 };
 use crate::{
     adapter::{Adapter, MethodWeights, ScaledSide},

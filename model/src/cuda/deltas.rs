@@ -31,8 +31,8 @@ use crate::{
         prepared::PreparedAdapter,
     },
     forward::{Deltas, LinearGroup, SequenceSlice},
+    linear_sites::SiteId,
     shape::{config::ModelConfig, layout::model_groups, source::Target},
-    sites::SiteId,
     weights::group_targets,
 };
 

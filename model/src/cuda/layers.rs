@@ -8,7 +8,7 @@ use kernels::{
         CudaError, CudaStream, DeviceVec, Matrix,
         embed::embed,
         linear::{LinearPart, Workspace, linear, linear_transposed},
-        ring::{ModularPart, ModularScratch, linear_ring, linear_ring_transposed},
+        modular::{ModularPart, ModularScratch, linear_ring, linear_ring_transposed},
         rows::{append_rows, split_rows},
         weight::Weight,
     },
@@ -18,8 +18,8 @@ use kernels::{
 use super::CudaDevice;
 use crate::{
     forward::{BaseLayers, LinearGroup},
+    linear_sites::{EvaluateError, EvaluateSites, PassHooks, Site, SiteCall, SiteId, SiteOp, SitePath},
     shape::config::ModelConfig,
-    sites::{EvaluateError, EvaluateSites, PassHooks, Site, SiteCall, SiteId, SiteOp, SitePath},
 };
 
 /// Rows that a call is not cut below where memory is short.

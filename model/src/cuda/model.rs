@@ -21,19 +21,19 @@ use super::{
     copies::CudaMemory,
     deltas::{CudaDeltas, DeltaState},
     device::Tables,
+    graph_cache::{GraphCache, StepShape},
     kv::CudaKv,
     layers::{CoBatchedCuda, CudaLayers, CudaSites, LinearScratch, OptionalHooks},
-    records::{GraphCache, StepShape},
 };
 use crate::{
     deltas::prepared::PreparedAdapter,
     forward::{
         BatchRows, Device as _, ForwardPass, LogitRows, ModelContext, Scratch, SequenceSlice, make_room, run,
     },
+    linear_sites::{EvaluateError, EvaluateSites, PassHooks, Site, SiteCall},
     resident::KvDtype,
     sampling::{Drawn, Probability, TokenDraw},
     shape::config::ModelConfig,
-    sites::{EvaluateError, EvaluateSites, PassHooks, Site, SiteCall},
     weights::WeightsError,
 };
 

@@ -18,13 +18,13 @@ use super::{
 };
 use crate::{
     forward::ModelContext,
+    linear_sites::{Site, SitePart},
     resident::{KvDtype, kv_precision, kv_shape},
     shape::{
         config::ModelConfig,
         layout::{block_groups, block_weights, group_weights},
         source::{Target, TensorId, WeightSource},
     },
-    sites::{Site, SitePart},
     sources::hf_names::{linear_name, module_name},
     weights::{
         WeightsError, elements, matrices,

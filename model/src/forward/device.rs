@@ -5,8 +5,8 @@ use std::fmt;
 use kernels::attention::KvRows;
 
 use super::{
-    frame::{ModelContext, NormSite},
-    routing::{ExpertRows, Routing},
+    expert_routing::{ExpertRows, Routing},
+    model_context::{ModelContext, NormSite},
 };
 
 /// Where the rows of a pass lie, and who computes with them.

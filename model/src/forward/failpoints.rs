@@ -2,7 +2,7 @@
 
 use kernels::attention::QkvLayout;
 
-use super::{device::Device, parts::Deltas};
+use super::{device::Device, traits::Deltas};
 use crate::shape::layout::LinearGroup;
 
 /// The deltas of a pass, which are asked before and after each group.

@@ -6,7 +6,7 @@
 
 use std::{borrow::Cow, path::Path, sync::Arc};
 
-use files::{small_json, text_hash::TextHash};
+use files::{bounded_json, text_hash::TextHash};
 use kernels::{Arena, PackedMatrix, quant::dequantize_row};
 use serde::Deserialize;
 use serde_json::Value;
@@ -65,7 +65,7 @@ impl LinearFilesConfig {
     fn read(directory: &Path) -> Result<Self, SiteModelError> {
         let (path, json) = read_config(directory)?;
         let refused = |reason| SiteModelError::Config { path: path.clone(), reason };
-        let config: Self = small_json::parse(&json).map_err(|error| refused(error.to_string()))?;
+        let config: Self = bounded_json::parse(&json).map_err(|error| refused(error.to_string()))?;
         match &config.quantization_config {
             Some(_) => {
                 Err(refused("its weights are quantized, and only F32, F16 and BF16 are read".to_owned()))

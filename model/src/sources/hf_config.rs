@@ -8,7 +8,7 @@ mod experts;
 mod raw;
 mod traits;
 
-use files::small_json;
+use files::bounded_json;
 
 use self::raw::{RawHfConfig, RawRope};
 use crate::sources::quantization::{Quantization, UnsupportedOption};
@@ -51,7 +51,7 @@ pub(crate) struct HfConfig {
 impl HfConfig {
     /// Reads and checks a `config.json`.
     pub(crate) fn parse(json: &[u8]) -> Result<Self, HfConfigError> {
-        let raw: RawHfConfig = small_json::parse(json)?;
+        let raw: RawHfConfig = bounded_json::parse(json)?;
         let name = raw.architectures.first().ok_or(HfConfigError::Missing("architectures"))?;
         let family = Family::of_class(name).ok_or_else(|| unsupported("architectures", name))?;
         refuse_unsupported(&raw, family)?;

@@ -10,9 +10,9 @@ use kernels::{Activations, PackError, PackedMatrix};
 use crate::{
     adapter::DraftShape,
     cpu::Compute,
+    linear_sites::{Site, SiteCall, SiteId},
     precision::Precision,
     shape::{config::ModelConfig, layout::block_groups, source::Target},
-    sites::{Site, SiteCall, SiteId},
     sources::hf_names::module_name,
     weights::{
         host::{HostLayers, WaitCallback},

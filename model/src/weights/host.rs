@@ -6,10 +6,10 @@ use kernels::Activations;
 
 use crate::{
     cpu::Compute,
+    linear_sites::{EvaluateError, EvaluateSites, Site, SiteCall},
     precision::Precision,
     shape::config::ModelConfig,
-    sites::{EvaluateError, EvaluateSites, Site, SiteCall},
-    sweep::{PendingWeights, WeightStreamStats},
+    weight_stream_stats::{PendingWeights, WeightStreamStats},
     weights::ResidentLayers,
 };
 

@@ -6,10 +6,10 @@ use kernels::Activations;
 
 use crate::{
     cpu::Compute,
+    linear_sites::{Site, SiteCall},
     precision::Precision,
     shape::config::ModelConfig,
-    sites::{Site, SiteCall},
-    sweep::WeightStreamStats,
+    weight_stream_stats::WeightStreamStats,
     weights::{
         ResidentLayers,
         host::{HostLayers, WaitCallback},

@@ -9,13 +9,13 @@ use kernels::{
 
 use crate::{
     cpu::Compute,
+    linear_sites::{Site, SiteCall, SiteId, SiteOp, SitePart, SitePath},
     precision::Precision,
     shape::{
         config::ModelConfig,
         layout::{LinearGroup, model_groups},
     },
-    sites::{Site, SiteCall, SiteId, SiteOp, SitePart, SitePath},
-    weights::ring,
+    weights::modular,
 };
 
 /// A linear layer.
@@ -59,7 +59,7 @@ impl SiteWeights {
     /// serve single sites.
     pub fn commit(&mut self, compute: &mut Compute) {
         let sites = self.layers.iter().map(|site| site.iter().map(|linear| &*linear.matrix).collect());
-        let rings = ring::ring_sites(compute, &sites.collect::<Vec<_>>());
+        let rings = modular::ring_sites(compute, &sites.collect::<Vec<_>>());
         for (site, ring) in self.sites.iter_mut().zip(rings) {
             site.ring = ring;
         }
@@ -134,7 +134,7 @@ pub(crate) fn evaluate(
     let rows = x.rows();
     let out = &mut out[..rows * outputs];
     if call.path == SitePath::Ring {
-        return ring::evaluate(compute, site, call, x.values(), parts, from, out);
+        return modular::evaluate(compute, site, call, x.values(), parts, from, out);
     }
     let Compute { pool, isa } = compute;
     match call {

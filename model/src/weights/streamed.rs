@@ -21,22 +21,23 @@
 //! - Whatever is read is checked before anything is computed with it: never a wrong token.
 //! - The same bits as with all weights in memory.
 
+mod double_buffer;
 mod file;
 mod layout;
 mod plan;
-mod window;
 
 use std::{io, num::NonZeroU64, ops::Range, path::PathBuf, sync::Arc, time::Instant};
 
 use kernels::{Activations, LinearPart, PackedMatrix, PageSlab, SumFrom};
 
 use self::{
+    double_buffer::{DoubleBuffer, PassDirection},
     file::PackedFile,
     plan::PinPlan,
-    window::{DoubleBuffer, PassDirection},
 };
 use crate::{
     cpu::Compute,
+    linear_sites::{Site, SiteCall, SiteId, SiteOp, SitePart},
     precision::Precision,
     shape::{
         config::ModelConfig,
@@ -44,9 +45,8 @@ use crate::{
         layout::{LinearGroup, group_weights, model_groups},
         source::WeightSource,
     },
-    sites::{Site, SiteCall, SiteId, SiteOp, SitePart},
     sources::hf_names::linear_name,
-    sweep::WeightStreamStats,
+    weight_stream_stats::WeightStreamStats,
     weights::{
         first::{PiecewiseMatrix, SharedLayers, block_sites},
         host::{HostLayers, WaitCallback},
@@ -57,8 +57,8 @@ use crate::{
 };
 
 pub use self::{
+    double_buffer::Readahead,
     file::{MakeError, WeightReadError},
-    window::Readahead,
 };
 
 /// What keys of files are made of.

@@ -4,7 +4,7 @@ use kernels::Activations;
 use model::{
     cuda::Graphs,
     forward::{ForwardPass as _, LogitRows},
-    sites::{EvaluateSites, PassHooks, SiteCall, SiteId, SiteOp, SitePath},
+    linear_sites::{EvaluateSites, PassHooks, SiteCall, SiteId, SiteOp, SitePath},
 };
 
 use crate::support::{CudaSequence, device, error, on_cpu, on_device};

@@ -5,12 +5,12 @@ use std::{borrow::Cow, fs};
 use kernels::{Activations, TensorType};
 use model::{
     cuda::{CudaModel, CudaOptions, CudaWeights, Graphs},
+    linear_sites::{EvaluateError, EvaluateSites, SiteCall, SiteId, SiteOp, SitePath},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     shape::{
         config::ModelConfig,
         source::{Tensor, TensorId, WeightSource},
     },
-    sites::{EvaluateError, EvaluateSites, SiteCall, SiteId, SiteOp, SitePath},
     sources::{open::open, random::RandomSource},
 };
 

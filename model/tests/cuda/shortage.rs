@@ -16,8 +16,8 @@ use model::{
     cuda::{CudaModel, CudaModelError, CudaOptions, CudaWeights, Graphs},
     deltas::prepared::PreparedAdapter,
     forward::{ForwardPass as _, LogitRows},
+    linear_sites::{EvaluateError, EvaluateSites as _, SiteCall, SiteId, SiteOp, SitePath},
     resident::KvDtype,
-    sites::{EvaluateError, EvaluateSites as _, SiteCall, SiteId, SiteOp, SitePath},
     sources::open::open,
 };
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use kernels::lora::LoraPrecision;
 use model::{
-    adapter::{Adapter, AnyAdapter, Scales, VocabularyChanges, sum::sum},
+    adapter::{Adapter, AnyAdapter, Scales, VocabularyChanges, merge::sum},
     deltas::prepared::{EncodedAdapter, PreparedAdapter},
     resident::LoadedWeights,
     shape::config::ModelConfig,

@@ -5,7 +5,7 @@ use model::{
     adapter::{
         AdapterError, AdapterKind, AnyAdapter, DoraAdapter, ScaledSide,
         dora::{BaseLayer, DoraError},
-        sum::{AdapterMergeError, sum},
+        merge::{AdapterMergeError, sum},
     },
     shape::source::Target,
 };

@@ -4,8 +4,8 @@ use crate::files_support::{assert_says, f32_bytes, hf_name, numbers, safetensors
 use model::{
     adapter::{
         Adapter, AdapterError, AdapterKind, AnyAdapter, EmbeddingChange, EmbeddingFactors, VocabularyAdapter,
-        named::NamedLora,
-        sum::{AdapterMergeError, sum},
+        by_name::NamedLora,
+        merge::{AdapterMergeError, sum},
     },
     shape::source::Target,
 };

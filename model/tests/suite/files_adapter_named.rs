@@ -7,8 +7,8 @@ use kernels::TensorType;
 use model::{
     adapter::{
         Adapter, AnyAdapter,
-        named::{MergeError, NamedLora, NamedModule},
-        sum::{AdapterMergeError, sum},
+        by_name::{MergeError, NamedLora, NamedModule},
+        merge::{AdapterMergeError, sum},
     },
     sources::open::open,
 };

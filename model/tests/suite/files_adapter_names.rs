@@ -3,7 +3,7 @@
 
 use crate::files_support::{assert_says, f32_bytes, numbers, safetensors, tiny};
 use model::{
-    adapter::{AdapterError, AdapterWarning, AnyAdapter, named::NamedLora},
+    adapter::{AdapterError, AdapterWarning, AnyAdapter, by_name::NamedLora},
     shape::config::ModelConfig,
 };
 use serde_json::{Value, json};

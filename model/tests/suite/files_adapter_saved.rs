@@ -6,8 +6,8 @@ use half::{bf16, f16};
 use model::{
     adapter::{
         Adapter, AdapterError, AdapterKind, AnyAdapter, EmbeddingChange, SavedMatrix, VocabularyAdapter,
-        named::NamedLora,
-        sum::{AdapterMergeError, sum},
+        by_name::NamedLora,
+        merge::{AdapterMergeError, sum},
     },
     shape::{config::ModelConfig, source::Target},
 };

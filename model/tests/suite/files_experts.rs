@@ -14,6 +14,7 @@ use model::{
     adapter::{Adapter, AnyAdapter},
     deltas::prepared::PreparedAdapter,
     forward::{ForwardPass, LogitRows, SequenceSlice},
+    linear_sites::SiteId,
     precision::Precision,
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     shape::{
@@ -22,7 +23,6 @@ use model::{
         layout::{model_groups, required_tensors},
         source::{Tensor, TensorId, WeightSource},
     },
-    sites::SiteId,
     sources::{
         dequantized::Dequantized,
         gguf::{GgufSource, GgufSourceError},

@@ -10,9 +10,9 @@ use model::{
     adapter::{Adapter, AnyAdapter},
     deltas::prepared::PreparedAdapter,
     forward::ForwardPass as _,
+    linear_sites::SitePath,
     precision::Precision,
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
-    sites::SitePath,
     sources::{dequantized::Dequantized, open::open},
 };
 use serde::Deserialize;

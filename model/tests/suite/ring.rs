@@ -6,13 +6,15 @@ use std::{borrow::Cow, fs, path::Path};
 use crate::files_support::{numbers, tiny_entries, tiny_json, write_model};
 use kernels::{Activations, Isa, Modulus, TensorType};
 use model::{
+    linear_sites::{
+        EvaluateError, EvaluateSites, ModularRange, ModularSite, SiteCall, SiteId, SiteOp, SitePath,
+    },
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     shape::{
         config::ModelConfig,
         source::{Target, Tensor, TensorId, WeightSource},
     },
     site_model::SiteModel,
-    sites::{EvaluateError, EvaluateSites, ModularRange, ModularSite, SiteCall, SiteId, SiteOp, SitePath},
     sources::{open::open, random::RandomSource},
 };
 

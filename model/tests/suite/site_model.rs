@@ -8,9 +8,9 @@ use crate::files_support::{
 };
 use kernels::{Activations, reference};
 use model::{
+    linear_sites::{EvaluateSites, SiteCall, SiteId, SiteOp, SitePath},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     site_model::{SiteModel, SiteModelError},
-    sites::{EvaluateSites, SiteCall, SiteId, SiteOp, SitePath},
     sources::{identity, open::open},
 };
 use serde_json::{Value, json};
@@ -43,7 +43,7 @@ fn evaluate(base: &mut impl EvaluateSites, site: usize, op: SiteOp, path: SitePa
 }
 
 fn names(model: &SiteModel) -> Vec<&str> {
-    let name = |site: &'_ model::sites::Site| {
+    let name = |site: &'_ model::linear_sites::Site| {
         assert_eq!(site.parts.len(), 1, "every linear layer is a site of its own");
     };
     model.sites().iter().for_each(name);

@@ -12,12 +12,12 @@ use model::{
     adapter::Adapter,
     deltas::prepared::PreparedAdapter,
     forward::{ForwardPass, LinearGroup, LogitRows, SequenceSlice},
+    linear_sites::{EvaluateSites, PassHooks, SiteCall, SiteId, SiteOp, SitePath},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     shape::{
         layout::{group_weights, model_groups, tensor_shape},
         source::{Target, TensorId, WeightSource},
     },
-    sites::{EvaluateSites, PassHooks, SiteCall, SiteId, SiteOp, SitePath},
     sources::open::open,
 };
 

@@ -12,14 +12,14 @@ use files::{
 };
 use kernels::quant::dequantize_row;
 use model::{
+    client_weights::{
+        ClientWeightsFile, ClientWeightsPlan, ClientWeightsReadError, SparseCopy, SparseCopyError,
+        client_base::ClientBase,
+    },
     resident::LoadedWeights,
     shape::{
         layout::block_weights,
         source::{Target, Tensor, WeightSource},
-    },
-    skeleton::{
-        ClientWeightsFile, ClientWeightsPlan, ClientWeightsReadError, SparseCopy, SparseCopyError,
-        client_base::ClientBase,
     },
     sources::{open::open, safetensors::SafetensorsSource},
     weights::load_norms,

@@ -9,7 +9,8 @@ use std::{
 use ids::BlockId;
 use kernels::{Activations, Isa, ThreadPool, attention::KvPrecision, lora::LoraPrecision};
 use model::{
-    adapter::{Adapter, AdapterKind, sum::sum},
+    adapter::{Adapter, AdapterKind, merge::sum},
+    client_weights::{ClientWeightsPlan, SparseCopy, client_base::ClientBase},
     cpu::{Compute, kv::PagedKv},
     deltas::{
         adapter_rows::AdapterRows,
@@ -17,11 +18,10 @@ use model::{
         prepared::PreparedAdapter,
     },
     forward::{BaseLayers, ForwardPass, LinearGroup, LogitRows, Scratch, SequenceSlice, run},
+    linear_sites::{EvaluateSites, SiteCall, SiteId, SiteOp, SitePath},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions, kv_shape},
     shape::{config::ModelConfig, source::WeightSource},
     site_model::SiteModel,
-    sites::{EvaluateSites, SiteCall, SiteId, SiteOp, SitePath},
-    skeleton::{ClientWeightsPlan, SparseCopy, client_base::ClientBase},
     sources::{dequantized::Dequantized, gguf::GgufSource, open::open},
     weights::embedding::Embedding,
 };

@@ -15,12 +15,12 @@ use model::{
     adapter::Adapter,
     deltas::prepared::PreparedAdapter,
     forward::{ForwardPass, LogitRows, SequenceSlice},
+    linear_sites::{EvaluateSites, SiteCall, SiteId, SiteOp, SitePath},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     shape::{
         config::ModelConfig,
         source::{Tensor, TensorId, WeightSource},
     },
-    sites::{EvaluateSites, SiteCall, SiteId, SiteOp, SitePath},
     sources::{open::open, random::RandomSource},
     weights::{
         served::ServedLayers,

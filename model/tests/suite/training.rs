@@ -12,12 +12,12 @@ use kernels::{ThreadPool, attention::KvPrecision, lora::LoraPrecision};
 use model::{
     adapter::{Adapter, LoraModule, MethodWeights},
     backward::{Dropout, Example, Gradients, Loss, SavedScope, TrainableAdapter, Trainer},
+    client_weights::client_base::ClientBase,
     deltas::prepared::PreparedAdapter,
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions, kv_precision, kv_shape},
     sampling::logprobs,
     shape::source::{Target, WeightSource},
-    skeleton::client_base::ClientBase,
     sources::{dequantized::Dequantized, hf_names::module_name, open::open},
     weights::ResidentLayers,
 };

@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::line::{CostCurve, LinearFit, TimingSample, r_squared};
+use super::linear_fit::{CostCurve, LinearFit, TimingSample, r_squared};
 
 /// Timings kept for each octave of work.
 const KEPT_PER_OCTAVE: usize = 9;

@@ -14,8 +14,8 @@ use std::{collections::VecDeque, time::Duration};
 
 use super::{
     fit::Fit,
-    line::{CostCurve as _, LinearFit, TimingSample, r_squared},
-    plane::LinearModel,
+    linear_fit::{CostCurve as _, LinearFit, TimingSample, r_squared},
+    linear_model::LinearModel,
 };
 
 /// Every so many timings one is kept to judge by, and never fitted to.

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::perf::line::TimingSample;
+use crate::perf::linear_fit::TimingSample;
 
 const CORE: LinearFit = LinearFit { alpha: 5e-11, beta: 4e-6 };
 const BASE: LinearFit = LinearFit { alpha: 3e-4, beta: 4e-3 };

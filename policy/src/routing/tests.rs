@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::perf::{
-    line::LinearFit,
-    plane::LinearModel,
+    linear_fit::LinearFit,
+    linear_model::LinearModel,
     serving::{ColdStart, LoraForm},
 };
 use crate::random::Rng;

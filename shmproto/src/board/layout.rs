@@ -5,8 +5,8 @@
 //! the same; a test compares.
 
 use crate::atomic::{AtomicU32, AtomicU64};
-pub(super) use crate::line::LINE_BYTES;
-use crate::line::{fnv1a, line};
+pub(super) use crate::cache_line::LINE_BYTES;
+use crate::cache_line::{fnv1a, line};
 
 /// "HOLOBORD", read as a little-endian number.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"HOLOBORD");
@@ -153,7 +153,7 @@ pub const LAYOUT_HASH: u64 = fnv1a(&[
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::line::tests::{DOCUMENT, drawn};
+    use crate::cache_line::tests::{DOCUMENT, drawn};
 
     #[test]
     fn the_protocol_document_draws_the_board_as_it_is() {

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, PoisonError};
 
-use super::figures::{Counter, WorkerCounters};
 use super::memory::{Control, Slab};
+use super::stats::{Counter, WorkerCounters};
 use super::{BoardError, Geometry, SlotNumber, WorkerNumber};
 use crate::atomic::{AtomicU64, Mutex, MutexGuard, Ordering, fence};
 use crate::futex;

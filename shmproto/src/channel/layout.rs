@@ -4,8 +4,8 @@
 //! was built with another layout is refused at the door. `docs/PROTOCOL.md` draws the same; a test compares.
 
 use crate::atomic::{AtomicU32, AtomicU64};
+use crate::cache_line::{LINE_BYTES, fnv1a, line};
 use crate::layer::HEADER_BYTES;
-use crate::line::{LINE_BYTES, fnv1a, line};
 
 /// "HOLOCHAN", read as a little-endian number.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"HOLOCHAN");
@@ -122,7 +122,7 @@ pub const LAYOUT_HASH: u64 = fnv1a(&[
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::line::tests::{DOCUMENT, drawn};
+    use crate::cache_line::tests::{DOCUMENT, drawn};
 
     #[test]
     fn the_protocol_document_draws_the_channel_as_it_is() {

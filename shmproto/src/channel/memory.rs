@@ -12,9 +12,9 @@ use crate::atomic::AtomicU64;
 #[cfg(not(loom))]
 mod mapped {
     use super::{AtomicU64, ChannelHead, RingSlot};
+    use crate::cache_line::LINE_BYTES;
     use crate::channel::Geometry;
     use crate::channel::layout::{RINGS_OFFSET, slab_offset};
-    use crate::line::LINE_BYTES;
     use crate::memory::AtomicMemory;
     use crate::region::Region;
 

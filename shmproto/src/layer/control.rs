@@ -12,7 +12,7 @@
 //!   Close                        ->
 //! ```
 
-use crate::handover::{Connection, FdMessage, Listening};
+use crate::fd_passing::{Connection, FdMessage, Listening};
 use crate::{wire_enum, wire_struct};
 
 /// The blob that is the [`Catalog`], encoded; blob `n + 1` is file `n` of [`Catalog::files`].

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::slice;
 
 use crate::atomic::AtomicU64;
-use crate::line::LINE_BYTES;
+use crate::cache_line::LINE_BYTES;
 use crate::region::Region;
 
 /// A cache line of the heap.

@@ -9,7 +9,7 @@ use std::{
 
 use shmproto::{
     channel::{ClientChannel, ExecutorChannel, Geometry, LAYOUT_HASH},
-    handover::{ConnectedPeer, ReceiveError, SendError},
+    fd_passing::{ConnectedPeer, ReceiveError, SendError},
     layer::{
         Dtype, LAYER_VERSION,
         control::{ChannelReady, ClientEnd, FromLayers, LayersEnd, LayersListener, SessionOpen, ToLayers},

@@ -5,10 +5,10 @@ use std::{fs, io::Write, path::PathBuf, time::Duration};
 use clap::{Args, ValueEnum};
 use policy::{
     batch::BatchLimits,
-    fairness::headroom::FLOOD_SHARE,
+    fairness::burst_limit::FLOOD_SHARE,
     perf::{
-        line::LinearFit,
-        plane::LinearModel,
+        linear_fit::LinearFit,
+        linear_model::LinearModel,
         serving::{ColdStart, LoraForm, ServingModel},
     },
     routing::{RoutingPolicy, Slo},

@@ -5,13 +5,13 @@ use std::{collections::BTreeMap, time::Duration};
 use policy::{
     fairness::{
         DequeuedRequest, FairLimits, FairQueue, QueueEntry,
-        headroom::{BurstCapacity, BurstLimit},
+        burst_limit::{BurstCapacity, BurstLimit},
     },
     perf::serving::{RequestLoad, ServingFit, ServingModel},
     random::Rng,
     routing::{
         Availability, Candidate, PlacementRequest, RoutingChoice, choose,
-        ledger::{InFlightLoad, MeanAnswer},
+        in_flight::{InFlightLoad, MeanAnswer},
     },
 };
 

@@ -4,7 +4,7 @@ use std::iter;
 
 use policy::{
     batch::BatchLimits,
-    fairness::headroom::FLOOD_SHARE,
+    fairness::burst_limit::FLOOD_SHARE,
     perf::serving::{ColdStart, LoraForm, RequestLoad, ServingFit, ServingModel},
     routing::{RoutingPolicy, Slo},
 };

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::growth::{BranchSelector, grow};
+use crate::tree_expansion::{BranchSelector, grow};
 
 fn guesses(draft: &mut Ngram, tree: &TokenTree, at: Option<NodeId>) -> Vec<DraftToken> {
     draft.guesses(tree, at).unwrap()

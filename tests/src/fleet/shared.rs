@@ -14,9 +14,9 @@ use crate::{
     client::Client,
     deployment::Deployment,
     network::{HOSTS, Links, Network, NetworkLink},
-    place::StateDirectory,
     plan::DeploymentPlan,
     servers::{self, postgres::Postgres, s3::Bucket, wire::FaultyRelay},
+    state_directory::StateDirectory,
 };
 
 /// Where gateways listen, each at an address of its own.

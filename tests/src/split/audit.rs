@@ -9,10 +9,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use client::masking::pads::pool::PadPool;
+use client::masking::one_time_pads::pool::PadPool;
 use shmproto::layer::{
     CallHeader, Op, Path as SitePath, RowSource,
-    draw::{DRAW_WORDS, KEY_BYTES, Key, SeededRows},
+    seeded_rows::{DRAW_WORDS, KEY_BYTES, Key, SeededRows},
 };
 
 /// Numbers of a row that are looked at: another pad leaves all of them small once in 2^132 times; of five shorter ones, in 2^85.

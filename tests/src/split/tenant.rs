@@ -3,20 +3,20 @@
 use std::{ops::ControlFlow, path::Path, sync::Arc, time::Duration};
 
 use client::{
-    drafts::{BaselineRule, DraftPolicy},
     error::CallError,
     generate::{GenerateError, GenerateRequest},
     masking::Masking,
     session::{ClientSettings, Session},
+    speculative::{BaselineRule, DraftPolicy},
     split_model::{ClientAdapter, SplitModel, SplitOptions},
     text::Text,
     transport::Connect,
 };
 use ids::BlockId;
 use model::{
+    client_weights::client_base::ClientBase,
     forward::{BLOCK_TOKENS, LogitRows, SequenceSlice},
     sampling::{SamplingParams, SamplingRequest, logprobs},
-    skeleton::client_base::ClientBase,
 };
 use shmproto::layer::Path as SitePath;
 use speculation::ngram::{AcceptanceTable, Ngram};

@@ -25,7 +25,7 @@ use e2e_tests::{
     },
     watched,
 };
-use model::sites::SiteId;
+use model::linear_sites::SiteId;
 use rustix::process::Signal;
 use serde_json::Value;
 use shmproto::layer::{CallClass, Op, Path as SitePath};

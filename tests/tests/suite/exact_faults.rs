@@ -25,7 +25,7 @@ use e2e_tests::{
 use rustix::process::Signal;
 use shmproto::layer::{
     CallClass, CallHeader, Dtype, Op, Path as SitePath, RowSource,
-    draw::{Key, SeededRows},
+    seeded_rows::{Key, SeededRows},
 };
 use tempfile::TempDir;
 

@@ -9,13 +9,13 @@ use e2e_tests::{
     BASE, Client, Deployment, DeploymentPlan,
     chaos::{AdapterVariants, ChaosRng, Traffic},
     eventually, eventually_some,
-    far::{RemoteExecutor, answer},
+    remote_executor::{RemoteExecutor, answer},
     repeats,
     split::{CERTIFIED, GATEWAY},
     watched,
 };
 use serde_json::{Value, json};
-use shmproto::far::{FileName, RemoteReply, RemoteRequest, StagedFile};
+use shmproto::remote_executor::{FileName, RemoteReply, RemoteRequest, StagedFile};
 
 const CLIENTS: u64 = 4;
 /// Soon lost, long enough for a busy machine.

@@ -63,7 +63,7 @@ fn processes() -> Vec<Command> {
         base_executor::config::ExecutorConfig::command(),
         base_executor::bench::BenchConfig::command(),
         base_executor::check::CheckConfig::command(),
-        base_executor::probe::ProbeConfig::command(),
+        base_executor::device_check::ProbeConfig::command(),
         gateway::config::Args::command(),
         gateway::maintenance::MaintenanceTask::command(),
         endpoint_picker::config::Args::command(),

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use client::{
     cli::{
         masking::{MaskingMode, ProtectionArguments},
-        rent::RemoteBaseArguments,
+        remote_base::RemoteBaseArguments,
         terminal::Terminal,
     },
     masking::Masking,

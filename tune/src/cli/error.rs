@@ -7,8 +7,8 @@ use client::{
 use model::{adapter::AdapterError, backward::TrainError};
 
 use crate::{
-    adapter::TargetModule, checkpoint::CheckpointError, data::DataError, job::JobError,
-    learn::TrainStepError, peft::WriteError,
+    adapter::TargetModule, checkpoint::CheckpointError, data::DataError, job::JobError, peft::WriteError,
+    step::TrainStepError,
 };
 
 /// Why there is no adapter.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use client::{
-    cli::rent::ConnectedBase,
+    cli::remote_base::ConnectedBase,
     error::CallError,
     masking::Masking,
     remote_layers::RemoteLayers,
@@ -27,11 +27,11 @@ use shmproto::layer::CallClass;
 
 use super::error::TunerError;
 use crate::{
-    learn::{
-        TrainStepError,
-        lanes::{MicrobatchPool, MicrobatchWorker},
-    },
     plan::JobPrecision,
+    step::{
+        TrainStepError,
+        microbatch_pool::{MicrobatchPool, MicrobatchWorker},
+    },
 };
 
 /// What to compute with.

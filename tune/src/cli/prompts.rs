@@ -8,7 +8,7 @@ use training_protocol::{ConversationMessage, TeacherPrompt, TrainingEvent};
 use super::{
     ProgramExit,
     error::TunerError,
-    told::{print, tell_faults},
+    event_output::{print, tell_faults},
 };
 use crate::data::{self, DataLimits, FilePrompts};
 

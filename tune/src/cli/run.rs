@@ -13,7 +13,7 @@ use std::{
 
 use client::cli::{
     exit::Exit,
-    rent::ConnectedBase,
+    remote_base::ConnectedBase,
     terminal::{OutputFormat, Terminal},
 };
 use model::{
@@ -27,8 +27,8 @@ use super::{
     ProgramExit,
     arguments::RunArguments,
     error::TunerError,
+    event_output::{print, tell, tell_faults},
     layers,
-    told::{print, tell, tell_faults},
 };
 use crate::{
     adapter::AdapterSpec,
@@ -36,9 +36,9 @@ use crate::{
     data::{self, DataItems, DataLimits, Dataset, Encoder},
     draft::{self, DraftSize, DraftTraining},
     job::{DatasetSplit, JobEnd, JobListener, TrainingJob},
-    learn::TrainState,
     peft,
     plan::{InitialAdapter, JobPlan},
+    step::TrainState,
 };
 
 /// What the adapter begins as.

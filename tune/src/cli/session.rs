@@ -5,7 +5,7 @@ use std::io::{self, BufReader, BufWriter};
 use client::{
     cli::{
         exit::Exit,
-        rent::RemoteBaseArguments,
+        remote_base::RemoteBaseArguments,
         terminal::{OutputFormat, Terminal},
     },
     masking::Masking,
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     plan::JobPrecision,
-    session::{TrainerSession, order},
+    session::{TrainerSession, commands},
 };
 
 /// Whose layers are used, and what to compute with.
@@ -43,7 +43,7 @@ pub(super) fn session(arguments: &SessionArguments) -> Result<ProgramExit, Tuner
     let broken = |source| TunerError::System { what: "orders cannot be read or answered", source };
     let (mut orders, mut answers) = (BufReader::new(io::stdin().lock()), BufWriter::new(io::stdout().lock()));
     tell(&mut answers, &CommandReply::Ready {}, &[]).map_err(broken)?;
-    while let Some((order, numbers)) = order::read(&mut orders).map_err(broken)? {
+    while let Some((order, numbers)) = commands::read(&mut orders).map_err(broken)? {
         let (answer, values) = session.carry_out(&order, &numbers);
         tell(&mut answers, &answer, &values).map_err(broken)?;
     }

@@ -10,8 +10,8 @@ use text::{
 
 use super::{
     DistillationSample, Example, PreferencePair,
+    distillation_data::DistillationSamples,
     fault::LineFault,
-    said::DistillationSamples,
     sample::{SampleMessage, TrainingSample},
 };
 

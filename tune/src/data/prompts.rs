@@ -5,11 +5,12 @@ use std::{io, sync::Arc};
 use serde_json::{Map, Value};
 
 use super::{
-    DataError, DataLimits, each_line,
+    DataError, DataLimits,
+    distillation_data::kind_of_text,
+    each_line,
     fault::LineFault,
     fields::LineFields,
     kind::DataKind,
-    said::kind_of_text,
     sample::{MessageRole, SampleMessage, TrainingSample, messages, read, share_gpt},
 };
 

@@ -3,10 +3,10 @@
 use serde_json::Value;
 
 use super::{
+    distillation_data::DistillationSamples,
     fault::LineFault,
     fields::{LineFields, learned, text, wrong},
     kind::DataKind,
-    said::DistillationSamples,
 };
 
 /// Most messages of a conversation, as the gateway has it.

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use tune::{
     adapter::AdapterSpec,
+    batch_sampler::split,
     data::{DataItems, Example},
     job::DatasetSplit,
-    order::split,
     plan::{InitialAdapter, JobPlan, JobPrecision},
     schedule::Decay,
 };

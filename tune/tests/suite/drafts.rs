@@ -10,9 +10,9 @@ use kernels::{ThreadPool, lora::LoraPrecision};
 use model::{
     adapter::MethodWeights,
     backward::{self, Gradients, Loss, SavedScope, TrainableAdapter, Trainer},
+    client_weights::client_base::ClientBase,
     forward::ModelContext,
     resident::{KvDtype, kv_precision, kv_shape},
-    skeleton::client_base::ClientBase,
     sources::open::open,
     weights::ResidentLayers,
 };
@@ -22,9 +22,9 @@ use tune::{
     adapter::{AdapterSpec, TargetModule},
     data::{DistillationSample, Example},
     draft::shortlist,
-    learn::TrainState,
     optimizer::Hyperparameters,
     peft::{self, Dtype},
+    step::TrainState,
 };
 
 /// Of three blocks.

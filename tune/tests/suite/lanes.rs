@@ -17,23 +17,23 @@ use kernels::{Activations, ThreadPool, lora::LoraPrecision};
 use model::{
     adapter::{Adapter, MethodWeights},
     backward::{SavedScope, TrainError, Trainer},
+    client_weights::client_base::ClientBase,
     cpu::Compute,
     forward::{BaseLayers, LinearGroup, ReverseLayers},
     resident::{KvDtype, kv_precision, kv_shape},
-    skeleton::client_base::ClientBase,
     sources::open::open,
     weights::ResidentLayers,
 };
 use training_protocol::session::{Adam, CommandReply, Lora, TrainingCommand};
 use tune::{
     data::{Example, PreferencePair},
-    learn::{
-        Direction, SequenceSample, TrainState, TrainStepError,
-        lanes::{MicrobatchPool, MicrobatchWorker},
-    },
     loss::{Loss, LossMetrics},
     optimizer::Hyperparameters,
     session::TrainerSession,
+    step::{
+        Direction, SequenceSample, TrainState, TrainStepError,
+        microbatch_pool::{MicrobatchPool, MicrobatchWorker},
+    },
 };
 
 const METHODS: [&str; 4] = ["lora-all", "ia3", "prefix", "lm-head"];

@@ -11,9 +11,9 @@ use kernels::{ThreadPool, lora::LoraPrecision};
 use model::{
     adapter::{Adapter, MethodWeights},
     backward::{SavedScope, Trainer},
+    client_weights::client_base::ClientBase,
     forward::ModelContext,
     resident::{KvDtype, kv_precision, kv_shape},
-    skeleton::client_base::ClientBase,
     sources::open::open,
     weights::ResidentLayers,
 };
@@ -22,10 +22,10 @@ use serde::Deserialize;
 use tune::{
     adapter::{AdapterSpec, TargetModule},
     data::Example,
-    learn::{TrainState, TrainStepError},
     optimizer::Hyperparameters,
     peft::{self, Dtype},
     schedule::{Decay, Schedule},
+    step::{TrainState, TrainStepError},
 };
 
 #[derive(Deserialize)]

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base_executor::workers::bridge::BridgeMemory;
+use base_executor::workers::gpu_bridge::BridgeMemory;
 use kernels::cuda::board::has_reached;
 use shmproto::board::ActivationSlab;
 

@@ -2,17 +2,17 @@
 
 use std::convert::Infallible;
 
-use base_executor::author::{DrafterFactory, SequenceDrafter};
+use base_executor::drafter::{DrafterFactory, SequenceDrafter};
 use shmproto::message::{DraftKind, ProvisionalMode};
 use speculation::{
-    baseline::BaselineRule,
+    baselines::BaselineRule,
     draft::{Draft, DraftToken},
     threshold::Threshold,
     tree::{NodeId, TokenTree},
 };
 
 use super::*;
-use crate::planted::OracleDrafter;
+use crate::oracle_drafter::OracleDrafter;
 
 /// An engine whose steps take equally long, however many rows they have.
 fn drafting(limits: EngineLimits, requests: &[Generate], right: f64) -> EngineHarness {

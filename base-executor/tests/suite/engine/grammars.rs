@@ -2,12 +2,12 @@
 
 use std::thread;
 
-use base_executor::grammars::GrammarWorkers;
+use base_executor::constrained_decoding::GrammarWorkers;
 use serde_json::{Value, json};
 use text::grammar::{Enforcement, Grammar, Tag, Thought, TokenBytes, Tokens};
 
 use super::*;
-use crate::planted::OracleDrafter;
+use crate::oracle_drafter::OracleDrafter;
 
 /// Ends an answer.
 const END: u32 = 59;

@@ -7,7 +7,7 @@ use std::{
     sync::mpsc::{Receiver, channel},
 };
 
-use base_executor::below::{CopyNotifier, FileCopy, KvOffload};
+use base_executor::kv_offload::{CopyNotifier, FileCopy, KvOffload};
 use cache::{
     Cache, CacheSettings,
     ledger::MemoryAccount,

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::{CopyHarness, class};
 use crate::copy::{
     BytesPerSecond, CopyEnd, CopyPriority, Ticket,
-    courier::{CopyWorker, WorkerStep},
+    worker::{CopyWorker, WorkerStep},
 };
 
 /// What happens between two steps, or in the middle of one.

@@ -18,9 +18,9 @@ use std::{
     path::Path,
 };
 
-use model::sites::{EvaluateSites, Site, SiteId};
+use model::linear_sites::{EvaluateSites, Site, SiteId};
 use safetensors::{Dtype, SafeTensorError, tensor::TensorView};
-use shmproto::layer::draw::SeededRows;
+use shmproto::layer::seeded_rows::SeededRows;
 use zeroize::Zeroizing;
 
 use super::{SiteCheck, bias, check};

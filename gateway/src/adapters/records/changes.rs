@@ -3,7 +3,7 @@
 use tokio::time::timeout;
 
 use super::{
-    link::{PATIENCE, SharedRegistry},
+    change_feed::{PATIENCE, SharedRegistry},
     postgres,
 };
 use crate::adapters::{

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use super::{link::SharedRegistry, postgres};
+use super::{change_feed::SharedRegistry, postgres};
 use crate::adapters::database::DatabaseError;
 
 impl SharedRegistry {

@@ -12,7 +12,7 @@ use ids::TenantId;
 
 use super::{
     address::{AddressError, PostgresAddress, SCHEMES},
-    link::SharedRegistry,
+    change_feed::SharedRegistry,
 };
 use crate::adapters::{
     database::{self, Database, DatabaseError, Lock, Record},

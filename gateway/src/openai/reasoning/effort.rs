@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::ReasoningTags;
 use crate::{
     errors::ApiError,
-    openai::{fields::StrictFields, showing::has_word},
+    openai::{strict_fields::StrictFields, template_options::has_word},
 };
 
 /// What OpenAI's clients may ask for.

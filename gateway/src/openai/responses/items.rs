@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use serde_json::{Value, json};
 
 use super::super::{
-    fields::{StrictFields, wrong},
     messages::{INERT, MAX_MESSAGES, arguments_of, custom_arguments, function_call},
+    strict_fields::{StrictFields, wrong},
 };
 use crate::{
     errors::ApiError,

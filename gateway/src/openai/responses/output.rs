@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{
-    super::tools::{ToolCallDelta, found::CallKind},
+    super::tools::{ToolCallDelta, scan_result::CallKind},
     items::{THOUGHT, new_id, part_of},
 };
 

@@ -5,18 +5,18 @@ use serde_json::{Map, Value, json};
 
 use super::{
     super::{
-        conversation::ChatRequest,
-        delivery,
-        fields::{StrictFields, wrong},
+        chat_request::ChatRequest,
         params::{self, MAX_LOGPROBS, ParamLimits, Params},
         reasoning::effort::{self, ReasoningEffort},
+        stream_options,
+        strict_fields::{StrictFields, wrong},
         structured::{self, Structure},
         target::ModelRef,
-        tools::asked::{self, Dialect, Tools},
+        tools::tool_params::{self, Dialect, Tools},
     },
     items::{self, Item},
 };
-use crate::{errors::ApiError, kept::StoredResponse, text::TemplateOptions};
+use crate::{errors::ApiError, response_store::StoredResponse, text::TemplateOptions};
 
 /// Most entries of `metadata`, and the most characters of a name and of a value.
 const MAX_METADATA: (usize, usize, usize) = (16, 64, 512);
@@ -83,14 +83,14 @@ impl ResponsesBody {
         let (structure, text) = text(&mut fields)?;
         let (effort, reasoning) = reasoning(&mut fields)?;
         let max_tokens = fields.count("max_output_tokens", 1..=u32::MAX)?;
-        let delivery = delivery::read_response(&mut fields)?;
+        let delivery = stream_options::read_response(&mut fields)?;
         let options = params::RouteOptions { max_tokens, delivery, structure };
         let params = params::read_beside(options, &mut fields, limits)?;
         let logprobs = logprobs(&mut fields)?;
         let tool_choice = fields.peek("tool_choice").cloned().unwrap_or_else(|| json!("auto"));
         let shown = fields.peek("tools").cloned().unwrap_or_else(|| json!([]));
         let parallel_tool_calls = fields.peek("parallel_tool_calls").and_then(Value::as_bool).unwrap_or(true);
-        let tools = asked::read_as(Dialect::Flat, &mut fields)?;
+        let tools = tool_params::read_as(Dialect::Flat, &mut fields)?;
         let items = items::read(fields.take("input"))?;
         let asked = ResponseEcho {
             instructions: fields.text("instructions")?,

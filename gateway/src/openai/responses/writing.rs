@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 
 use super::{
     super::{
-        answer::{ChoiceUpdate, GenerationResponse},
         choice::DeltaPart,
-        frames::{EVENT_STREAM, StreamFormat},
+        generation_response::{ChoiceUpdate, GenerationResponse},
         logprobs,
+        sse::{EVENT_STREAM, StreamFormat},
     },
     items::new_id,
     object::{Failure, Incomplete, Object, ResponseStatus},
@@ -20,7 +20,7 @@ use super::{
 use crate::{
     clock::seconds_since_1970,
     errors::ApiError,
-    kept::{ResponseStore, StoredResponse},
+    response_store::{ResponseStore, StoredResponse},
     usage::FinishReason,
 };
 

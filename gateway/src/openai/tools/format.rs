@@ -3,7 +3,7 @@
 use settings::ToolCallParser;
 
 use super::tagged::OPENING;
-use crate::openai::showing::has_word;
+use crate::openai::template_options::has_word;
 
 /// How calls are written. Each is told from text by its beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

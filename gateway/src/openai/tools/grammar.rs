@@ -11,8 +11,8 @@ use text::grammar::{Enforcement, Grammar, GrammarError, lark_json, lark_source, 
 
 use super::{
     super::structured::{SchemaWarning, Structure},
-    asked::{CallLimit, CustomInput, INPUT, Strictness, Tool, ToolChoice, Tools},
     format::ToolCallFormat,
+    tool_params::{CallLimit, CustomInput, INPUT, Strictness, Tool, ToolChoice, Tools},
 };
 
 /// Why calls cannot be made to look like what they have to.

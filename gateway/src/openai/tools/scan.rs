@@ -7,12 +7,12 @@ mod between;
 
 use std::sync::Arc;
 
-pub use super::found::{CallKind, ParsedCallDelta, ScanResult};
+pub use super::scan_result::{CallKind, ParsedCallDelta, ScanResult};
 use super::{
     bare::BareScanner,
     format::ToolCallFormat,
-    kinds::Function,
     object::{CallProgress, ObjectScanner},
+    parameter_kinds::Function,
     pythonic::{ListScanner, PythonCall},
     tagged::TaggedScanner,
 };

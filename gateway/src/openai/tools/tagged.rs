@@ -5,8 +5,8 @@
 use serde_json::Value;
 
 use super::{
-    kinds::{Function, JsonKinds},
     object::CallProgress,
+    parameter_kinds::{Function, JsonKinds},
     pythonic::PythonCall,
 };
 

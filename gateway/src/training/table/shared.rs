@@ -13,8 +13,8 @@
 //! - `changes`: what is changed in one transaction.
 
 mod changes;
+pub mod garbage;
 pub mod leases;
-pub mod litter;
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use serde::de::DeserializeOwned;
 use self::leases::Fence;
 use super::{FileAdded, JobAdded, ListedPage, NewJob, Page, UpdatedBy, before, cut, read};
 use crate::{
-    adapters::{database::DatabaseError, records::link::SharedRegistry},
+    adapters::{database::DatabaseError, records::change_feed::SharedRegistry},
     training::{
         TrainingError,
         records::{EventRecord, FileRecord, JobRecord},

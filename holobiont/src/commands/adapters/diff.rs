@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, path::PathBuf};
 
-use model::adapter::named::{NamedLora, NamedModule};
+use model::adapter::by_name::{NamedLora, NamedModule};
 use serde_json::{Map, Value, json};
 
 use super::{AdaptersError, stats::TargetStats};

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use model::adapter::named::NamedLora;
+use model::adapter::by_name::NamedLora;
 use serde_json::json;
 
 use super::AdaptersError;
@@ -31,7 +31,7 @@ pub(super) fn run(arguments: &MergeArguments, terminal: Terminal) -> Result<(), 
     };
     let parts = arguments.adapters.iter().map(read).collect::<Result<Vec<_>, _>>()?;
     let merged = NamedLora::merge(&parts)?;
-    merged.write(output).map_err(model::adapter::named::MergeError::from)?;
+    merged.write(output).map_err(model::adapter::by_name::MergeError::from)?;
     let rank = merged.modules.values().map(|module| module.rank).max().unwrap_or(0);
     let bytes = super::stats::weight_bytes(output);
     match terminal.format {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use model::adapter::{
-    named::{NamedLora, NamedModule},
+    by_name::{NamedLora, NamedModule},
     writing::WEIGHT_FILE,
 };
 use serde_json::{Value, json};

@@ -15,8 +15,8 @@ use super::ChatArguments;
 use crate::{
     deployment::{
         paths::layer_socket,
+        program_paths,
         selection::{GatewayArguments, SelectionError},
-        sibling,
     },
     exit::{Exit, Explain},
 };
@@ -87,7 +87,7 @@ impl Explain for SplitError {
 /// The conversation, if a split one is wanted: then this returns only if it cannot be held.
 pub(super) fn run(arguments: &ChatArguments, gateway: &GatewayArguments) -> Result<(), SplitError> {
     let Some(executor) = &arguments.split.split else { return Ok(()) };
-    let program = sibling::find(CLIENT).ok_or(SplitError::NoClient)?;
+    let program = program_paths::find(CLIENT).ok_or(SplitError::NoClient)?;
     let executor = match executor {
         Some(executor) => PathBuf::from(executor),
         None => layer_socket(&gateway.state()?),

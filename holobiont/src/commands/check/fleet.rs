@@ -4,7 +4,7 @@ use std::process::Command;
 
 use super::said_finding;
 use crate::{
-    deployment::{config::DeploymentConfig, sibling},
+    deployment::{config::DeploymentConfig, program_paths},
     terminal::findings::Finding,
 };
 
@@ -40,7 +40,7 @@ fn keys(config: &DeploymentConfig) -> Finding {
 }
 
 fn ask(name: &str, flag: &str, url: &str) -> Finding {
-    let Some(program) = sibling::find("gateway") else {
+    let Some(program) = program_paths::find("gateway") else {
         return Finding::warn(name, "only the gateway can look at it, and it is not here", "install it");
     };
     match Command::new(program).args(["registry", "check", flag, url]).output() {

@@ -1,6 +1,6 @@
 //! What a look sees, for people: the same words in lines and on a screen.
 
-use super::figures::{DashboardSnapshot, TopExecutor, TopRow, TopStatus};
+use super::stats::{DashboardSnapshot, TopExecutor, TopRow, TopStatus};
 use crate::terminal::printable;
 
 /// Titles of the cells of an executor.

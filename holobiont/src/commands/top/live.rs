@@ -12,8 +12,8 @@ use ratatui::{
 };
 
 use super::{
-    figures::DashboardSnapshot,
     page::{Next, Page},
+    stats::DashboardSnapshot,
 };
 use crate::{
     client::{ClientError, GatewayClient},

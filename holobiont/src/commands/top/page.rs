@@ -13,7 +13,7 @@ use ratatui::{
 
 use super::{
     cells,
-    figures::{DashboardSnapshot, MemoryKind, TopExecutor},
+    stats::{DashboardSnapshot, MemoryKind, TopExecutor},
 };
 use crate::{
     client::ClientError,
@@ -220,7 +220,7 @@ mod tests {
     use ratatui::{Terminal, backend::TestBackend};
 
     use super::*;
-    use crate::commands::top::figures::tests::look;
+    use crate::commands::top::stats::tests::look;
 
     fn shown(page: &Page, columns: u16, rows: u16) -> String {
         let mut terminal = Terminal::new(TestBackend::new(columns, rows)).unwrap();

@@ -11,8 +11,8 @@ use training_protocol::{TeacherPrompt, TrainingEvent};
 
 use super::{
     errors::TuneError,
+    progress::ProgressView,
     trainer::{self, TRAINER, TrainerCommandSpec, TrainerListener},
-    watch::ProgressView,
 };
 use crate::{deployment::running::ProcessId, exit::Exit, terminal::Terminal};
 

@@ -13,17 +13,16 @@ use training_protocol::{RunResult, TrainingEvent};
 
 use super::{
     errors::TuneError,
-    gateway, plot,
-    questions::TeacherPrompts,
+    format, gateway, plot,
+    progress::ProgressView,
     record::{EventLog, RunDirectory, RunLock, RunRecord, RunState, now},
     request::{RunArguments, requested},
+    teacher_prompts::TeacherPrompts,
     trainer::{self, TRAINER, TrainerCommandSpec, TrainerExit, TrainerListener},
-    watch::ProgressView,
-    words,
 };
 use crate::{
     client::GatewayClient,
-    deployment::{paths::layer_socket, running::ProcessId, selection::GatewayArguments, sibling},
+    deployment::{paths::layer_socket, program_paths, running::ProcessId, selection::GatewayArguments},
     exit::Exit,
     home::HomeDirectory,
     terminal::{PrintFormat, Terminal, quoted, table::short_generation},
@@ -39,7 +38,7 @@ pub(super) fn run(
     home: &HomeDirectory,
     terminal: Terminal,
 ) -> Result<(), TuneError> {
-    let program = sibling::find(TRAINER).ok_or(TuneError::NoTrainer)?;
+    let program = program_paths::find(TRAINER).ok_or(TuneError::NoTrainer)?;
     let state = gateway.state()?;
     let executor = layer_socket(&state);
     if executor.symlink_metadata().is_err() {
@@ -260,7 +259,7 @@ impl ActiveRun {
         let spoken = format!(
             "{name} is served: generation {}, {}",
             short_generation(generation),
-            words::outcome(outcome)
+            format::outcome(outcome)
         );
         self.line(&line.to_string()).map_err(TuneError::Run)?;
         if self.terminal.format == PrintFormat::Human {

@@ -19,8 +19,8 @@ use crate::{
     deployment::{
         config::DeploymentConfig,
         cores::{self, CoreSplit, WorkerCore},
+        program_paths,
         registry::Registration,
-        sibling,
     },
     home::HomeDirectory,
     models,
@@ -344,7 +344,7 @@ fn worker_arguments(
 }
 
 fn program(role: ProcessRole) -> Result<PathBuf, UpError> {
-    sibling::find(role.program()).ok_or(UpError::NoProgram { role })
+    program_paths::find(role.program()).ok_or(UpError::NoProgram { role })
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use tokio::{
 
 use super::{
     log::LogSink,
-    notices::{NotifyMessage, NotifyReader},
+    sd_notify::{NotifyMessage, NotifyReader},
 };
 
 /// How long the rest of a dead process's stderr is waited for.

@@ -1,13 +1,13 @@
 //! All processes of a deployment, together.
 
 use super::{
+    banner::ProcessIds,
     errors::UpError,
-    greeting::ProcessIds,
     log::LogSink,
-    managed::{ProcessChange, ProcessState, SupervisedProcess, next_of},
     plan::CommandSpecs,
     process::ProcessRole,
     restart::RestartCounter,
+    supervised::{ProcessChange, ProcessState, SupervisedProcess, next_of},
 };
 use crate::deployment::config::RestartPolicy;
 

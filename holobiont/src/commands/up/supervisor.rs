@@ -15,18 +15,18 @@ use tokio::{
 };
 
 use super::{
+    banner::{GatewayNotice, StartupBanner},
     detach::{self, ForegroundMode},
     errors::UpError,
-    greeting::{GatewayNotice, StartupBanner},
     log::LogSink,
-    managed::{Experience, ProcessChange, ProcessState, Readiness},
-    notices::NotifyMessage,
     plan::StartPlan,
     process::{ProcessExit, ProcessRole},
     processes::{Processes, StopStage},
     restart::RestartDecision,
+    sd_notify::NotifyMessage,
     service,
     stop::{DeploymentStop, StopMode},
+    supervised::{Experience, ProcessChange, ProcessState, Readiness},
 };
 use crate::{
     deployment::{config::DeploymentConfig, registry::Registration},

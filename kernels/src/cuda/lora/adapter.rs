@@ -7,8 +7,8 @@ use std::{
 
 use super::{
     RegisteredBytes, UploadQueue,
-    lane::UploadPiece,
     staged::{MatrixPieces, StagedMatrix},
+    upload_queue::UploadPiece,
 };
 use crate::{
     cuda::{Cuda, CudaError, DeviceBlockLease},

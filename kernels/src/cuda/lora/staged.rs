@@ -7,7 +7,7 @@ use std::sync::{
 
 use super::{
     RegisteredBytes, UploadQueue,
-    lane::{REVOKED, UploadArrival, UploadPiece},
+    upload_queue::{REVOKED, UploadArrival, UploadPiece},
 };
 use crate::{
     cuda::{CudaError, DeviceBlockLease},

@@ -17,15 +17,15 @@ use cache::ledger::MemoryAccount;
 use kernels::Activations;
 use layer_service::{
     auth::Authenticator,
-    blobs::{Blobs, catalog_sites},
-    hub::Dispatcher,
-    inbox::inbox,
+    base_files::{Blobs, catalog_sites},
+    dispatcher::Dispatcher,
+    event_queue::inbox,
     registry::{Maskable, Registry, ServedBase},
     remote::{RemoteListenError, RemoteParts, RemoteServer, RemoteSettings},
     settings::{LayerSettings, Quotas},
     tls::TlsFiles,
 };
-use model::sites::{EvaluateError, EvaluateSites, Site, SiteCall, SiteOp, SitePart};
+use model::linear_sites::{EvaluateError, EvaluateSites, Site, SiteCall, SiteOp, SitePart};
 use policy::clock::SystemClock;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,

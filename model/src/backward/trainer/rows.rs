@@ -5,7 +5,7 @@ use kernels::backward::attention::SequenceRows;
 
 use super::{Example, TrainableAdapter};
 use crate::{
-    backward::tape::{Tape, TargetRow},
+    backward::saved_activations::{Tape, TargetRow},
     deltas::prepared::PreparedAdapter,
     forward::{BLOCK_TOKENS, LogitRows, SequenceSlice},
 };

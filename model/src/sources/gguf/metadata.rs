@@ -9,7 +9,7 @@ use crate::{
         config::{ArchFlags, ModelConfig, Rope, RopeScaling},
         experts::Experts,
     },
-    sources::{family::Family, gemma, others},
+    sources::{families, family::Family, gemma},
 };
 
 /// Names of metadata, behind the architecture's.
@@ -189,10 +189,10 @@ impl<'a> GgufMetadata<'a> {
             },
             traits: match self.family {
                 Family::Granite => self.granite()?,
-                Family::Olmo2 => others::olmo2(),
+                Family::Olmo2 => families::olmo2(),
                 Family::Phi3 => {
                     let rotary_dim = self.count("rope.dimension_count")?.unwrap_or(head_dim);
-                    others::phi3(head_dim, rotary_dim, longrope.map_or(1.0, |longrope| longrope.magnitude))
+                    families::phi3(head_dim, rotary_dim, longrope.map_or(1.0, |longrope| longrope.magnitude))
                 }
                 Family::Gemma2 => self.gemma2(hidden_size, heads, layers)?,
                 Family::Gemma3 => self.gemma3(hidden_size, heads, layers)?,
@@ -206,7 +206,7 @@ impl<'a> GgufMetadata<'a> {
     fn granite(&self) -> Result<ArchFlags, GgufSourceError> {
         // llama.cpp takes 0 for "as Llama does".
         let given = |name| Ok::<_, GgufSourceError>(self.number(name)?.filter(|&scale| scale != 0.0));
-        Ok(others::granite([
+        Ok(families::granite([
             given("embedding_scale")?,
             given("attention.scale")?,
             given("residual_scale")?,
@@ -252,7 +252,7 @@ impl<'a> GgufMetadata<'a> {
         let context = self.required("rope.scaling.original_context_length")?.min(whole);
         let magnitude = self.number("rope.scaling.attn_factor")?;
         let stretched = whole as f32 / context as f32;
-        let magnitude = magnitude.unwrap_or_else(|| others::longrope_magnitude(stretched, context));
+        let magnitude = magnitude.unwrap_or_else(|| families::longrope_magnitude(stretched, context));
         Ok(Some(Longrope { factors, context, magnitude }))
     }
 

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     shape::config::{ArchFlags, Rope, RopeScaling},
-    sources::{family::Family, gemma, others},
+    sources::{families, family::Family, gemma},
 };
 
 impl RawHfConfig {
@@ -25,7 +25,7 @@ impl RawHfConfig {
             | Family::Qwen3
             | Family::Qwen3Moe => ArchFlags::default(),
             Family::Granite => self.granite(),
-            Family::Olmo2 => others::olmo2(),
+            Family::Olmo2 => families::olmo2(),
             Family::Phi3 => self.phi3(head_dim),
             Family::Gemma2 => self.gemma2(hidden_size, layers)?,
             Family::Gemma3 => self.gemma3(hidden_size, layers)?,
@@ -34,7 +34,7 @@ impl RawHfConfig {
 
     fn granite(&self) -> ArchFlags {
         let scores = self.attention_multiplier.unwrap_or(1.0);
-        others::granite([
+        families::granite([
             self.embedding_multiplier,
             Some(scores),
             self.residual_multiplier,
@@ -47,7 +47,7 @@ impl RawHfConfig {
         let part = rope.and_then(|rope| rope.partial_rotary_factor).or(self.partial_rotary_factor);
         // transformers rounds down, too.
         let rotary_dim = (head_dim as f32 * part.unwrap_or(1.0)) as usize;
-        others::phi3(head_dim, rotary_dim, self.longrope().map_or(1.0, |(_, magnitude)| magnitude))
+        families::phi3(head_dim, rotary_dim, self.longrope().map_or(1.0, |(_, magnitude)| magnitude))
     }
 
     /// The context that a model with longrope was first trained with, and what it multiplies rotated features with since it was
@@ -58,7 +58,7 @@ impl RawHfConfig {
         let original = rope.original_max_position_embeddings.map(|length| length as usize);
         let original = original.or(self.original_max_position_embeddings).unwrap_or(4096);
         let stretched = self.max_position_embeddings.unwrap_or(original) as f32 / original as f32;
-        let magnitude = others::longrope_magnitude(rope.factor.unwrap_or(stretched), original);
+        let magnitude = families::longrope_magnitude(rope.factor.unwrap_or(stretched), original);
         Some((original, rope.attention_factor.unwrap_or(magnitude)))
     }
 

@@ -9,7 +9,7 @@ use serde::{
     de::{Error as _, IgnoredAny, MapAccess, Visitor},
 };
 
-use files::small_json;
+use files::bounded_json;
 
 /// Bytes of the length that a file begins with.
 const LENGTH_BYTES: usize = 8;
@@ -110,7 +110,7 @@ fn check_names(file: &[u8], header_bytes: u64) -> Result<(), SafetensorsFormatEr
     let Some(header) = end.and_then(|end| file.get(LENGTH_BYTES..end)) else {
         return Err(SafeTensorError::InvalidHeaderLength.into());
     };
-    small_json::check_size(header)?;
+    bounded_json::check_size(header)?;
     serde_json::from_slice::<UniqueNames>(header)?;
     Ok(())
 }

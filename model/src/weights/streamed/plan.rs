@@ -9,7 +9,7 @@
 
 use kernels::PageSlab;
 
-use super::{StreamError, layout::WeightFileLayout, window::SLABS};
+use super::{StreamError, double_buffer::SLABS, layout::WeightFileLayout};
 use crate::shape::source::WeightSource;
 
 /// See the module.

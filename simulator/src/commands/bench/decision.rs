@@ -8,13 +8,13 @@ use std::{
 
 use policy::{
     perf::{
-        line::LinearFit,
-        plane::LinearModel,
+        linear_fit::LinearFit,
+        linear_model::LinearModel,
         serving::{ColdStart, LoraForm, ServingModel},
     },
     routing::{
         Availability, Candidate, PlacementRequest, Residency, RoutingPolicy, Slo, choose,
-        ledger::InFlightLoad,
+        in_flight::InFlightLoad,
     },
 };
 

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use text::grammar::{Enforcement, lark_string};
 
 use super::{
-    super::{asked::Tool, format::ToolCallFormat, kinds::JsonKinds},
+    super::{format::ToolCallFormat, parameter_kinds::JsonKinds, tool_params::Tool},
     CallsError, GrammarRules, parameters_of, without,
 };
 

@@ -3,10 +3,10 @@
 use text::grammar::{Grammars, TokenBytes, Tokens};
 
 use super::{
-    super::{asked, kinds::Function, scan::Scanner},
+    super::{parameter_kinds::Function, scan::Scanner, tool_params},
     *,
 };
-use crate::openai::fields::StrictFields;
+use crate::openai::strict_fields::StrictFields;
 
 const END: u32 = 256;
 const ANNOUNCED: u32 = 257;
@@ -28,7 +28,7 @@ fn tools(more: &Value) -> Tools {
     let mut body = json!({ "tools": [function("weather", weather), { "type": "function", "function": { "name": "now" } }] });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let mut fields = StrictFields::parse(body.to_string().as_bytes()).unwrap();
-    asked::read(&mut fields).unwrap().unwrap()
+    tool_params::read(&mut fields).unwrap().unwrap()
 }
 
 /// A walk through the grammar: any allowed token at each step, and the end as soon as it may come.
@@ -250,7 +250,7 @@ fn is_taken(
     let now = json!({ "type": "function", "function": { "name": "now" } });
     let body = json!({ "tools": [now, { "type": "custom", "custom": custom }], "tool_choice": choice });
     let mut fields = StrictFields::of(body, "the body").unwrap();
-    let tools = asked::read(&mut fields).unwrap().unwrap();
+    let tools = tool_params::read(&mut fields).unwrap().unwrap();
     let grammar = of(&tools, format, None, None).unwrap().unwrap();
     let mut matcher = grammars.compile(&grammar.0.source().unwrap()).unwrap();
     let taken = answer.bytes().try_for_each(|byte| matcher.accept(byte.into()));
@@ -296,7 +296,7 @@ fn a_thought_may_stand_before_a_call_of_a_custom_tool() {
     let grammar = json!({ "syntax": "lark", "definition": "start: \"a\" rest\nrest: /[b-c]*/" });
     let custom = json!({ "name": "p", "format": { "type": "grammar", "grammar": grammar } });
     let body = json!({ "tools": [{ "type": "custom", "custom": custom }], "tool_choice": "required" });
-    let tools = asked::read(&mut StrictFields::of(body, "the body").unwrap()).unwrap().unwrap();
+    let tools = tool_params::read(&mut StrictFields::of(body, "the body").unwrap()).unwrap().unwrap();
     let close = text::grammar::Tag { name: "</think>", token: None };
     let thought = Some(text::grammar::Thought { open: None, close });
     let source = of(&tools, ToolCallFormat::Hermes, None, None)

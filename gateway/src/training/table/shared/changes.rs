@@ -4,12 +4,11 @@ use sqlx::{PgConnection, PgPool};
 
 use super::{
     super::{FileAdded, JobAdded, NewJob, read, text},
-    CHANNEL,
+    CHANNEL, garbage,
     leases::Fence,
-    litter,
 };
 use crate::{
-    adapters::records::link::ChangeError,
+    adapters::records::change_feed::ChangeError,
     training::{
         TrainingError,
         records::{EventRecord, FileRecord, JobRecord, file_of},
@@ -38,7 +37,7 @@ pub(super) async fn add_file(
     );
     let bytes = i64::try_from(file.bytes).unwrap_or(i64::MAX);
     put.bind(&file.id).bind(&file.tenant).bind(bytes).bind(text(file)).execute(&mut *transaction).await?;
-    litter::keep(&mut transaction, &file.path()).await?;
+    garbage::keep(&mut transaction, &file.path()).await?;
     transaction.commit().await.map_err(ChangeError::Committing)?;
     Ok(FileAdded::Kept)
 }
@@ -55,7 +54,7 @@ pub(super) async fn remove_file(
     let Some(file) = removed.map(|row: String| read::<FileRecord>(&row)).transpose()? else {
         return Ok(None);
     };
-    litter::let_file_go(&mut transaction, id, &file.path()).await?;
+    garbage::let_file_go(&mut transaction, id, &file.path()).await?;
     transaction.commit().await.map_err(ChangeError::Committing)?;
     Ok(Some(file))
 }
@@ -84,7 +83,7 @@ pub(super) async fn add_job(pool: &PgPool, new: NewJob<'_>) -> Result<JobAdded, 
     );
     let add = add.bind(&job.id).bind(&job.tenant).bind(text(job)).bind(key).bind(&data);
     add.execute(&mut *transaction).await?;
-    litter::name(&mut transaction, &[], &job.objects).await?;
+    garbage::name(&mut transaction, &[], &job.objects).await?;
     add_event(&mut transaction, &job.id, event).await?;
     tell(&mut transaction, &job.id).await?;
     transaction.commit().await.map_err(ChangeError::Committing)?;
@@ -135,7 +134,7 @@ pub(super) async fn change(
     let put = "UPDATE holobiont_jobs SET due = $2, record = $3, holder = CASE WHEN $2 THEN holder END WHERE id = $1";
     let put = sqlx::query(put).bind(id).bind(!is_over).bind(text(&job));
     put.execute(&mut *transaction).await?;
-    litter::name(&mut transaction, &named, &job.objects).await?;
+    garbage::name(&mut transaction, &named, &job.objects).await?;
     for event in &events {
         add_event(&mut transaction, id, event).await?;
     }

@@ -1,0 +1,41 @@
+//! Who drafts for a sequence.
+
+use std::fmt;
+
+use model::weight_stream_stats::PIPELINE;
+use shmproto::message::SpeculationStats;
+use speculation::{
+    draft::Draft as _,
+    draft_ahead::{DraftAhead, RerootedDraft},
+};
+
+use crate::drafter::SequenceDrafter;
+
+/// An author, and how much of its sequence it knows.
+pub(super) struct DrafterState {
+    pub(super) author: Box<dyn SequenceDrafter>,
+    pub(super) known: usize,
+    /// What it drafted, of which a part is being verified.
+    pub(super) ahead: Option<DraftAhead>,
+}
+
+impl DrafterState {
+    /// Takes in what `text` has become; what it drafted behind the end of that.
+    pub(super) fn settle(&mut self, text: &[u32], stats: &mut SpeculationStats) -> RerootedDraft {
+        let said = &text[self.known..];
+        let settled = self.ahead.take().map_or(RerootedDraft::default(), |ahead| ahead.settle(said).if_any());
+        if settled.kept + settled.discarded > 0 {
+            tracing::trace!(target: PIPELINE, kept = settled.kept, discarded = settled.discarded, "keep");
+        }
+        stats.kept += settled.kept as u64;
+        let Ok(()) = self.author.accept(said);
+        self.known = text.len();
+        settled
+    }
+}
+
+impl fmt::Debug for DrafterState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Commission").field("known", &self.known).finish_non_exhaustive()
+    }
+}

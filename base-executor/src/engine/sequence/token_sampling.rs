@@ -1,0 +1,141 @@
+//! The next token of a sequence, from a row of logits or from the pass that drew it.
+
+use std::time::Instant;
+
+use cache::Cache;
+use model::sampling::{self, Drawn, Probability, TokenDraw};
+use shmproto::message::{ErrorCode, TokenOutput, WireError};
+use speculation::tree::{NodeId, TokenTree};
+
+use super::Sequence;
+use crate::constrained_decoding::{AllowedTokens, GrammarState, GrammarStateError};
+
+impl<A> Sequence<A> {
+    /// Has to look like what `guide` leads through, if there is one.
+    pub(in crate::engine) fn guided(self, guide: Option<GrammarState>) -> Self {
+        Self { guide, ..self }
+    }
+
+    /// What it has to look like is known, or will never be; and so is what may come next, if that was late.
+    pub(in crate::engine) fn knows_its_grammar(&mut self) -> bool {
+        self.guide.as_mut().is_none_or(GrammarState::is_ready)
+    }
+
+    /// Whether the sequence waits for its next allowed tokens, and so takes no part in steps meanwhile.
+    pub(in crate::engine) fn sits_out(&self) -> bool {
+        self.guide.as_ref().is_some_and(GrammarState::is_late)
+    }
+
+    /// A pass over its next `count` tokens draws one.
+    fn draws(&self, count: usize) -> bool {
+        self.grown.is_some() || count == self.pending()
+    }
+
+    /// Its next `count` tokens are about to be computed: if one is drawn then, it has to be known which may be.
+    pub(in crate::engine) fn ask_guide(&mut self, count: usize) {
+        let draws = self.draws(count);
+        if let Some(guide) = self.guide.as_mut().filter(|_| draws) {
+            let tree = self.grown.as_ref().map_or_else(TokenTree::new, |grown| grown.tree().clone());
+            guide.look(&self.tokens, tree);
+        }
+    }
+
+    /// Its next `count` tokens have been computed: waits until `until` for what may come behind them, if that is needed.
+    pub(in crate::engine) fn has_looked(&mut self, count: usize, until: Instant) -> bool {
+        let draws = self.draws(count);
+        self.guide.as_mut().filter(|_| draws).is_none_or(|guide| guide.has_looked(until))
+    }
+
+    /// Takes nothing in of a pass over its next `count` tokens but what does not depend on what may come next: the token that
+    /// draws is computed again in a later step, to the same bits. Returns how many tokens are left computed.
+    pub(in crate::engine) fn sit_out(&mut self, count: usize, kv: &mut Cache) -> usize {
+        // Scores of a prompt come with the logits of all of its tokens; a tree hangs on the one that is pending.
+        let kept = if self.scores_prompt() || self.has_grown() { 0 } else { count - 1 };
+        self.prune(kv);
+        self.keep(kept, kv);
+        kept
+    }
+
+    /// Which tokens may be drawn behind the last one, and behind each that was drafted; `None`: all of them.
+    pub(super) fn allowed(&mut self) -> Result<Option<AllowedTokens>, WireError> {
+        let allowed = self.guide.as_mut().map(GrammarState::allowed).transpose();
+        allowed.map_err(|error| refused(&error))
+    }
+
+    /// How the pass is to draw the next token, if it can: nobody wants to see or change the logits.
+    pub(super) fn draw(&self) -> Option<TokenDraw> {
+        let is_banning = self.generated() < self.task.min_tokens && !self.task.stop_tokens.is_empty();
+        let probability = match self.task.logprobs {
+            None => Probability::Unwanted,
+            Some(0) => Probability::Wanted,
+            Some(_) => return None,
+        };
+        let draw = self.task.sampling.draw(self.tokens.len() as u64, probability);
+        draw.filter(|_| !is_banning && self.guide.is_none())
+    }
+
+    /// Appends the token that the pass drew.
+    pub(super) fn take(&mut self, drawn: Drawn) -> TokenOutput {
+        self.tokens.push(drawn.token);
+        let logprob = self.task.logprobs.map_or(0.0, |_| drawn.logprob);
+        TokenOutput { token: drawn.token, logprob, top: Vec::new() }
+    }
+
+    /// Samples the next token from those that are allowed behind `at`, and appends it.
+    pub(super) fn choose(
+        &mut self,
+        row: &mut [f32],
+        (allowed, at): (&Option<AllowedTokens>, Option<NodeId>),
+    ) -> Result<TokenOutput, WireError> {
+        // The first finite logit ends the search: only a row without any costs a look at all of it.
+        if !row.iter().any(|logit| logit.is_finite()) {
+            return Err(self.not_finite());
+        }
+        // Log-probabilities are of the model's own distribution, which sampling changes.
+        let model = self.task.logprobs.map(|_| row.to_vec());
+        let mut banned =
+            if self.generated() < self.task.min_tokens { &self.task.stop_tokens[..] } else { &[] };
+        if let Some(allowed) = allowed {
+            let allowed = allowed.at(at).map_err(|error| refused(&error))?;
+            sampling::restrict(row, allowed.words());
+            if !row.iter().any(|logit| logit.is_finite()) {
+                return Err(self.not_finite());
+            }
+            if !allowed.has_others_than(banned) {
+                // Where a grammar has come to its end there is nothing else to say.
+                banned = &[];
+            }
+        }
+        let position = self.tokens.len() as u64;
+        let token = sampling::sample(row, &self.task.sampling, &self.counts, position, banned);
+        self.tokens.push(token);
+        if self.task.sampling.needs_history() {
+            self.counts.push_completion(token);
+        }
+        let (logprob, top) = match (model, self.task.logprobs) {
+            (Some(model), Some(top)) => sampling::logprobs(&model, token, top),
+            _ => (0.0, Vec::new()),
+        };
+        Ok(TokenOutput { token, logprob, top })
+    }
+
+    /// Why a row of logits without a number cannot be sampled from.
+    pub(super) fn not_finite(&self) -> WireError {
+        let whose =
+            if self.adapted.is_some() { "the adapter's weights overflow" } else { "the model overflows" };
+        let message = format!(
+            "what was computed after {} tokens are no numbers: {whose}; try it with `holobiont adapters check --probe`",
+            self.tokens.len() - self.task.virtual_tokens
+        );
+        WireError { code: ErrorCode::NotFinite, message }
+    }
+}
+
+/// Why a sequence cannot go on as its grammar wants it.
+fn refused(error: &GrammarStateError) -> WireError {
+    let code = match error {
+        GrammarStateError::Grammar(_) | GrammarStateError::Match(_) => ErrorCode::InvalidRequest,
+        GrammarStateError::Fault => ErrorCode::Internal,
+    };
+    WireError { code, message: error.to_string() }
+}

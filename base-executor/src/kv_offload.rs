@@ -1,0 +1,398 @@
+//! Keys and values below the device: the bytes of the host tier, and the file of the disk tier.
+//!
+//! The compute thread takes a block's bytes off the device and puts them back, between two steps; a thread of its own reads
+//! and writes the file. Which block goes where is for `cache` to decide.
+//!
+//! What is on its way to the file is in memory until it is there, so whoever asks for it meanwhile has it at once.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    io,
+    ops::{Deref, DerefMut, RangeInclusive},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use cache::{
+    NodeId, Tier,
+    copy::{CopyEngine, CopyPriority, CopySource, Ticket},
+    ledger::{MemoryAccount, MemoryReservation},
+    manager::CopyOutcome,
+    store::{BlockRecord, BlockStore, StoreError, StoreSlot},
+};
+use ids::BlockId;
+use policy::background_io::ForegroundIo;
+
+/// Bytes on their way to the file at most: they are in memory, and what finds no room among them is lost if it must leave.
+const MAX_WRITE_BYTES: usize = 64 << 20;
+/// Blocks on their way to the file: so many may be whatever their size, and no more however small they are.
+const WRITES: RangeInclusive<usize> = 16..=1024;
+/// Blocks on their way from the file at most.
+const MAX_READS: usize = 32;
+
+/// How long nothing is written after a failure: a full disk is not asked for every block.
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(10);
+
+/// A copy from or to the file has ended.
+#[derive(Debug)]
+pub enum FileCopy {
+    /// A block was written, or was not.
+    Written {
+        /// Whose bytes they are.
+        node: NodeId,
+        /// Where they were to go.
+        slot: u32,
+        /// Whether they are there.
+        outcome: CopyOutcome,
+    },
+    /// A block was read.
+    Read {
+        /// Whose bytes they are.
+        node: NodeId,
+        /// Where they go.
+        block: BlockId,
+        /// The bytes; `None` if they could not be had.
+        bytes: Option<BlockBytes>,
+    },
+}
+
+/// The bytes of a block that is not on the device, and what they take of the process's memory.
+#[derive(Debug)]
+pub struct BlockBytes {
+    bytes: Box<[u8]>,
+    _held: MemoryReservation,
+}
+
+impl BlockBytes {
+    /// Zeros; `None` if there is no memory for them.
+    fn new(bytes: usize, account: &MemoryAccount) -> Option<Self> {
+        let held = account.charge(bytes as u64).ok()?;
+        Some(Self { bytes: vec![0; bytes].into(), _held: held })
+    }
+}
+
+impl Deref for BlockBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl DerefMut for BlockBytes {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+}
+
+/// Tells the engine that a copy from or to the file has ended.
+#[derive(Clone)]
+pub struct CopyNotifier(Arc<dyn Fn(FileCopy) + Send + Sync>);
+
+impl CopyNotifier {
+    /// Tells it by calling `told`, on a thread that may wait.
+    pub fn new(told: impl Fn(FileCopy) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(told))
+    }
+}
+
+impl std::fmt::Debug for CopyNotifier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("FileCopies")
+    }
+}
+
+/// What has been asked of the file, and whom to tell; told once, also if it is dropped undone.
+struct CompletionGuard {
+    told: CopyNotifier,
+    copy: Option<FileCopy>,
+}
+
+impl CompletionGuard {
+    fn end(&mut self, ended: FileCopy) {
+        if self.copy.take().is_some() {
+            (self.told.0)(ended);
+        }
+    }
+}
+
+impl Drop for CompletionGuard {
+    fn drop(&mut self) {
+        if let Some(copy) = self.copy.take() {
+            (self.told.0)(copy);
+        }
+    }
+}
+
+/// A block that is written.
+struct WriteRequest {
+    store: Arc<BlockStore>,
+    node: NodeId,
+    slot: u32,
+    record: BlockRecord,
+    bytes: Arc<BlockBytes>,
+    asked: CompletionGuard,
+}
+
+impl CopySource for WriteRequest {
+    fn next_bytes(&self) -> Option<usize> {
+        self.asked.copy.is_some().then_some(self.bytes.len())
+    }
+
+    fn copy_next(&mut self) {
+        failpoint::pass("executor.block_written");
+        let written = self.store.write(StoreSlot(self.slot), &self.record, &self.bytes);
+        let is_written = written.map_err(|error| tell(&error)).is_ok();
+        let outcome = if is_written { CopyOutcome::Done } else { CopyOutcome::Failed };
+        self.asked.end(FileCopy::Written { node: self.node, slot: self.slot, outcome });
+    }
+}
+
+/// A block that is read.
+struct Reading {
+    store: Arc<BlockStore>,
+    node: NodeId,
+    block: BlockId,
+    slot: u32,
+    record: BlockRecord,
+    room: OffloadCapacity,
+    asked: CompletionGuard,
+}
+
+impl CopySource for Reading {
+    fn next_bytes(&self) -> Option<usize> {
+        self.asked.copy.is_some().then_some(self.room.block_bytes)
+    }
+
+    fn copy_next(&mut self) {
+        failpoint::pass("executor.block_read");
+        let bytes = self.room.block().and_then(|mut bytes| {
+            let read = self.store.read(StoreSlot(self.slot), &self.record, &mut bytes);
+            read.map_err(|error| tell(&error)).ok().map(|_| bytes)
+        });
+        self.asked.end(FileCopy::Read { node: self.node, block: self.block, bytes });
+    }
+}
+
+fn tell(error: &StoreError) {
+    tracing::warn!(%error, "keys and values are computed again instead of being kept");
+}
+
+/// Bytes in memory, and whose they are: a slot may have been another's.
+type HeldBlock = (NodeId, Arc<BlockBytes>);
+
+/// A block that is to be read from the file.
+#[derive(Debug)]
+pub struct ReadRequest {
+    /// Whose bytes they are.
+    pub node: NodeId,
+    /// Where they go.
+    pub block: BlockId,
+    /// Where they are.
+    pub slot: u32,
+    /// What they must be of.
+    pub record: BlockRecord,
+    /// How urgent it is.
+    pub class: CopyPriority,
+}
+
+/// The file, and the thread that reads and writes it.
+#[derive(Debug)]
+struct Disk {
+    store: Arc<BlockStore>,
+    copies: CopyEngine,
+    told: CopyNotifier,
+    writing: HashMap<u32, HeldBlock>,
+    /// Reads that have not begun: those that somebody waits for, and the others.
+    unread: [VecDeque<ReadRequest>; 2],
+    reading: Vec<(NodeId, Ticket)>,
+    paused_until: Option<Instant>,
+}
+
+/// Room for blocks.
+#[derive(Debug, Clone, Default)]
+struct OffloadCapacity {
+    block_bytes: usize,
+    account: MemoryAccount,
+}
+
+impl OffloadCapacity {
+    fn block(&self) -> Option<BlockBytes> {
+        BlockBytes::new(self.block_bytes, &self.account)
+    }
+}
+
+/// The bytes below the device.
+#[derive(Debug, Default)]
+pub struct KvOffload {
+    host: HashMap<u32, HeldBlock>,
+    disk: Option<Disk>,
+    room: OffloadCapacity,
+}
+
+impl KvOffload {
+    /// Nothing below a device with blocks of `block_bytes`; a host tier of `host_blocks` grows as it is used. All of it is
+    /// charged to `account`.
+    #[must_use]
+    pub fn new(block_bytes: usize, host_blocks: u32, account: &MemoryAccount) -> Self {
+        let blocks = host_blocks as usize + max_writes(block_bytes) + MAX_READS;
+        let account = account.part("keys and values below the device", (blocks * block_bytes) as u64);
+        Self { room: OffloadCapacity { block_bytes, account }, ..Self::default() }
+    }
+
+    /// Keeps blocks in a file, too; where somebody comes `first` at the disk, what nobody waits for gives way.
+    ///
+    /// # Errors
+    /// If the thread that reads and writes it cannot be started.
+    pub fn with_store(
+        mut self,
+        store: BlockStore,
+        told: CopyNotifier,
+        first: Option<Arc<dyn ForegroundIo>>,
+    ) -> io::Result<Self> {
+        self.disk = Some(Disk {
+            store: Arc::new(store),
+            copies: first.map_or_else(|| CopyEngine::start(None), CopyEngine::start_behind)?,
+            told,
+            writing: HashMap::new(),
+            unread: Default::default(),
+            reading: Vec::new(),
+            paused_until: None,
+        });
+        Ok(self)
+    }
+
+    /// Bytes of a block.
+    #[must_use]
+    pub fn block_bytes(&self) -> usize {
+        self.room.block_bytes
+    }
+
+    /// Memory for one more block; `None` if there is none.
+    #[must_use]
+    pub fn block(&self) -> Option<BlockBytes> {
+        self.room.block()
+    }
+
+    /// Blocks that may be taken off the device now.
+    #[must_use]
+    pub fn room(&self, now: Instant) -> usize {
+        match &self.disk {
+            None => *WRITES.end(),
+            Some(disk) if disk.is_paused(now) => 0,
+            Some(disk) => max_writes(self.block_bytes()).saturating_sub(disk.writing.len()),
+        }
+    }
+
+    /// Nothing is written for a while: there was no memory for it, or the disk said no.
+    pub fn pause(&mut self, now: Instant) {
+        if let Some(disk) = &mut self.disk {
+            disk.paused_until = Some(now + PAUSE_AFTER_FAILURE);
+        }
+    }
+
+    /// Nothing that an end could lose: the file has all that it can be given, of which `waiting` blocks have not set out.
+    #[must_use]
+    pub fn is_kept(&self, waiting: usize, now: Instant) -> bool {
+        // Without a file all of it ends with the process.
+        let Some(disk) = &self.disk else { return true };
+        disk.writing.is_empty() && (waiting == 0 || disk.is_paused(now))
+    }
+
+    /// Keeps a block in a slot of the host tier.
+    pub fn keep(&mut self, node: NodeId, slot: u32, bytes: Arc<BlockBytes>) {
+        self.host.insert(slot, (node, bytes));
+    }
+
+    /// Has a block written to a slot of the file.
+    pub fn write(&mut self, node: NodeId, slot: u32, record: BlockRecord, bytes: Arc<BlockBytes>) {
+        let Some(disk) = &mut self.disk else { return };
+        disk.writing.insert(slot, (node, Arc::clone(&bytes)));
+        let failed = FileCopy::Written { node, slot, outcome: CopyOutcome::Failed };
+        let asked = CompletionGuard { told: disk.told.clone(), copy: Some(failed) };
+        let write = WriteRequest { store: Arc::clone(&disk.store), node, slot, record, bytes, asked };
+        // Always taken: fewer are under way than the queue has room for.
+        let _ = disk.copies.submit(CopyPriority::Preload, Box::new(write), Box::new(|_| {}));
+    }
+
+    /// A block's bytes, if they are in memory.
+    #[must_use]
+    pub fn at_hand(&self, node: NodeId, tier: Tier, slot: u32) -> Option<Arc<BlockBytes>> {
+        let held = match tier {
+            Tier::Device => None,
+            Tier::Host => self.host.get(&slot),
+            Tier::Disk => self.disk.as_ref()?.writing.get(&slot),
+        };
+        held.filter(|(whose, _)| *whose == node).map(|(_, bytes)| Arc::clone(bytes))
+    }
+
+    /// Has a block read from the file.
+    pub fn read(&mut self, wanted: ReadRequest) {
+        if let Some(disk) = &mut self.disk {
+            disk.unread[usize::from(wanted.class != CopyPriority::Demand)].push_back(wanted);
+            disk.read_on(&self.room);
+        }
+    }
+
+    /// Somebody waits for a block by now that is being read.
+    pub fn hasten(&mut self, node: NodeId) {
+        let Some(disk) = &mut self.disk else { return };
+        let [urgent, others] = &mut disk.unread;
+        let (wanted, left) =
+            std::mem::take(others).into_iter().partition(|wanted: &ReadRequest| wanted.node == node);
+        *others = left;
+        let wanted: VecDeque<ReadRequest> = wanted;
+        urgent.extend(wanted.into_iter().map(|wanted| ReadRequest { class: CopyPriority::Demand, ..wanted }));
+        let reading = disk.reading.iter().filter(|(reading, _)| *reading == node);
+        reading.for_each(|(_, ticket)| ticket.raise(CopyPriority::Demand));
+    }
+
+    /// A copy has ended.
+    pub fn ended(&mut self, copy: &FileCopy, now: Instant) {
+        let Some(disk) = &mut self.disk else { return };
+        match copy {
+            FileCopy::Written { node, slot, outcome } => {
+                // The slot may be another's by now.
+                if disk.writing.get(slot).is_some_and(|(writing, _)| writing == node) {
+                    disk.writing.remove(slot);
+                }
+                if *outcome == CopyOutcome::Failed {
+                    self.pause(now);
+                }
+            }
+            FileCopy::Read { node, .. } => {
+                if let Some(at) = disk.reading.iter().position(|(reading, _)| reading == node) {
+                    disk.reading.swap_remove(at);
+                }
+                disk.read_on(&self.room);
+            }
+        }
+    }
+}
+
+/// Blocks on their way to the file at most.
+fn max_writes(block_bytes: usize) -> usize {
+    (MAX_WRITE_BYTES / block_bytes.max(1)).clamp(*WRITES.start(), *WRITES.end())
+}
+
+impl Disk {
+    /// A copy failed a moment ago.
+    fn is_paused(&self, now: Instant) -> bool {
+        self.paused_until.is_some_and(|until| now < until)
+    }
+
+    /// Begins as many reads as may be under way, the urgent first.
+    fn read_on(&mut self, room: &OffloadCapacity) {
+        while self.reading.len() < MAX_READS {
+            let next = self.unread.iter_mut().find_map(VecDeque::pop_front);
+            let Some(ReadRequest { node, block, slot, record, class }) = next else { return };
+            let failed = FileCopy::Read { node, block, bytes: None };
+            let asked = CompletionGuard { told: self.told.clone(), copy: Some(failed) };
+            let (store, room) = (Arc::clone(&self.store), room.clone());
+            let read = Reading { store, node, block, slot, record, room, asked };
+            // Always taken, as writes are.
+            let taken = self.copies.submit(class, Box::new(read), Box::new(|_| {}));
+            self.reading.extend(taken.map(|ticket| (node, ticket)));
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! An executor without an engine: split clients' calls, and nothing else, over a base of any architecture.
+
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use files::location::{HubSettings, resolve};
+use kernels::lora::LoraPrecision;
+use layer_service::{
+    dispatcher::Dispatcher,
+    event_queue::{DispatcherEvent, DispatcherSender},
+    start::{BaseFacts, RunningServers, name_of, start},
+};
+use model::{
+    client_weights::ClientWeightsPlan,
+    cuda::CudaModel,
+    forward::ForwardPass as _,
+    linear_sites::EvaluateSites,
+    site_model::{LoadProgress, SiteModel},
+};
+use settings::DeviceChoice;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::{
+    budget::{self, MemoryBudget},
+    config::ExecutorConfig,
+    heartbeat::{ComputeHeartbeat, DeviceLost, EngineGauges},
+    model_loader::{cuda, kv_numbers, precision, rounding},
+    process,
+    progress::LoadingProgress,
+    spawn, streaming, systemd,
+};
+
+/// How often the loop turns, at least.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Serves the model of `config` until `shutdown` asks for the end. `on_ready` is called when clients are served.
+///
+/// # Errors
+/// If the model cannot be opened, a door cannot be, or the compute thread stops of itself.
+pub(crate) async fn run(
+    config: &ExecutorConfig,
+    mut shutdown: mpsc::Receiver<Duration>,
+    on_ready: impl FnOnce(),
+) -> anyhow::Result<()> {
+    let (progress, watched) = LoadingProgress::new();
+    let (opened_sender, opened) = oneshot::channel();
+    let (ended, compute_ended) = oneshot::channel::<()>();
+    let pulse = ComputeHeartbeat::default();
+    let (signs, config) = (pulse.clone(), config.clone());
+    // The thread that opens the model is the one that computes: it owns what it opens from the beginning.
+    let compute = spawn("layers-compute", move || {
+        let _ended = ended;
+        match open(&config, &progress) {
+            Ok((mut base, mut hub, doors)) => {
+                let is_awaited = opened_sender.send(Ok(hub.sender())).is_ok();
+                let served = if is_awaited { base.serve(&mut hub, &signs) } else { Ok(()) };
+                drop(doors);
+                served
+            }
+            Err(error) => {
+                drop(opened_sender.send(Err(error)));
+                Ok(())
+            }
+        }
+    })?;
+    let telling = tokio::spawn(tell_progress(watched));
+    let opened = tokio::select! {
+        opened = opened => opened,
+        _ = shutdown.recv() => return Ok(()),
+    };
+    telling.abort();
+    let fault = "the model could not be opened by a fault; the log says more, start again";
+    let hub: DispatcherSender = opened.context(fault)??;
+    systemd::ready();
+    let bell = hub.clone();
+    let posted = tokio::spawn(systemd::keep_posted(pulse, move || bell.ring()));
+    on_ready();
+    wait_for_end(&hub, shutdown, compute_ended).await;
+    posted.abort();
+    let ended = compute.join().map_err(|_| {
+        anyhow::anyhow!("the compute thread has stopped by a fault; its log says more, start again")
+    })?;
+    ended.map_err(Into::into)
+}
+
+/// Returns when the compute thread has ended.
+async fn wait_for_end(
+    hub: &DispatcherSender,
+    mut shutdown: mpsc::Receiver<Duration>,
+    mut ended: oneshot::Receiver<()>,
+) {
+    loop {
+        tokio::select! {
+            _ = &mut ended => return,
+            Some(_) = shutdown.recv() => {
+                systemd::stopping();
+                // What waits is due within a moment, so there is nothing to be impatient about. Without a hub it is over.
+                let _ = hub.send(DispatcherEvent::Drain);
+            }
+        }
+    }
+}
+
+async fn tell_progress(mut watched: watch::Receiver<shmproto::message::Loading>) {
+    while watched.changed().await.is_ok() {
+        systemd::loading(&watched.borrow_and_update());
+    }
+}
+
+/// Linear layers on a device.
+enum LayerModel {
+    /// Of any architecture, on the host's cores.
+    Cpu(Box<SiteModel>),
+    /// Of one that the engine knows, on a GPU.
+    Cuda(Box<CudaModel>),
+}
+
+/// What clients and the log are told of it.
+struct BaseDescription {
+    architecture: String,
+    identity: [u8; 32],
+    /// How adapters are best kept beside it.
+    suits: LoraPrecision,
+    bytes: usize,
+}
+
+impl LayerModel {
+    /// Loads the model at `path` with `cores`, to the device that `config` names.
+    fn load(
+        config: &ExecutorConfig,
+        path: &Path,
+        cores: &[usize],
+        progress: &LoadingProgress,
+    ) -> anyhow::Result<(Self, BaseDescription)> {
+        match config.device {
+            DeviceChoice::Cpu => {
+                let told = |at: LoadProgress| progress.done(at.done, at.total);
+                let base = match streaming::options(config)? {
+                    None => SiteModel::open_telling(path, cores, &told)?,
+                    Some(options) => {
+                        SiteModel::open_streamed(path, &options, cores, &told).context(streaming::REMEDY)?
+                    }
+                };
+                let mut base = base.with_precision(rounding(config.precision));
+                if config.offers_exact() {
+                    base.commit();
+                }
+                let known = base.facts();
+                let (architecture, identity) = (known.architecture.clone(), known.identity);
+                let suits = if base.is_exact() { LoraPrecision::Exact } else { LoraPrecision::Compact };
+                let told = BaseDescription { architecture, identity, suits, bytes: base.bytes() };
+                Ok((Self::Cpu(Box::new(base)), told))
+            }
+            DeviceChoice::Cuda { ordinal } => {
+                let loaded = cuda::open_alone(path, ordinal, cores.len(), config.offers_exact(), progress)?;
+                let cuda::CudaLinearLayers { model, architecture, identity, suits, bytes } = loaded;
+                Ok((Self::Cuda(Box::new(model)), BaseDescription { architecture, identity, suits, bytes }))
+            }
+        }
+    }
+
+    fn evaluate_sites(&self) -> &dyn EvaluateSites {
+        match self {
+            Self::Cpu(base) => &**base,
+            Self::Cuda(base) => &**base,
+        }
+    }
+
+    /// Serves until the hub has drained.
+    ///
+    /// # Errors
+    /// The device is lost.
+    fn serve(&mut self, hub: &mut Dispatcher, pulse: &ComputeHeartbeat) -> Result<(), DeviceLost> {
+        match self {
+            Self::Cpu(base) => serve(&mut **base, hub, pulse, |_| false),
+            Self::Cuda(base) => serve(&mut **base, hub, pulse, |base| base.is_lost()),
+        }
+    }
+}
+
+fn open(
+    config: &ExecutorConfig,
+    progress: &LoadingProgress,
+) -> anyhow::Result<(LayerModel, Dispatcher, RunningServers)> {
+    let places = config
+        .layer_places()
+        .context("--engine none with --layers off serves nothing: leave one of them out")?;
+    let path = resolve(&config.model, &HubSettings::from_env())?;
+    let cores = match &config.cores {
+        Some(cores) => cores.0.iter().map(|&core| core as usize).collect(),
+        None => process::allowed_cores()?,
+    };
+    // Before the weights, so that a model put in its place meanwhile is noticed.
+    let plan = ClientWeightsPlan::of(&path)?;
+    progress.stage("reading weights");
+    let (base, told) = LayerModel::load(config, &path, &cores, progress)?;
+    anyhow::ensure!(
+        plan.is_current(),
+        "{} was written to while it was loaded, so its weights cannot be trusted; start again once it is whole",
+        path.display()
+    );
+    let facts = BaseFacts {
+        model: name_of(&config.model),
+        architecture: told.architecture.clone(),
+        base_hash: told.identity,
+        context_length: 0,
+        kv: kv_numbers(config, told.suits),
+        adapters: precision(config, told.suits),
+        plan,
+    };
+    tracing::info!(
+        model = %path.display(),
+        architecture = told.architecture,
+        weight_bytes = told.bytes,
+        device = %config.device,
+        threads = cores.len(),
+        "linear layers loaded"
+    );
+    let settings = config.layers.settings();
+    let budget = MemoryBudget::of_this_machine(config.process_memory, 0);
+    if matches!(base, LayerModel::Cpu(_)) {
+        let account = budget.bounded_weights(config.weights.bytes);
+        budget::take(&account, told.bytes as u64, "serve a smaller base, or one of fewer bits")?;
+    }
+    let (hub, doors) = start(settings, places, base.evaluate_sites(), facts, budget.clients)?;
+    Ok((base, hub, doors))
+}
+
+/// Serves until the hub has drained, or `base` is lost.
+fn serve<B: EvaluateSites>(
+    base: &mut B,
+    hub: &mut Dispatcher,
+    pulse: &ComputeHeartbeat,
+    is_lost: impl Fn(&B) -> bool,
+) -> Result<(), DeviceLost> {
+    loop {
+        hub.poll();
+        let waiting = u32::try_from(hub.waiting_calls()).unwrap_or(u32::MAX);
+        pulse.beat(EngineGauges { adapters: 0, running: 0, waiting });
+        let served = hub.run_due(base);
+        if is_lost(base) {
+            return Err(DeviceLost);
+        }
+        if served.rows > 0 {
+            continue;
+        }
+        if hub.is_draining() && hub.is_idle() {
+            return Ok(());
+        }
+        hub.wait(Some(Instant::now() + LOOK));
+    }
+}

@@ -1,0 +1,179 @@
+//! How a base is opened, whatever it is computed on: one script, and what each device does in it.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use cache::{copy::BytesPerSecond, ledger::MemoryAccount};
+use kernels::lora::LoraPrecision;
+use model::{
+    deltas::{device_copy::DeviceMemory, prepared::PreparedAdapter},
+    forward::ForwardPass,
+    linear_sites::EvaluateSites,
+    resident::SharedBase,
+    shape::config::ModelConfig,
+};
+use shmproto::message::{ColdStart, DeviceFacts};
+
+use super::{
+    AdapterLoader, OpenedModel,
+    base::{LoadedBase, PendingBase},
+    drafting::{self, Drafting},
+    numbers,
+};
+use crate::{
+    adapter_images::ImageRegistry,
+    budget::{self, MemoryBudget},
+    cold_start_model::ColdStartModel,
+    config::ExecutorConfig,
+    device::{AdapterDeviceTier, ArrivalNotifier, DeviceSettings, FreeBytes},
+    progress::LoadingProgress,
+    workers::Workers,
+};
+
+/// What to do about a base that is larger than memory.
+const SMALLER_BASE: &str = "serve a smaller base, or one of fewer bits, or let most of it come from the disk (--resident-weight-bytes)";
+
+/// What a device does while a base is opened on it.
+pub(super) trait BaseDevice {
+    /// The weights, as the device computes with them.
+    type Weights;
+    /// The forward pass over them.
+    type Pass: ForwardPass<Adapter = PreparedAdapter> + EvaluateSites + Send + 'static;
+
+    /// Whether a pass is planned as a whole, so that what arrives of an adapter meanwhile is used by the next one.
+    const PLANS_WHOLE_PASSES: bool;
+
+    /// Bytes of the host's memory that the weights of `base` will take, as far as is known before.
+    fn needs(&self, base: &PendingBase) -> u64;
+
+    /// Loads the weights of `base`.
+    fn load(&self, base: &PendingBase, progress: &LoadingProgress) -> anyhow::Result<Self::Weights>;
+
+    /// Their shape, and how adapters are best kept beside them.
+    fn shape(weights: &Self::Weights) -> (ModelConfig, LoraPrecision);
+
+    /// What of the base is in the host's memory, for drafts to compute with; `None` where none can.
+    fn shared(weights: &Self::Weights) -> Option<SharedBase>;
+
+    /// Tells the operator what was loaded.
+    fn tell(&self, base: &LoadedBase, weights: &Self::Weights);
+
+    /// Bytes of the host's memory that they take, and that the pool will take.
+    fn host_bytes(weights: &Self::Weights, config: &ExecutorConfig) -> [u64; 2];
+
+    /// The pass, with memory for keys and values.
+    fn pass(
+        &self,
+        weights: Self::Weights,
+        config: &ExecutorConfig,
+        cores: &[usize],
+    ) -> anyhow::Result<Self::Pass>;
+
+    /// Blocks of keys and values that the pass has memory for.
+    fn kv_blocks(pass: &Self::Pass) -> usize;
+
+    /// What gateways are told of the device.
+    fn facts(&self) -> DeviceFacts;
+
+    /// Sets up who sums what of an adapter is not on the device; what that takes is charged to `memory`.
+    fn with_workers(
+        pass: Self::Pass,
+        config: &ExecutorConfig,
+        cores: &[usize],
+        library: ImageRegistry,
+        memory: &MemoryAccount,
+    ) -> anyhow::Result<(Self::Pass, Workers)>;
+
+    /// Where adapters are copied to, and how much of that nobody uses.
+    fn memory(self, pass: &Self::Pass) -> (Arc<dyn DeviceMemory>, FreeBytes);
+}
+
+/// Opens `base` on a device, and tells `progress` how far it is.
+///
+/// # Errors
+/// If it cannot be served.
+pub(super) fn open<O: BaseDevice>(
+    device: O,
+    base: PendingBase,
+    config: &ExecutorConfig,
+    progress: &LoadingProgress,
+    arrivals: ArrivalNotifier,
+) -> anyhow::Result<OpenedModel<O::Pass, AdapterLoader>> {
+    let budget = MemoryBudget::of_this_machine(config.process_memory, config.adapter_bytes.0);
+    // What does not fit would have the system kill this process while it loads.
+    budget::expect(&budget.weights, device.needs(&base), SMALLER_BASE)?;
+    progress.stage(base.stage);
+    failpoint::pass("executor.before_weights");
+    let weights = device.load(&base, progress)?;
+    failpoint::pass("executor.after_weights");
+    let mut base = base.close()?;
+    let (shape, suits) = O::shape(&weights);
+    let layer_plan = base.layer_plan(config, &shape, suits);
+    device.tell(&base, &weights);
+    let [weight_bytes, pool_bytes] = O::host_bytes(&weights, config);
+    let weights_account = budget.bounded_weights(config.weights.bytes);
+    budget::take(&weights_account, weight_bytes, SMALLER_BASE)?;
+    budget::take(
+        &budget.blocks,
+        pool_bytes,
+        "lower --device-bytes (or --kv-bytes and --device-adapter-bytes)",
+    )?;
+    let library = ImageRegistry::new().context("no descriptor is left for the images of adapters")?;
+    let shared = O::shared(&weights);
+    let drafting = shared.clone();
+    let drafting = drafting.and_then(|shared| Drafting::new(config, shared, &base.cores, &budget.drafts));
+    let loader = AdapterLoader::new(config, &shape, suits, &library, (drafting, shared));
+    let draft_model =
+        drafting::model_of(config, (&base.path, shape.vocab_size), &base.cores, &budget.drafts)?;
+    progress.stage("taking memory for keys and values");
+    let mut pass = device.pass(weights, config, &base.cores)?;
+    let kv_blocks = some_blocks(O::kv_blocks(&pass))?;
+    let facts = base.facts(device.facts(), numbers(config, suits), &shape, kv_blocks);
+    let settings = device_settings(config, pass.block_bytes());
+    let whole_pass = O::PLANS_WHOLE_PASSES.then_some(config.chunk_tokens);
+    let costs = costs(&settings, &mut pass, &shape, (&base.cores, kv_blocks, whole_pass), progress)?;
+    let (pass, workers) = O::with_workers(pass, config, &base.cores, library, &budget.workers)?;
+    let (memory, free) = device.memory(&pass);
+    let tier = AdapterDeviceTier::new(settings, memory, arrivals, workers, costs);
+    let tier = tier.context("cannot start the thread that copies adapters")?;
+    let placement = Box::new(tier.with_free_bytes(free));
+    let layers = layer_plan.map(|plan| plan.open(&pass, budget.clients.clone())).transpose()?;
+    Ok(OpenedModel { pass, loader, placement, layers, budget, draft_model, facts })
+}
+
+fn device_settings(config: &ExecutorConfig, block_bytes: usize) -> DeviceSettings {
+    let link = config.link_bytes_per_s().map(BytesPerSecond);
+    if let Some(link) = link {
+        tracing::warn!(
+            bytes_per_s = link.get(),
+            "the link to the device is emulated: an experiment, not a service"
+        );
+    }
+    DeviceSettings { block_bytes: block_bytes as u64, cold_start: config.cold_start(), link }
+}
+
+/// Times the pass, if there are cold starts to be decided on.
+fn costs<P: ForwardPass>(
+    settings: &DeviceSettings,
+    pass: &mut P,
+    shape: &ModelConfig,
+    (cores, kv_blocks, whole_pass): (&[usize], u32, Option<usize>),
+    progress: &LoadingProgress,
+) -> anyhow::Result<Option<ColdStartModel>> {
+    match settings.cold_start {
+        ColdStart::CpuAssist => {
+            progress.stage("measuring what cold starts cost");
+            Ok(Some(ColdStartModel::measure(pass, shape, cores, kv_blocks, settings.link, whole_pass)?))
+        }
+        ColdStart::OnDemand | ColdStart::Cached => Ok(None),
+    }
+}
+
+/// Blocks of the pool, of which there must be one.
+fn some_blocks(kv_blocks: usize) -> anyhow::Result<u32> {
+    anyhow::ensure!(
+        kv_blocks > 0,
+        "--device-bytes (or --kv-bytes, where that is set) does not hold a single KV block; raise it"
+    );
+    Ok(u32::try_from(kv_blocks).unwrap_or(u32::MAX))
+}

@@ -1,0 +1,174 @@
+//! The base on the host's own cores.
+
+use std::{fs, sync::Arc};
+
+use anyhow::Context as _;
+use cache::ledger::MemoryAccount;
+use kernels::lora::LoraPrecision;
+use model::{
+    deltas::device_copy::DeviceMemory,
+    precision::Precision,
+    resident::{LoadedWeights, ResidentModel, ResidentOptions, SharedBase},
+    shape::config::ModelConfig,
+    weights::{
+        LoadProgress, packed_bytes,
+        served::ServedLayers,
+        streamed::{StreamError, StreamOptions},
+    },
+};
+use shmproto::message::{DeviceFacts, DeviceKind};
+
+use super::{
+    AdapterLoader, OpenedModel,
+    base::{LoadedBase, PendingBase},
+    base_device::{self, BaseDevice},
+    kv_dtype, rounding,
+};
+use crate::{
+    adapter_images::ImageRegistry,
+    budget::{bound_bytes, free_bytes},
+    config::ExecutorConfig,
+    device::{ArrivalNotifier, FreeBytes},
+    device_memory_split::DeviceBytes,
+    progress::LoadingProgress,
+    streaming,
+    workers::{WorkerListener, Workers},
+};
+
+/// Opens the model of `config`, and tells `progress` how far it is.
+///
+/// # Errors
+/// If it cannot be served.
+pub fn open(
+    config: &ExecutorConfig,
+    progress: &LoadingProgress,
+    arrivals: ArrivalNotifier,
+) -> anyhow::Result<OpenedModel<Pass, AdapterLoader>> {
+    let streamed = streaming::options(config)?;
+    let host = HostDevice { streamed, precision: rounding(config.precision) };
+    base_device::open(host, PendingBase::open(config)?, config, progress, arrivals)
+}
+
+/// The pass over weights in memory, or on a disk.
+pub type Pass = ResidentModel<ServedLayers>;
+
+/// The host's own cores and memory.
+struct HostDevice {
+    /// How the base is streamed, if it is.
+    streamed: Option<StreamOptions>,
+    precision: Precision,
+}
+
+impl BaseDevice for HostDevice {
+    type Weights = LoadedWeights<ServedLayers>;
+    type Pass = Pass;
+
+    const PLANS_WHOLE_PASSES: bool = false;
+
+    /// A streamed base holds itself to its bound.
+    fn needs(&self, base: &PendingBase) -> u64 {
+        if self.streamed.is_some() { 0 } else { packed_bytes(&*base.source) }
+    }
+
+    fn load(
+        &self,
+        base: &PendingBase,
+        progress: &LoadingProgress,
+    ) -> anyhow::Result<LoadedWeights<ServedLayers>> {
+        let told = |at: LoadProgress| progress.done(at.done, at.total);
+        let streamed = self.streamed.as_ref().map(|options| (base.identity(), options));
+        let streamed = streamed.as_ref().map(|(identity, options)| (identity, *options));
+        let weights = LoadedWeights::open(&*base.source, streamed, base.cores.len(), &told);
+        let weights = weights.map_err(|error| match error {
+            // Whatever is wrong with the model's files is not the setting's business.
+            StreamError::Weights(error) => error.into(),
+            other => anyhow::Error::new(other).context(streaming::REMEDY),
+        })?;
+        Ok(weights.with_precision(self.precision))
+    }
+
+    fn shape(weights: &LoadedWeights<ServedLayers>) -> (ModelConfig, LoraPrecision) {
+        (weights.config().clone(), weights.adapter_precision())
+    }
+
+    fn shared(weights: &LoadedWeights<ServedLayers>) -> Option<SharedBase> {
+        Some(weights.shared())
+    }
+
+    fn tell(&self, base: &LoadedBase, weights: &LoadedWeights<ServedLayers>) {
+        tracing::info!(
+            model = %base.path.display(),
+            architecture = weights.config().architecture,
+            weight_bytes = weights.bytes(),
+            sweep_bytes = weights.sweep_bytes(),
+            threads = base.cores.len(),
+            isa = ?kernels::Isa::best(),
+            precision = ?self.precision,
+            "weights loaded"
+        );
+    }
+
+    fn host_bytes(weights: &LoadedWeights<ServedLayers>, config: &ExecutorConfig) -> [u64; 2] {
+        [weights.bytes() as u64, DeviceBytes::of(config).on_a_cpu()]
+    }
+
+    fn pass(
+        &self,
+        weights: LoadedWeights<ServedLayers>,
+        config: &ExecutorConfig,
+        cores: &[usize],
+    ) -> anyhow::Result<Pass> {
+        let options = ResidentOptions {
+            cores: cores.to_vec(),
+            kv_bytes: usize::try_from(DeviceBytes::of(config).on_a_cpu())
+                .context("--device-bytes is more than this machine can address")?,
+            kv_dtype: kv_dtype(config.kv_dtype),
+        };
+        let mut model = ResidentModel::new(weights, &options)?;
+        if config.offers_exact() {
+            model.commit();
+        }
+        Ok(model)
+    }
+
+    fn kv_blocks(pass: &Pass) -> usize {
+        pass.kv_blocks()
+    }
+
+    fn facts(&self) -> DeviceFacts {
+        facts()
+    }
+
+    /// Opens the door for workers, if there may be any.
+    fn with_workers(
+        pass: Pass,
+        config: &ExecutorConfig,
+        _: &[usize],
+        library: ImageRegistry,
+        memory: &MemoryAccount,
+    ) -> anyhow::Result<(Pass, Workers)> {
+        if config.max_workers == 0 {
+            return Ok((pass, Workers::default()));
+        }
+        let rows = config.chunk_tokens + config.max_running;
+        let socket = config.worker_socket();
+        let door = WorkerListener { socket: &socket, most: config.max_workers, memory };
+        let (workers, assist) = Workers::start(door, rows, pass.config(), library)?;
+        Ok((pass.with_assist(assist), workers))
+    }
+
+    fn memory(self, pass: &Pass) -> (Arc<dyn DeviceMemory>, FreeBytes) {
+        (Arc::new(pass.adapter_memory()), FreeBytes::new(free_bytes))
+    }
+}
+
+/// What the system says of its processor and memory.
+pub(crate) fn facts() -> DeviceFacts {
+    let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    DeviceFacts {
+        kind: DeviceKind::Cpu,
+        name: name.map_or("", |(_, name)| name.trim()).to_owned(),
+        memory_bytes: bound_bytes(),
+    }
+}

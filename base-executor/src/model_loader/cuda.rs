@@ -1,0 +1,226 @@
+//! The base on an NVIDIA GPU.
+
+mod plan;
+
+use std::{path::Path, sync::Arc};
+
+use anyhow::Context as _;
+use cache::ledger::MemoryAccount;
+use files::{model_files::ModelFiles, text_hash::TextHash};
+use kernels::{
+    ThreadPool,
+    cuda::{Cuda, attention::KvPool},
+    lora::LoraPrecision,
+};
+use model::{
+    cuda::{CudaModel, CudaOptions, CudaWeights, Graphs},
+    deltas::device_copy::DeviceMemory,
+    resident::{KvDtype, SharedBase, kv_precision, kv_shape},
+    shape::{
+        config::ModelConfig,
+        identity::{HashedWeights, Identified as _},
+        source::WeightSource as _,
+    },
+    weights::LoadProgress,
+};
+use settings::DeviceChoice;
+use shmproto::message::{DeviceFacts, DeviceKind};
+
+use self::plan::MemoryPlan;
+use super::{
+    AdapterLoader, OpenedModel,
+    base::{LoadedBase, PendingBase},
+    base_device::{self, BaseDevice},
+    kv_dtype,
+};
+use crate::{
+    adapter_images::ImageRegistry,
+    config::ExecutorConfig,
+    device::{ArrivalNotifier, FreeBytes},
+    progress::LoadingProgress,
+    workers::{BridgeSetup, JobRows, WorkerListener, Workers},
+};
+
+/// Rows of prompts whose logits are computed beside those of running requests.
+const PROMPT_HEAD_ROWS: usize = 64;
+
+/// Opens the model of `config` on GPU `ordinal`, and tells `progress` how far it is.
+///
+/// # Errors
+/// If there is no such GPU, it has no room, or the model cannot be served.
+pub fn open(
+    config: &ExecutorConfig,
+    ordinal: u32,
+    progress: &LoadingProgress,
+    arrivals: ArrivalNotifier,
+) -> anyhow::Result<OpenedModel<CudaModel, AdapterLoader>> {
+    let base = PendingBase::open(config)?;
+    progress.stage("opening the GPU");
+    let cuda = Cuda::open(ordinal)?;
+    let plan = plan(config, &cuda, &base)?;
+    let offers_exact = config.offers_exact();
+    base_device::open(Gpu { cuda, plan, offers_exact }, base, config, progress, arrivals)
+}
+
+/// A GPU, and what of its memory is for what.
+struct Gpu {
+    cuda: Arc<Cuda>,
+    plan: MemoryPlan,
+    /// Whether it commits to its weights, for split clients who mask their rows.
+    offers_exact: bool,
+}
+
+impl BaseDevice for Gpu {
+    type Weights = CudaWeights;
+    type Pass = CudaModel;
+
+    const PLANS_WHOLE_PASSES: bool = true;
+
+    fn needs(&self, _: &PendingBase) -> u64 {
+        0
+    }
+
+    fn load(&self, base: &PendingBase, progress: &LoadingProgress) -> anyhow::Result<CudaWeights> {
+        let told = |at: LoadProgress| progress.done(at.done, at.total);
+        let mut weights = CudaWeights::load(&*base.source, &self.cuda, base.cores.len(), &told)?;
+        if self.offers_exact {
+            weights.commit(&*base.source, base.cores.len())?;
+        }
+        Ok(weights)
+    }
+
+    fn shape(weights: &CudaWeights) -> (ModelConfig, LoraPrecision) {
+        (weights.config().clone(), weights.adapter_precision())
+    }
+
+    /// What is on a GPU no draft computes with.
+    fn shared(_: &CudaWeights) -> Option<SharedBase> {
+        None
+    }
+
+    fn tell(&self, base: &LoadedBase, weights: &CudaWeights) {
+        let info = self.cuda.info();
+        let (major, minor) = info.capability;
+        tracing::info!(
+            model = %base.path.display(),
+            architecture = weights.config().architecture,
+            weight_bytes = weights.bytes(),
+            device = info.name,
+            capability = format!("{major}.{minor}"),
+            driver = format!("{}.{}", info.driver.0, info.driver.1),
+            "weights loaded"
+        );
+    }
+
+    /// What is on the GPU is not in the host's memory; `plan` has added it up.
+    fn host_bytes(_: &CudaWeights, _: &ExecutorConfig) -> [u64; 2] {
+        [0, 0]
+    }
+
+    fn pass(
+        &self,
+        weights: CudaWeights,
+        config: &ExecutorConfig,
+        cores: &[usize],
+    ) -> anyhow::Result<CudaModel> {
+        let kv_bytes = self.plan.pool_bytes(self.cuda.free_bytes()? as u64);
+        let kv_bytes = usize::try_from(kv_bytes).context("--device-bytes is more than can be addressed")?;
+        let options = CudaOptions { kv_bytes, kv_dtype: kv_dtype(config.kv_dtype), graphs: Graphs::Use };
+        let host = ThreadPool::new(cores)
+            .context("cannot start the threads that compute what is left to the host")?;
+        Ok(CudaModel::new(weights, &options)?.with_host(host))
+    }
+
+    fn kv_blocks(pass: &CudaModel) -> usize {
+        pass.kv_blocks()
+    }
+
+    fn facts(&self) -> DeviceFacts {
+        let info = self.cuda.info();
+        let memory_bytes = info.memory_bytes as u64;
+        DeviceFacts { kind: DeviceKind::Cuda, name: info.name.clone(), memory_bytes }
+    }
+
+    /// Workers, if there may be any, and the executor's own cores.
+    fn with_workers(
+        pass: CudaModel,
+        config: &ExecutorConfig,
+        cores: &[usize],
+        library: ImageRegistry,
+        memory: &MemoryAccount,
+    ) -> anyhow::Result<(CudaModel, Workers)> {
+        let socket = config.worker_socket();
+        let door = WorkerListener { socket: &socket, most: config.max_workers, memory };
+        let door = (config.max_workers > 0).then_some(door);
+        let rows = JobRows {
+            pass: config.chunk_tokens + config.max_running,
+            head: config.max_running + PROMPT_HEAD_ROWS,
+        };
+        let invocation = config.worker_invocation.into();
+        let bridging = BridgeSetup { cuda: pass.cuda(), cores: cores.to_vec(), invocation };
+        let (workers, assist) = Workers::start_on_device(door, rows, pass.config(), library, bridging)?;
+        Ok((pass.with_assist(assist), workers))
+    }
+
+    fn memory(self, pass: &CudaModel) -> (Arc<dyn DeviceMemory>, FreeBytes) {
+        let memory = Arc::new(pass.adapter_memory());
+        // A GPU that is lost says nothing; the engine notices by itself.
+        let free = FreeBytes::new(move || self.cuda.free_bytes().map_or(0, |bytes| bytes as u64));
+        (memory, free)
+    }
+}
+
+/// The linear layers of a base, and what there is to say of them.
+pub(crate) struct CudaLinearLayers {
+    pub(crate) model: CudaModel,
+    pub(crate) architecture: String,
+    pub(crate) identity: [u8; 32],
+    /// How adapters are best kept beside them.
+    pub(crate) suits: LoraPrecision,
+    pub(crate) bytes: usize,
+}
+
+/// Opens the model at `path` on GPU `ordinal` for its linear layers alone, and tells `progress` how far it is.
+///
+/// # Errors
+/// If there is no such GPU, it has no room, or the model is not of an architecture that is known.
+pub(crate) fn open_alone(
+    path: &Path,
+    ordinal: u32,
+    threads: usize,
+    offers_exact: bool,
+    progress: &LoadingProgress,
+) -> anyhow::Result<CudaLinearLayers> {
+    let files = ModelFiles::at(path)?;
+    let text = TextHash::of(&files)?;
+    let source =
+        model::sources::open::weights(&files).map_err(|error| match error.is_of_configuration() {
+            true => anyhow::Error::new(error)
+                .context("a GPU serves known architectures alone, any other --device cpu"),
+            false => error.into(),
+        })?;
+    let source = HashedWeights::new(source);
+    let cuda = Cuda::open(ordinal)?;
+    let told = |at: LoadProgress| progress.done(at.done, at.total);
+    let mut weights = CudaWeights::load(&source, &cuda, threads, &told)?;
+    if offers_exact {
+        weights.commit(&source, threads)?;
+    }
+    let (bytes, suits) = (weights.bytes(), weights.adapter_precision());
+    let architecture = source.config().architecture.clone();
+    let identity = source.identity(text);
+    // Nobody's keys and values are kept here.
+    let options = CudaOptions { kv_bytes: 0, kv_dtype: KvDtype::Auto, graphs: Graphs::Avoid };
+    let model = CudaModel::new(weights, &options)?;
+    Ok(CudaLinearLayers { model, architecture, identity, suits, bytes })
+}
+
+/// Adds up what `base` takes, and refuses what does not fit before anything is taken.
+fn plan(config: &ExecutorConfig, cuda: &Arc<Cuda>, base: &PendingBase) -> anyhow::Result<MemoryPlan> {
+    let precision = kv_precision(base.is_exact(), kv_dtype(config.kv_dtype));
+    let block_bytes = KvPool::block_bytes(kv_shape(base.source.config(), precision));
+    let plan = MemoryPlan::of(config, &*base.source, block_bytes as u64);
+    let device = DeviceChoice::Cuda { ordinal: cuda.info().ordinal };
+    plan.check(device, cuda.free_bytes()? as u64, cuda.info().memory_bytes as u64)?;
+    Ok(plan)
+}

@@ -1,0 +1,154 @@
+//! The simulator beside what it simulates: a cost model fitted to a deployment, and the same requests through both.
+//!
+//! - [`probe`]: what steps take in a deployment. [`costs`]: copies too, and fits the model.
+//! - [`workloads`]: who asks what. [`talk`]: clients that ask it.
+//! - [`deployment`]: whom they ask.
+
+pub(crate) mod costs;
+pub(crate) mod deployment;
+mod dialogue;
+pub(crate) mod probe;
+mod workloads;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use cache::CacheSettings;
+use policy::batch::BatchLimits;
+use simulator::{
+    cost::CostModel,
+    engine::{Design, Engine, Setup},
+    report::SimulationReport,
+    workload::Workload,
+};
+
+use self::{
+    deployment::{Blocks, Deployment},
+    dialogue::DialogueTiming,
+    workloads::WorkloadCase,
+};
+use crate::{
+    config::SuiteConfig,
+    machine::Cores,
+    measure::Samples,
+    report::{BenchTarget, Better, Comparison, PeerSamples},
+};
+
+/// What every answer consists of: a word, so that each token is seen as soon as it is made.
+pub(crate) const SAID: u32 = 2000;
+
+/// Where all workloads come from.
+const SEED: u64 = 1;
+
+/// How near times are to be, as a share, and hit rates.
+const NEAR: f64 = 0.15;
+const NEAR_HITS: f64 = 0.05;
+
+/// What an executor does that is told nothing else.
+pub(crate) const LIMITS: BatchLimits =
+    BatchLimits { max_running: 64, chunk_tokens: probe::CHUNK_TOKENS, scored_tokens: 64 };
+const TAU: Duration = Duration::from_secs(10);
+
+/// Fits a cost model.
+///
+/// # Errors
+/// If a deployment cannot be measured.
+pub(crate) fn fit(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
+    costs::run(config, cores, &config.costs)
+}
+
+/// Every workload, for real and simulated.
+///
+/// # Errors
+/// If there is no cost model yet, or a workload fails.
+pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
+    let cost = CostModel::read(&config.costs).context("`costs` makes one, with the same --costs")?;
+    let mut comparisons = Vec::new();
+    for case in workloads::cases() {
+        comparisons.extend(compare(config, cores, (&case, cost))?);
+    }
+    Ok(comparisons)
+}
+
+/// Figures of a run: milliseconds to the first token and from token to token, and the part of prompts that was not computed.
+type ValidationSample = [f64; 3];
+
+fn compare(
+    config: &SuiteConfig,
+    cores: &Cores,
+    (case, cost): (&WorkloadCase, CostModel),
+) -> Result<Vec<Comparison>> {
+    let workload = case.recipe.make(SEED);
+    let mut real = Vec::new();
+    let mut blocks = None;
+    for _ in 0..config.runs {
+        let deployment = Deployment::start(config, cores, workload.adapters.len(), case.memory)?;
+        real.push(figures(&dialogue::hold(&deployment.server, &workload, case.recipe.end)?)?);
+        blocks = Some(deployment.blocks);
+    }
+    let blocks = blocks.context("nothing was run")?;
+    let simulated = simulate(&workload, case.recipe.end, (cost, blocks))?;
+    let lines = [
+        ("mean time to first token", "ms", Better::Lower, BenchTarget::Near(NEAR)),
+        ("mean time per token", "ms", Better::Lower, BenchTarget::Near(NEAR)),
+        ("prompt tokens found", "share", Better::Higher, BenchTarget::NearPoints(NEAR_HITS)),
+    ];
+    lines
+        .into_iter()
+        .enumerate()
+        .map(|(index, (what, unit, better, target))| {
+            Ok(Comparison {
+                bench: "reality",
+                case: format!("{}: {what}", case.name),
+                unit,
+                better,
+                ours: Samples::of(&real, |figures| figures[index])?,
+                rival: PeerSamples {
+                    name: "holobiont-simulator".to_owned(),
+                    format: "Q4_1".to_owned(),
+                    samples: Samples::new(vec![simulated[index]])?,
+                },
+                target: Some(target),
+            })
+        })
+        .collect()
+}
+
+fn figures(heard: &[DialogueTiming]) -> Result<ValidationSample> {
+    let mean = |values: Vec<f64>| Samples::new(values).map(|samples| samples.mean());
+    let sum = |of: fn(&DialogueTiming) -> usize| heard.iter().map(of).sum::<usize>() as f64;
+    Ok([
+        mean(heard.iter().map(|heard| heard.ttft_s * 1e3).collect())?,
+        mean(heard.iter().filter_map(|heard| Some(heard.tpot_s? * 1e3)).collect())?,
+        sum(|heard| heard.cached) / sum(|heard| heard.prompt),
+    ])
+}
+
+fn simulate(
+    workload: &Workload,
+    end: Duration,
+    (cost, blocks): (CostModel, Blocks),
+) -> Result<ValidationSample> {
+    let setup = Setup {
+        design: Design::Executor,
+        cost,
+        limits: LIMITS,
+        device_blocks: blocks.device,
+        host_blocks: blocks.host,
+        disk_blocks: blocks.disk,
+        adapter_unit: Default::default(),
+        variant: Default::default(),
+        adapter_share: None,
+        max_adapter_blocks: Some(blocks.adapters),
+        tau: TAU,
+        recompute_cost: CacheSettings::RECOMPUTE_COST,
+        // Workers compute what has not come, and are no slower.
+        cpu_assist: Some(1.0),
+        end,
+        keeps_series: false,
+        audit_every: 0,
+    };
+    let report =
+        SimulationReport::of(&Engine::new(setup, workload)?.run()?, Duration::ZERO, cost.block_tokens);
+    Ok([report.ttft_ms.mean, report.tpot_ms.mean, report.device_hits + report.lower_hits])
+}

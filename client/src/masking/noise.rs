@@ -1,0 +1,232 @@
+//! The paper's scheme: obfuscation by rotating noises.
+
+use std::{fmt, io::Read as _};
+
+use model::linear_sites::SiteId;
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use shmproto::layer::{CallClass, Dtype, Op, Path, control::Site};
+
+use super::{CallSite, Direction, Mask, NoiseSettings};
+use crate::{
+    error::CallError,
+    session::{
+        Session,
+        calls::{LayerCall, has_path},
+    },
+};
+
+/// The noises of a site in one direction, of unit variance, and their effects.
+#[derive(Debug)]
+struct Noises {
+    /// Elements of a row, and of the answer to it.
+    widths: (usize, usize),
+    /// `[noises, width of a row]`; none until rows come.
+    noise: Vec<f32>,
+    /// `[noises, width of an answer]`: the noise through the site, without bias.
+    effect: Vec<f32>,
+    /// Which of them the next row takes.
+    next: usize,
+    /// Rows that they may still cover.
+    left_rows: u64,
+    /// Of the first rows; activations keep it.
+    size: Option<f32>,
+}
+
+impl Noises {
+    fn none(widths: (usize, usize)) -> Self {
+        Self { widths, noise: Vec::new(), effect: Vec::new(), next: 0, left_rows: 0, size: None }
+    }
+
+    /// Fresh noises, whose effects the executor computes.
+    fn refresh(
+        &mut self,
+        session: &mut Session,
+        place: CallSite,
+        settings: NoiseSettings,
+        random: &mut StdRng,
+    ) -> Result<(), CallError> {
+        let op = match place.direction {
+            Direction::Forward => Op::ForwardNoBias,
+            Direction::Backward => Op::Backward,
+        };
+        self.noise.resize(settings.noises * self.widths.0, 0.0);
+        self.effect.resize(settings.noises * self.widths.1, 0.0);
+        fill_normal(random, &mut self.noise);
+        let ask = LayerCall { op, class: CallClass::Noise, ..place.ask(Path::Linear) };
+        session.call(ask, &self.noise, &mut self.effect)?;
+        // Only now: noises whose effects are not known cover nothing.
+        (self.next, self.left_rows) = (0, settings.rotate_rows);
+        Ok(())
+    }
+
+    /// Which noise the row after `row` others of this call takes.
+    fn turn(&self, row: usize) -> usize {
+        (self.next + row) % (self.noise.len() / self.widths.0)
+    }
+
+    /// The size of `rows`, in which that of the noise is counted.
+    fn size(&mut self, direction: Direction, rows: &[f32]) -> f32 {
+        match direction {
+            Direction::Forward => *self.size.get_or_insert_with(|| typical_size(rows, self.widths.0)),
+            // Taken anew for each call: gradients lose orders of magnitude while an adapter learns.
+            Direction::Backward => largest(rows),
+        }
+    }
+
+    /// Writes `rows`, with `scale` times their noises, to `covered`.
+    fn cover(&self, rows: &[f32], scale: f32, covered: &mut Vec<f32>) {
+        covered.clear();
+        for (row, x) in rows.chunks(self.widths.0).enumerate() {
+            let noise = &self.noise[self.turn(row) * self.widths.0..];
+            covered.extend(x.iter().zip(noise).map(|(x, n)| x + scale * n));
+        }
+    }
+
+    /// Takes out of the answers what the noises have become.
+    fn uncover(&self, answers: &mut [f32], scale: f32) {
+        for (row, answer) in answers.chunks_mut(self.widths.1).enumerate() {
+            let effect = &self.effect[self.turn(row) * self.widths.1..];
+            answer.iter_mut().zip(effect).for_each(|(answer, n)| *answer -= scale * n);
+        }
+    }
+
+    /// Goes on behind `rows` that were covered.
+    fn pass(&mut self, rows: usize) {
+        self.next = self.turn(rows);
+        self.left_rows = self.left_rows.saturating_sub(rows as u64);
+    }
+}
+
+/// The noises of a site.
+#[derive(Debug)]
+struct SiteNoises {
+    activations: Noises,
+    gradients: Noises,
+}
+
+impl SiteNoises {
+    fn of(&mut self, direction: Direction) -> &mut Noises {
+        match direction {
+            Direction::Forward => &mut self.activations,
+            Direction::Backward => &mut self.gradients,
+        }
+    }
+}
+
+/// Obfuscation by rotating noises.
+pub(super) struct RotatingNoise {
+    settings: NoiseSettings,
+    sites: Vec<SiteNoises>,
+    random: StdRng,
+    covered: Vec<f32>,
+}
+
+impl fmt::Debug for RotatingNoise {
+    /// Noises are nobody's business.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Paper").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+impl RotatingNoise {
+    pub(super) fn new(
+        settings: NoiseSettings,
+        session: &mut Session,
+        told: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self, CallError> {
+        let NoiseSettings { noises, scale, rotate_rows } = settings;
+        let is_scale = scale.is_finite() && scale > 0.0;
+        if !is_scale || !(1..=1024).contains(&noises) || rotate_rows == 0 {
+            return Err(CallError::Masking("1 to 1024 noises of a positive scale are possible"));
+        }
+        if session.settings().dtype != Dtype::F32 {
+            return Err(CallError::Masking("bf16 would round rows and noises together: use f32"));
+        }
+        let catalog = &session.catalog().sites;
+        if let Some(site) = catalog.iter().position(|site| !has_path(site, Path::Linear)) {
+            return Err(CallError::Nonlinear { site: u32::try_from(site).unwrap_or(u32::MAX) });
+        }
+        let shape = |site: &Site| {
+            let outputs: usize = site.parts.iter().map(|part| part.rows as usize).sum();
+            (site.columns as usize, outputs)
+        };
+        let shapes: Vec<_> = catalog.iter().map(shape).collect();
+        let mut random = seeded()?;
+        let mut sites = Vec::with_capacity(shapes.len());
+        for (number, &(columns, outputs)) in (0_u32..).zip(&shapes) {
+            let place =
+                CallSite { site: SiteId(number), direction: Direction::Forward, class: CallClass::Noise };
+            let mut activations = Noises::none((columns, outputs));
+            activations.refresh(session, place, settings, &mut random)?;
+            // Those of gradients wait for the first of them: few clients learn.
+            sites.push(SiteNoises { activations, gradients: Noises::none((outputs, columns)) });
+            told(sites.len(), shapes.len());
+        }
+        Ok(Self { settings, sites, random, covered: Vec::new() })
+    }
+}
+
+impl Mask for RotatingNoise {
+    fn mode(&self) -> &'static str {
+        "paper (obfuscation)"
+    }
+
+    fn call(
+        &mut self,
+        session: &mut Session,
+        place: CallSite,
+        rows: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), CallError> {
+        let unknown = CallError::UnknownSite { site: place.site.0 };
+        let site = self.sites.get_mut(place.site.0 as usize).ok_or(unknown)?;
+        let noises = site.of(place.direction);
+        if noises.left_rows == 0 {
+            noises.refresh(session, place, self.settings, &mut self.random)?;
+        }
+        let scale = self.settings.scale * noises.size(place.direction, rows);
+        noises.cover(rows, scale, &mut self.covered);
+        session.call(place.ask(Path::Linear), &self.covered, out)?;
+        noises.uncover(out, scale);
+        noises.pass(rows.len() / noises.widths.0);
+        Ok(())
+    }
+}
+
+/// The median of the rows' root mean squares: a single row of outliers must not set the scale for all.
+fn typical_size(x: &[f32], columns: usize) -> f32 {
+    #[expect(clippy::cast_precision_loss, reason = "rows are short")]
+    let size = |row: &[f32]| (row.iter().map(|x| x * x).sum::<f32>() / row.len() as f32).sqrt();
+    let mut sizes: Vec<f32> = x.chunks(columns).map(size).collect();
+    sizes.sort_by(f32::total_cmp);
+    usable(sizes.get(sizes.len() / 2).copied().unwrap_or_default())
+}
+
+/// The largest number of the rows: a gradient at the head is one peak, the token that should have come, which noise of its
+/// root mean square would leave standing for everybody to see.
+fn largest(rows: &[f32]) -> f32 {
+    usable(rows.iter().fold(0.0, |most, x| most.max(x.abs())))
+}
+
+/// Rows of zeros, or of overflown numbers, are covered all the same.
+fn usable(size: f32) -> f32 {
+    if size.is_finite() && size > 0.0 { size } else { 1.0 }
+}
+
+/// A generator that nobody can foresee.
+fn seeded() -> Result<StdRng, CallError> {
+    let mut seed = [0; 32];
+    let read = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut seed));
+    read.map_err(|_| CallError::Masking("/dev/urandom gives no randomness: noise would be foreseeable"))?;
+    Ok(StdRng::from_seed(seed))
+}
+
+/// Normal numbers of variance 1, two from two uniform ones (Box and Muller).
+fn fill_normal(random: &mut StdRng, values: &mut [f32]) {
+    for pair in values.chunks_mut(2) {
+        // In (0, 1], whose logarithm is finite.
+        let radius = (-2.0 * (1.0 - random.random::<f32>()).ln()).sqrt();
+        let (sin, cos) = (std::f32::consts::TAU * random.random::<f32>()).sin_cos();
+        pair.iter_mut().zip([radius * cos, radius * sin]).for_each(|(value, normal)| *value = normal);
+    }
+}

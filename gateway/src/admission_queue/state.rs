@@ -1,0 +1,326 @@
+//! The queue itself, and what is known of each tenant in it.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use policy::{
+    admission::SlotAvailability,
+    clock::Clock,
+    fairness::{FairLimits, FairQueue, QueueEntry, burst_limit::BurstLimit, service_rate::ServiceRate},
+    token_bucket::TokenBucket,
+};
+use tokio::sync::oneshot;
+
+use super::{AdmissionLimits, AdmissionPermit, AdmissionRequest, Principal, QueueRefusal};
+use crate::{
+    clock::whole_seconds,
+    executors::FreeCapacity,
+    queue_delay::{DelayTracker, WaitingEntry},
+    service_classes::{ClassState, Objective, ServiceClasses, SloOutcome},
+};
+
+/// Tenants remembered before those who have nothing to do with us are forgotten.
+const SWEEP_ABOVE: usize = 1024;
+
+/// Somebody in the queue.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    number: u64,
+    pub(super) turn: oneshot::Sender<Result<AdmissionPermit, QueueRefusal>>,
+    pub(super) standing: Vec<WaitingEntry>,
+}
+
+/// Somebody whose turn it is.
+#[derive(Debug)]
+pub(super) struct AdmittedRequest {
+    pub(super) principal: Principal,
+    pub(super) sequences: usize,
+    pub(super) charged_tokens: u64,
+    pub(super) waiter: Waiter,
+}
+
+/// What a tenant has and had, in one class.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TenantQueueStats {
+    /// Tenant and class.
+    pub principal: Principal,
+    /// Sequences without a token, here and in executors.
+    pub waiting: usize,
+    /// Tokens served so far.
+    pub served_tokens: u64,
+}
+
+#[derive(Debug)]
+struct TenantState {
+    line: DelayTracker,
+    requests: Option<TokenBucket>,
+    tokens: Option<TokenBucket>,
+    served_tokens: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct QueueState {
+    limits: AdmissionLimits,
+    classes: Arc<ServiceClasses>,
+    clock: Arc<dyn Clock>,
+    started: Instant,
+    queue: FairQueue<Principal, Waiter>,
+    tenants: BTreeMap<Principal, TenantState>,
+    rate: ServiceRate,
+    headroom: BurstLimit<Principal>,
+    /// Turns that were given and are not under way.
+    reserved: usize,
+    last: u64,
+}
+
+impl QueueState {
+    pub(super) fn new(limits: AdmissionLimits, classes: Arc<ServiceClasses>, clock: Arc<dyn Clock>) -> Self {
+        let bounds = FairLimits { max_waiting: limits.max_sequences, ..FairLimits::default() };
+        Self {
+            limits,
+            classes,
+            started: clock.now(),
+            clock,
+            queue: FairQueue::new(bounds),
+            tenants: BTreeMap::new(),
+            rate: ServiceRate::default(),
+            headroom: BurstLimit::default(),
+            reserved: 0,
+            last: 0,
+        }
+    }
+
+    /// Fails if whatever a tenant asks is refused.
+    pub(super) fn check_tenant(&mut self, tenant: &Arc<str>, room: FreeCapacity) -> Result<(), QueueRefusal> {
+        if self.classes.look_at_adapters() {
+            return Ok(());
+        }
+        let class = self.classes.of(None, tenant);
+        self.check(&Principal { class, tenant: Arc::clone(tenant) }, room)
+    }
+
+    fn check(&mut self, principal: &Principal, room: FreeCapacity) -> Result<(), QueueRefusal> {
+        let (now_us, classes) = (self.now_us(), Arc::clone(&self.classes));
+        let class = classes.get(principal.class);
+        let tenant = self.tenant(principal);
+        let settings = &class.settings;
+        for (bucket, limit, what) in [
+            (&mut tenant.requests, settings.requests_per_min, "requests"),
+            (&mut tenant.tokens, settings.tokens_per_min, "tokens"),
+        ] {
+            if let (Some(bucket), Some(limit)) = (bucket, limit) {
+                bucket.check(now_us).map_err(|empty| {
+                    class.tally.throttle();
+                    let wait_s = whole_seconds(Duration::from_micros(empty.wait_us));
+                    QueueRefusal::UsedUp { class: settings.name.clone(), what, limit: limit.get(), wait_s }
+                })?;
+            }
+        }
+        let places = if room.requests > 0 { SlotAvailability::Free } else { SlotAvailability::Taken };
+        match tenant.line.check(places) {
+            Err(overload) if self.has_its_share(principal) => Err(QueueRefusal::Overload {
+                target_ms: overload.target.as_millis(),
+                wait_s: whole_seconds(overload.forecast),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a tenant has its part, by weight, of all that waits: those who have less are not why others wait.
+    fn has_its_share(&self, principal: &Principal) -> bool {
+        let (mut all, mut weights, mut own) = (0, 0, (0, 1));
+        for (other, tenant) in &self.tenants {
+            let waiting = tenant.line.waiting() as u64;
+            let weight = u64::from(self.classes.get(other.class).settings.weight.get());
+            if other == principal {
+                own = (waiting, weight);
+            }
+            if waiting > 0 || other == principal {
+                (all, weights) = (all + waiting, weights + weight);
+            }
+        }
+        own.0 * weights >= all * own.1
+    }
+
+    /// Somebody joins: by what number, and where the turn will come.
+    pub(super) fn join(
+        &mut self,
+        asked: &AdmissionRequest,
+        room: FreeCapacity,
+    ) -> Result<(u64, oneshot::Receiver<Result<AdmissionPermit, QueueRefusal>>), QueueRefusal> {
+        fits(asked.sequences, room)?;
+        self.check(&asked.principal, room)?;
+        let classes = Arc::clone(&self.classes);
+        let class = classes.get(asked.principal.class);
+        self.keeps_promise(asked, class)?;
+        let now_us = self.now_us();
+        self.last += 1;
+        let (turn, receiver) = oneshot::channel();
+        let tenant = self.tenant(&asked.principal);
+        if let Some(requests) = &mut tenant.requests {
+            requests.take(1, now_us);
+        }
+        let wait_s = whole_seconds(tenant.line.forecast());
+        let standing = tenant.line.join(asked.sequences);
+        let entry = QueueEntry {
+            item: Waiter { number: self.last, turn, standing },
+            cost_tokens: asked.cost_tokens,
+            size: asked.sequences.max(1),
+            class: class.settings.priority,
+            deadline_us: None,
+        };
+        let limit = self.limits.max_sequences;
+        let full = || QueueRefusal::Full { limit, wait_s };
+        let weight = class.settings.weight.get().into();
+        let displaced = self.queue.push(&asked.principal, weight, entry).map_err(|_| full())?;
+        for turn in displaced {
+            _ = turn.entry.item.turn.send(Err(full()));
+        }
+        class.tally.request();
+        self.rate.observe(0, true, now_us);
+        self.headroom.ask(&asked.principal, weight, now_us);
+        Ok((self.last, receiver))
+    }
+
+    /// Fails if what a class was promised would be missed by a request that joins now.
+    fn keeps_promise(&self, asked: &AdmissionRequest, class: &ClassState) -> Result<(), QueueRefusal> {
+        let ahead_tokens = match self.queue.is_empty() {
+            true => 0,
+            false => self.queue.ahead_tokens(&asked.principal),
+        };
+        let queued_us = self.rate.wait_us(ahead_tokens).unwrap_or(0);
+        let forecast = asked.forecast;
+        let first_us = queued_us + forecast.map_or(0, |forecast| forecast.ttft_us);
+        let each_us = forecast.map_or(0, |forecast| forecast.tpot_us);
+        for (objective, promised_us, forecast_us) in [
+            (Objective::FirstToken, class.slo.ttft_us, first_us),
+            (Objective::PerToken, class.slo.tpot_us, each_us),
+        ] {
+            let Some(promised_us) = promised_us.filter(|promised_us| forecast_us > *promised_us) else {
+                continue;
+            };
+            class.tally.promise(objective, SloOutcome::Refused);
+            return Err(QueueRefusal::Promise {
+                class: class.settings.name.clone(),
+                objective,
+                forecast_ms: forecast_us.div_ceil(1000),
+                promised_ms: promised_us / 1000,
+                wait_s: whole_seconds(Duration::from_micros(forecast_us - promised_us)),
+            });
+        }
+        Ok(())
+    }
+
+    /// Those whose turn it is, and for whom there is room.
+    pub(super) fn give(&mut self, room: FreeCapacity) -> Vec<AdmittedRequest> {
+        let now_us = self.now_us();
+        let mut grants = Vec::new();
+        self.headroom.look(|tenant| self.queue.waiting_of(tenant) > 0, now_us);
+        while self.reserved < room.requests {
+            let crowd = self.headroom.crowd(now_us);
+            let may = |tenant: &Principal, waiter: &Waiter| {
+                waiter.standing.len() <= room.sequences && crowd.lets(tenant, room.places)
+            };
+            let Some(turn) = self.queue.pop(now_us, may) else { break };
+            self.reserved += 1;
+            let (principal, QueueEntry { item, size, cost_tokens, .. }) = (turn.tenant, turn.entry);
+            self.headroom.send(&principal, size);
+            grants.push(AdmittedRequest {
+                principal,
+                sequences: size,
+                charged_tokens: cost_tokens,
+                waiter: item,
+            });
+        }
+        self.headroom.look(|tenant| self.queue.waiting_of(tenant) > 0, now_us);
+        self.rate.observe(0, !self.queue.is_empty(), now_us);
+        grants
+    }
+
+    /// Sequences of a turn have their first tokens, or never will.
+    pub(super) fn begin(&mut self, principal: &Principal, sequences: usize) {
+        self.headroom.begin(principal, sequences);
+    }
+
+    /// Whoever waits by this number waits no longer.
+    pub(super) fn leave(&mut self, number: u64) -> Option<Waiter> {
+        let gone = self.queue.cancel(|waiter| waiter.number == number).pop();
+        gone.map(|turn| turn.entry.item)
+    }
+
+    /// A turn is under way.
+    pub(super) fn release(&mut self) {
+        self.reserved -= 1;
+    }
+
+    /// A turn of so many sequences is over, which was charged one number of tokens and came to another.
+    pub(super) fn settle(
+        &mut self,
+        principal: &Principal,
+        sequences: usize,
+        [charged_tokens, served_tokens]: [u64; 2],
+    ) {
+        let (now_us, classes) = (self.now_us(), Arc::clone(&self.classes));
+        self.headroom.end(principal, sequences, served_tokens, now_us);
+        let class = classes.get(principal.class);
+        self.queue.settle(principal, class.settings.weight.get().into(), charged_tokens, served_tokens);
+        self.rate.observe(served_tokens, !self.queue.is_empty(), now_us);
+        class.tally.serve(served_tokens);
+        let tenant = self.tenant(principal);
+        tenant.served_tokens += served_tokens;
+        if let Some(tokens) = &mut tenant.tokens {
+            tokens.take(served_tokens, now_us);
+        }
+    }
+
+    pub(super) fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    pub(super) fn figures(&self) -> Vec<TenantQueueStats> {
+        let figures = self.tenants.iter().map(|(principal, tenant)| TenantQueueStats {
+            principal: principal.clone(),
+            waiting: tenant.line.waiting(),
+            served_tokens: tenant.served_tokens,
+        });
+        figures.collect()
+    }
+
+    fn tenant(&mut self, principal: &Principal) -> &mut TenantState {
+        if self.tenants.len() > SWEEP_ABOVE && !self.tenants.contains_key(principal) {
+            // What is left of a minute's allowance is not to be had again by staying away.
+            self.tenants.retain(|_, tenant| {
+                !tenant.line.is_left() || tenant.requests.is_some() || tenant.tokens.is_some()
+            });
+        }
+        let (now_us, delays) = (self.now_us(), self.limits.delays);
+        let settings = &self.classes.get(principal.class).settings;
+        self.tenants.entry(principal.clone()).or_insert_with(|| {
+            let bucket = |limit: Option<std::num::NonZeroU32>| {
+                limit.map(|limit| TokenBucket::new(limit.get().into(), now_us))
+            };
+            TenantState {
+                line: DelayTracker::new(delays, Arc::clone(&self.clock)),
+                requests: bucket(settings.requests_per_min),
+                tokens: bucket(settings.tokens_per_min),
+                served_tokens: 0,
+            }
+        })
+    }
+
+    fn now_us(&self) -> u64 {
+        u64::try_from((self.clock.now() - self.started).as_micros()).unwrap_or(u64::MAX)
+    }
+}
+
+/// Refuses more sequences than executors ever take together.
+pub(super) fn fits(sequences: usize, room: FreeCapacity) -> Result<(), QueueRefusal> {
+    if room.limit > 0 && sequences > room.limit {
+        return Err(QueueRefusal::TooMany { asked: sequences, limit: room.limit });
+    }
+    Ok(())
+}

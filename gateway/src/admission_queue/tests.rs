@@ -1,0 +1,253 @@
+//! The desk, with a clock that a test sets and no executors.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use policy::{admission::DelayLimits, clock::Clock, fairness::burst_limit::BurstCapacity, routing::Forecast};
+use tokio::sync::oneshot::{Receiver, error::TryRecvError};
+
+use super::{
+    state::{AdmittedRequest, QueueState},
+    *,
+};
+use crate::{
+    executors::FreeCapacity,
+    service_classes::{Objective, SloOutcome},
+};
+
+#[derive(Debug)]
+struct QueueTestClock(Mutex<std::time::Instant>);
+
+impl Clock for QueueTestClock {
+    fn now(&self) -> std::time::Instant {
+        *lock(&self.0)
+    }
+}
+
+/// A desk, and whoever asks at it.
+struct QueueHarness {
+    desk: QueueState,
+    classes: Arc<ServiceClasses>,
+    clock: Arc<QueueTestClock>,
+    waiting: Vec<Receiver<Result<AdmissionPermit, QueueRefusal>>>,
+}
+
+const PLACES: BurstCapacity = BurstCapacity { executors: 1, all: 64, floods: 4 };
+/// An executor for nine, with room for one.
+const SMALL: FreeCapacity = FreeCapacity { places: PLACES, requests: 1, sequences: 9, limit: 9 };
+const ROOMY: FreeCapacity = FreeCapacity { places: PLACES, requests: 1, sequences: 1000, limit: 1000 };
+
+impl QueueHarness {
+    fn new(classes: &[&str]) -> Self {
+        let classes =
+            Arc::new(ServiceClasses::new(classes.iter().map(|text| text.parse().unwrap()).collect()));
+        let clock = Arc::new(QueueTestClock(Mutex::new(std::time::Instant::now())));
+        let limits = AdmissionLimits { max_sequences: 100, delays: DelayLimits::default(), burst_share: 1.0 };
+        let desk = QueueState::new(limits, Arc::clone(&classes), Arc::clone(&clock) as _);
+        Self { desk, classes, clock, waiting: Vec::new() }
+    }
+
+    fn advance(&self, time: Duration) {
+        *lock(&self.clock.0) += time;
+    }
+
+    fn asked(&self, tenant: &str) -> AdmissionRequest {
+        let principal = Principal { class: self.classes.of(None, tenant), tenant: tenant.into() };
+        AdmissionRequest { principal, sequences: 1, cost_tokens: 100, deadline: None, forecast: None }
+    }
+
+    fn ask(&mut self, asked: &AdmissionRequest) -> Result<(), QueueRefusal> {
+        let (_, receiver) = self.desk.join(asked, FreeCapacity { requests: 0, sequences: 0, ..ROOMY })?;
+        self.waiting.push(receiver);
+        Ok(())
+    }
+
+    fn join(&mut self, tenant: &str) -> Result<(), QueueRefusal> {
+        self.ask(&self.asked(tenant))
+    }
+
+    /// Serves one as it was charged, and says whose it was.
+    fn serve(&mut self) -> Option<String> {
+        let AdmittedRequest { principal, sequences, charged_tokens, mut waiter } =
+            self.desk.give(ROOMY).pop()?;
+        self.desk.release();
+        for mut standing in waiter.standing.drain(..) {
+            standing.launched();
+            standing.begun(Duration::ZERO);
+        }
+        self.desk.begin(&principal, sequences);
+        self.desk.settle(&principal, sequences, [charged_tokens; 2]);
+        Some(principal.tenant.to_string())
+    }
+
+    fn served(&mut self, count: usize) -> Vec<String> {
+        (0..count).filter_map(|_| self.serve()).collect()
+    }
+}
+
+fn of<'a>(served: &[String], tenant: &'a str) -> (&'a str, usize) {
+    (tenant, served.iter().filter(|one| **one == tenant).count())
+}
+
+#[test]
+fn tenants_are_served_by_weight_however_many_of_them_wait() {
+    let mut bench = QueueHarness::new(&[r#"{name="gold",tenants=["gold"],weight=3}"#]);
+    (0..60).for_each(|_| bench.join("flood").unwrap());
+    (0..40).for_each(|_| bench.join("gold").unwrap());
+    let served = bench.served(40);
+    assert_eq!([of(&served, "gold"), of(&served, "flood")], [("gold", 30), ("flood", 10)]);
+    assert_eq!(bench.served(100).len(), 60, "nobody stays");
+}
+
+#[test]
+fn the_more_urgent_go_first_but_nobody_starves() {
+    let mut bench = QueueHarness::new(&[r#"{name="batch",tenants=["batch"],priority=9}"#]);
+    bench.join("batch").unwrap();
+    (0..40).for_each(|_| bench.join("chat").unwrap());
+    let served = bench.served(41);
+    let batch = served.iter().position(|one| one == "batch").unwrap();
+    assert!((10..40).contains(&batch), "{batch}");
+}
+
+#[test]
+fn whoever_has_most_of_a_full_queue_gives_way() {
+    let mut bench = QueueHarness::new(&[]);
+    (0..100).for_each(|_| bench.join("flood").unwrap());
+    assert!(matches!(bench.join("flood").unwrap_err(), QueueRefusal::Full { limit: 100, .. }));
+    bench.join("guest").unwrap();
+    assert!(matches!(bench.waiting[99].try_recv(), Ok(Err(QueueRefusal::Full { .. }))), "the youngest of it");
+    assert!(matches!(bench.waiting[98].try_recv(), Err(TryRecvError::Empty)));
+    let many = AdmissionRequest { sequences: 30, ..bench.asked("guest") };
+    bench.ask(&many).unwrap();
+    assert_eq!(bench.served(200).iter().filter(|one| *one == "flood").count(), 69);
+}
+
+#[test]
+fn a_request_that_no_executor_takes_now_lets_others_pass() {
+    let mut bench = QueueHarness::new(&[]);
+    let large = AdmissionRequest { sequences: 9, ..bench.asked("large") };
+    bench.ask(&large).unwrap();
+    bench.join("small").unwrap();
+    let grants = bench.desk.give(FreeCapacity { requests: 5, sequences: 8, ..SMALL });
+    assert_eq!(grants.iter().map(|grant| &*grant.principal.tenant).collect::<Vec<_>>(), ["small"]);
+    bench.desk.release();
+    assert_eq!(bench.desk.give(SMALL).len(), 1);
+}
+
+#[test]
+fn a_turn_is_given_once_and_whoever_leaves_has_none() {
+    let mut bench = QueueHarness::new(&[]);
+    (0..3).for_each(|_| bench.join("a").unwrap());
+    assert!(bench.desk.leave(2).is_some() && bench.desk.leave(2).is_none());
+    assert_eq!(bench.desk.give(SMALL).len(), 1);
+    assert_eq!(bench.desk.give(SMALL).len(), 0, "it is not under way");
+    bench.desk.release();
+    assert_eq!(bench.served(5).len(), 1);
+    assert_eq!(bench.desk.figures()[0].waiting, 0);
+}
+
+#[test]
+fn what_a_class_may_have_in_a_minute_is_for_each_tenant_and_time_brings_it_back() {
+    let mut bench = QueueHarness::new(&[
+        r#"{name="few",tenants=["a","b"],requests_per_min=2}"#,
+        r#"{name="short",tenants=["c"],tokens_per_min=150}"#,
+    ]);
+    (0..2).for_each(|_| bench.join("a").unwrap());
+    let refused = bench.join("a").unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "the service class 'few' has 2 requests a minute for each tenant, and they are used up; try again in 30 s"
+    );
+    bench.join("b").unwrap();
+    bench.served(3);
+    bench.advance(Duration::from_secs(31));
+    bench.join("a").unwrap();
+    bench.served(9);
+    bench.join("c").unwrap();
+    bench.join("c").unwrap();
+    bench.served(2);
+    assert!(matches!(bench.join("c").unwrap_err(), QueueRefusal::UsedUp { what: "tokens", wait_s: 21, .. }));
+    bench.advance(Duration::from_secs(21));
+    bench.join("c").unwrap();
+    let few = bench.classes.get(bench.classes.of(None, "a"));
+    assert_eq!(few.tally.counts(), [4, 1, 400]);
+}
+
+#[test]
+fn a_line_that_stands_still_is_its_tenants_alone() {
+    let mut bench = QueueHarness::new(&[]);
+    (0..60).for_each(|_| bench.join("flood").unwrap());
+    for _ in 0..20 {
+        bench.advance(Duration::from_secs(1));
+        bench.serve().unwrap();
+    }
+    assert!(matches!(bench.join("flood").unwrap_err(), QueueRefusal::Overload { .. }));
+    let flood = "flood".into();
+    assert!(bench.desk.check_tenant(&flood, FreeCapacity::default()).is_err(), "nor is a body read for it");
+    bench.join("guest").unwrap();
+    bench.advance(Duration::from_secs(10));
+    bench.join("guest").expect("its line stands still as well, but not for what it sent");
+    assert!(bench.served(2).contains(&"guest".to_owned()), "one who is as far may go before");
+}
+
+#[test]
+fn what_would_miss_its_promise_is_refused_with_the_forecast() {
+    let mut bench = QueueHarness::new(&[r#"{name="fast",tenants=["fast"],ttft_ms=2000,tpot_ms=50}"#]);
+    let forecast = |ttft_us, tpot_us| Some(Forecast { ttft_us, tpot_us });
+    let slow = AdmissionRequest { forecast: forecast(1_900_000, 51_000), ..bench.asked("fast") };
+    let refused = bench.ask(&slow).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "it would take about 51 ms for each token, and the service class 'fast' is promised 50 ms (tpot_ms); \
+         try again in 1 s"
+    );
+    // A hundred tokens a second are served while others wait: a request each second.
+    (0..40).for_each(|_| bench.join("other").unwrap());
+    for _ in 0..20 {
+        bench.advance(Duration::from_secs(1));
+        bench.serve().unwrap();
+    }
+    let fits = AdmissionRequest { forecast: forecast(500_000, 20_000), ..bench.asked("fast") };
+    bench.ask(&fits).unwrap();
+    let refused = bench.ask(&fits).unwrap_err();
+    assert!(
+        matches!(
+            refused,
+            QueueRefusal::Promise {
+                objective: Objective::FirstToken,
+                promised_ms: 2000,
+                forecast_ms: 2500..,
+                ..
+            }
+        ),
+        "{refused:?}"
+    );
+    let fast = bench.classes.get(bench.classes.of(None, "fast"));
+    assert_eq!(Objective::ALL.map(|objective| fast.tally.promises(objective, SloOutcome::Refused)), [1, 1]);
+}
+
+#[test]
+fn a_flood_has_few_places_beside_one_who_is_served_as_it_asks_and_all_without() {
+    let mut bench = QueueHarness::new(&[]);
+    let wide = FreeCapacity { requests: 50, ..ROOMY };
+    (0..90).for_each(|_| bench.join("flood").unwrap());
+    assert_eq!(of(&bench.served(20), "flood"), ("flood", 20));
+    bench.advance(Duration::from_secs(2));
+    bench.join("other").unwrap();
+    assert!(bench.served(2).contains(&"other".to_owned()));
+    let mut under_way = Vec::new();
+    for _ in 0..10 {
+        for grant in bench.desk.give(wide) {
+            bench.desk.release();
+            bench.desk.begin(&grant.principal, grant.sequences);
+            under_way.push(grant.principal);
+        }
+    }
+    assert_eq!(under_way.len(), 4, "of 64 places");
+    bench.desk.settle(&under_way[0], 1, [100, 100]);
+    assert_eq!(bench.desk.give(wide).len(), 1, "one for one that has ended");
+    bench.advance(Duration::from_secs(11));
+    assert!(bench.desk.give(wide).len() > 40, "the other one asks no more");
+}

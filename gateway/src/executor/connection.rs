@@ -1,0 +1,334 @@
+//! The one task that owns the ZeroMQ connection.
+//!
+//! It sends what handles queue, reads what the executor answers, and hands every output to the sequence it
+//! belongs to. A lost connection ends everything in flight with one event and is then rebuilt with backoff:
+//! a DEALER of this library never reconnects by itself, and only its monitor tells that the peer is gone.
+//! That a peer is stopped nothing tells: so it is asked, and one that does not answer is lost too. What it
+//! says when it goes on is said to a socket that nobody reads any more.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use futures::StreamExt as _;
+use shmproto::{
+    codec::Wire as _,
+    message::{ErrorCode, Output, RequestId, ToExecutor, ToGateway, Welcome},
+};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::{Instant, MissedTickBehavior, interval_at, timeout},
+};
+use zeromq::{DealerSendHalf, SocketEvent, SocketRecv as _, SocketSend as _, ZmqMessage};
+
+use super::{
+    concurrency_limit::{ExecutorCapacity, SequenceSlots},
+    errors::CallError,
+    handshake::open,
+    link_messages::{
+        CallReply, LinkCommand, LinkState, OutputRoute, RoutedEvent, SequenceEvent, bytes_of, lose, refuse,
+    },
+    socket::{ConnectTarget, ExecutorSocket, read},
+};
+use crate::tenant_memory::MemoryFull;
+
+/// First pause before a connection is tried again; doubled up to [`MAX_BACKOFF`].
+const MIN_BACKOFF: Duration = Duration::from_millis(20);
+/// Longest pause between two tries.
+const MAX_BACKOFF: Duration = Duration::from_millis(500);
+/// The silence after which an executor is lost is counted in so many parts. It is asked for a sign of life after the
+/// first. Counting, because a gateway that was itself stopped finds one part passed, not all of them.
+const SILENT_PARTS: u32 = 4;
+/// The call that asks for a sign of life; those of handles have other numbers.
+const PROBE: RequestId = 0;
+
+/// Why [`LinkTask::serve`] returned.
+enum ServeEnd {
+    Closed,
+    Lost(String),
+}
+
+/// The task; see the module's description.
+pub(super) struct LinkTask {
+    peer: ConnectTarget,
+    commands: mpsc::UnboundedReceiver<LinkCommand>,
+    link: watch::Sender<LinkState>,
+    slots: SequenceSlots,
+    epoch: u64,
+    routes: HashMap<RequestId, OutputRoute>,
+    calls: HashMap<RequestId, oneshot::Sender<Result<CallReply, CallError>>>,
+    /// Sequences that the executor is still to be told of: nobody waits for them.
+    given_up: Vec<RequestId>,
+}
+
+impl LinkTask {
+    pub(super) fn new(
+        peer: ConnectTarget,
+        commands: mpsc::UnboundedReceiver<LinkCommand>,
+        link: watch::Sender<LinkState>,
+        slots: SequenceSlots,
+    ) -> Self {
+        let (routes, calls) = (HashMap::new(), HashMap::new());
+        Self { peer, commands, link, slots, epoch: 0, routes, calls, given_up: Vec::new() }
+    }
+
+    pub(super) async fn run(mut self) {
+        self.keep_connected().await;
+        // Nothing may wait for an answer that will not come.
+        self.commands.close();
+        while let Some(command) = self.commands.recv().await {
+            refuse(command, self.epoch);
+        }
+        self.fail_all("the gateway is shutting down");
+    }
+
+    async fn keep_connected(&mut self) {
+        let mut backoff = MIN_BACKOFF;
+        loop {
+            let reason = match self.connect().await {
+                None => return,
+                Some(Err(reason)) => reason,
+                Some(Ok((wire, welcome))) => {
+                    backoff = MIN_BACKOFF;
+                    self.bring_up(welcome);
+                    match self.serve(wire).await {
+                        ServeEnd::Closed => return,
+                        ServeEnd::Lost(reason) => reason,
+                    }
+                }
+            };
+            self.take_down(&reason);
+            if self.pause(backoff).await.is_none() {
+                return;
+            }
+            backoff = (backoff * 2).min(MAX_BACKOFF);
+        }
+    }
+
+    /// Connects and waits for the welcome, refusing commands meanwhile; `None` when the gateway closes.
+    async fn connect(&mut self) -> Option<Result<(ExecutorSocket, Welcome), String>> {
+        let attempt = open(self.peer.clone(), self.link.clone());
+        self.refuse_until(attempt).await
+    }
+
+    fn bring_up(&mut self, welcome: Welcome) {
+        self.epoch += 1;
+        tracing::info!(epoch = self.epoch, model = %welcome.model_path, "connected to the base-executor");
+        self.slots.set_capacity(ExecutorCapacity {
+            places: welcome.max_running as usize,
+            waiting: welcome.max_waiting as usize,
+            chunk_tokens: welcome.chunk_tokens as usize,
+        });
+        self.link.send_replace(LinkState::Up { epoch: self.epoch, welcome: Arc::new(welcome) });
+    }
+
+    async fn pause(&mut self, time: Duration) -> Option<()> {
+        self.refuse_until(tokio::time::sleep(time)).await
+    }
+
+    async fn refuse_until<T>(&mut self, future: impl Future<Output = T>) -> Option<T> {
+        tokio::pin!(future);
+        loop {
+            tokio::select! {
+                value = &mut future => return Some(value),
+                command = self.commands.recv() => match command {
+                    None | Some(LinkCommand::Close) => return None,
+                    Some(command) => refuse(command, self.epoch),
+                },
+            }
+        }
+    }
+
+    /// Moves messages until the connection or the gateway ends.
+    async fn serve(&mut self, mut wire: ExecutorSocket) -> ServeEnd {
+        let mut silent_parts = 0;
+        let part = (self.peer.silence / SILENT_PARTS).max(Duration::from_millis(1));
+        let mut clock = interval_at(Instant::now() + part, part);
+        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let done = tokio::select! {
+                // What has arrived counts before the clock does.
+                biased;
+                message = wire.receive.recv() => {
+                    silent_parts = 0;
+                    match message {
+                        Ok(message) => match self.dispatch(&message) {
+                            Ok(()) => self.cancel_given_up(&mut wire.send).await,
+                            ended => ended,
+                        },
+                        Err(error) => Err(ServeEnd::Lost(format!("reading from it failed: {error}"))),
+                    }
+                }
+                event = wire.monitor.next() => match event {
+                    Some(SocketEvent::Disconnected(_)) | None => Err(ServeEnd::Lost("it closed the connection".to_owned())),
+                    Some(_) => Ok(()),
+                },
+                command = self.commands.recv() => self.forward(command, &mut wire.send).await,
+                _ = clock.tick() => {
+                    silent_parts += 1;
+                    self.probe(silent_parts, &mut wire.send).await
+                }
+            };
+            if let Err(end) = done {
+                return end;
+            }
+        }
+    }
+
+    /// Nothing has been heard for `silent_parts` of the time allowed: asks for a sign of life, once, then gives up.
+    async fn probe(&self, silent_parts: u32, send: &mut DealerSendHalf) -> Result<(), ServeEnd> {
+        match silent_parts {
+            1 => self.transmit(ToExecutor::GetStats(PROBE).to_bytes(), send).await,
+            ..=SILENT_PARTS => Ok(()),
+            _ => Err(ServeEnd::Lost(format!("it was silent for {} ms", self.peer.silence.as_millis()))),
+        }
+    }
+
+    async fn forward(
+        &mut self,
+        command: Option<LinkCommand>,
+        send: &mut DealerSendHalf,
+    ) -> Result<(), ServeEnd> {
+        let message = match command {
+            None | Some(LinkCommand::Close) => return Err(ServeEnd::Closed),
+            // Prepared for an executor that is gone: whoever waits for it looks what this one serves, and starts it again.
+            Some(LinkCommand::Start(start)) if start.epoch != self.epoch => {
+                lose(start.route, start.epoch);
+                return Ok(());
+            }
+            Some(LinkCommand::Start(start)) => {
+                self.routes.insert(start.id, start.route);
+                start.message
+            }
+            Some(LinkCommand::Cancel(id)) => match self.routes.remove(&id) {
+                Some(_) => ToExecutor::Cancel(id).to_bytes(),
+                // It ended before its owner knew.
+                None => return Ok(()),
+            },
+            Some(LinkCommand::Ping(pong)) => {
+                let _ = pong.send(());
+                return Ok(());
+            }
+            Some(LinkCommand::Call(call)) => {
+                self.calls.insert(call.id, call.answer);
+                call.message
+            }
+        };
+        self.transmit(message, send).await
+    }
+
+    /// Waits no longer for a peer that does not read than for one that does not speak.
+    async fn transmit(&self, message: Vec<u8>, send: &mut DealerSendHalf) -> Result<(), ServeEnd> {
+        match timeout(self.peer.silence, send.send(ZmqMessage::from(message))).await {
+            Ok(sent) => sent.map_err(|error| ServeEnd::Lost(format!("sending to it failed: {error}"))),
+            Err(_) => {
+                Err(ServeEnd::Lost(format!("it took nothing for {} ms", self.peer.silence.as_millis())))
+            }
+        }
+    }
+
+    fn dispatch(&mut self, message: &ZmqMessage) -> Result<(), ServeEnd> {
+        match read(message).map_err(ServeEnd::Lost)? {
+            ToGateway::Outputs(outputs) => {
+                return outputs.into_iter().try_for_each(|output| self.deliver(output));
+            }
+            ToGateway::AdapterLoaded(loaded) => self.answer(loaded.request, Ok(CallReply::Loaded(loaded))),
+            ToGateway::AdapterUnloaded(unloaded) => {
+                self.answer(unloaded.request, Ok(CallReply::Unloaded(unloaded)))
+            }
+            ToGateway::Stats(stats) => self.answer(stats.request, Ok(CallReply::Stats(Box::new(stats)))),
+            ToGateway::Failed(failed) => self.answer(failed.request, Err(CallError::Refused(failed.error))),
+            ToGateway::Loading(_) => return Err(ServeEnd::Lost("it began to load again".to_owned())),
+            ToGateway::Welcome(_) => return Err(ServeEnd::Lost("it sent a second welcome".to_owned())),
+            ToGateway::Refused(why) => return Err(ServeEnd::Lost(why)),
+        }
+        Ok(())
+    }
+
+    fn deliver(&mut self, output: Output) -> Result<(), ServeEnd> {
+        let id = output.request;
+        let last = output.finish.is_some() || output.error.is_some();
+        // Outputs of a cancelled sequence may still be on their way.
+        let Some(route) = self.routes.get_mut(&id) else {
+            return Ok(());
+        };
+        let Some(left) = route.budget.checked_sub(1) else {
+            return Err(ServeEnd::Lost(
+                "it sent more outputs for a request than tokens were asked for".to_owned(),
+            ));
+        };
+        route.budget = left;
+        let bytes = bytes_of(&output);
+        if let Err(full) = route.backlog.add(bytes) {
+            self.give_up(id, full, last);
+            return Ok(());
+        }
+        if output.error.is_none() {
+            let queued_us = output.queued_us.saturating_sub(output.load_wait_us + output.kv_wait_us);
+            route.slot.begun(Duration::from_micros(queued_us));
+        }
+        if last {
+            self.end(id, output, bytes);
+        } else {
+            // Fails only when the reader is gone; its cancellation is on its way.
+            let _ = route.sink.try_send(RoutedEvent {
+                index: route.index,
+                event: SequenceEvent::Output(output),
+                slot: None,
+                bytes,
+            });
+        }
+        Ok(())
+    }
+
+    /// Delivers the last output of a sequence. One that an executor gave up because it is shutting down may be started
+    /// again by the next, so it keeps its slot.
+    fn end(&mut self, id: RequestId, output: Output, bytes: usize) {
+        let Some(OutputRoute { sink, index, slot, .. }) = self.routes.remove(&id) else { return };
+        let returns = output.error.as_ref().is_some_and(|error| error.code == ErrorCode::ShuttingDown);
+        let slot = returns.then_some(slot);
+        let _ = sink.try_send(RoutedEvent { index, event: SequenceEvent::Output(output), slot, bytes });
+    }
+
+    /// Ends a sequence whose outputs find no room, here and, unless it has ended there, in the executor.
+    fn give_up(&mut self, id: RequestId, full: MemoryFull, has_ended: bool) {
+        let Some(OutputRoute { sink, index, .. }) = self.routes.remove(&id) else { return };
+        let _ = sink.try_send(RoutedEvent { index, event: SequenceEvent::Full(full), slot: None, bytes: 0 });
+        if !has_ended {
+            self.given_up.push(id);
+        }
+    }
+
+    /// Tells the executor of sequences that were given up.
+    async fn cancel_given_up(&mut self, send: &mut DealerSendHalf) -> Result<(), ServeEnd> {
+        while let Some(id) = self.given_up.pop() {
+            self.transmit(ToExecutor::Cancel(id).to_bytes(), send).await?;
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, id: RequestId, result: Result<CallReply, CallError>) {
+        if let Some(answer) = self.calls.remove(&id) {
+            // The caller may have stopped waiting.
+            let _ = answer.send(result);
+        }
+    }
+
+    fn take_down(&mut self, reason: &str) {
+        let was_up = !matches!(&*self.link.borrow(), LinkState::Down { .. });
+        if was_up {
+            tracing::warn!(reason, "lost the base-executor");
+        } else {
+            tracing::debug!(reason, "the base-executor is not there yet");
+        }
+        self.link.send_replace(LinkState::Down { reason: reason.to_owned() });
+        self.fail_all(reason);
+    }
+
+    fn fail_all(&mut self, reason: &str) {
+        for (_, route) in self.routes.drain() {
+            lose(route, self.epoch);
+        }
+        for (_, answer) in self.calls.drain() {
+            let _ = answer.send(Err(CallError::Unavailable(reason.to_owned())));
+        }
+    }
+}

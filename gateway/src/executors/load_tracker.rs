@@ -1,0 +1,200 @@
+//! What an executor has to do, request by request, and what it takes for it: what a choice among several is made from.
+//!
+//! Everything is seen from here: what was sent, when its first token came, how far apart the others are, how long adapters
+//! took to arrive. So it holds whatever the executor is.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use policy::{
+    perf::serving::{ColdStart, LoraForm, RequestLoad, ServingFit},
+    routing::{cost_estimates::CostEstimate, in_flight::InFlightLoad},
+};
+
+use crate::lock::lock;
+
+/// Every so many outputs of an executor one is timed.
+const TIMED_EVERY: u64 = 8;
+
+/// An executor that was not timed for so long may have changed since.
+const FRESH: Duration = Duration::from_secs(10);
+
+/// The books of one executor; clones share them.
+#[derive(Debug, Clone)]
+pub struct LoadTracker(Arc<Mutex<LoadState>>);
+
+/// What an executor has to do.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Loads {
+    /// What has no token yet.
+    pub waiting: RequestLoad,
+    /// What has.
+    pub running: RequestLoad,
+    /// The shortest time for a token that was promised to one of all.
+    pub promised_tpot_us: Option<u64>,
+}
+
+#[derive(Debug)]
+struct LoadState {
+    fit: ServingFit,
+    waiting: InFlightLoad,
+    running: InFlightLoad,
+    outputs: u64,
+    timed_at: Instant,
+}
+
+impl Default for LoadTracker {
+    fn default() -> Self {
+        let fit = ServingFit::new(LoraForm::TrueRank, ColdStart::Assisted);
+        let (waiting, running) = Default::default();
+        Self(Arc::new(Mutex::new(LoadState { fit, waiting, running, outputs: 0, timed_at: Instant::now() })))
+    }
+}
+
+impl LoadTracker {
+    /// A sequence is sent there that has `prompt_tokens` to compute, with an adapter of `rank`; each token of its answer may
+    /// have been promised within a time.
+    #[must_use]
+    pub fn enter(&self, rank: u64, promised_tpot_us: Option<u64>, prompt_tokens: u64) -> TrackedSequence {
+        lock(&self.0).waiting.enter(rank, promised_tpot_us, prompt_tokens);
+        let stage = SequenceStage::Waiting(Instant::now());
+        TrackedSequence { books: self.clone(), rank, promised_tpot_us, tokens: prompt_tokens, stage }
+    }
+
+    /// What it has to do.
+    #[must_use]
+    pub fn loads(&self) -> Loads {
+        let LoadState { waiting, running, .. } = &*lock(&self.0);
+        let promised = [waiting.promised_tpot_us(), running.promised_tpot_us()];
+        Loads {
+            waiting: waiting.load(),
+            running: running.load(),
+            promised_tpot_us: promised.into_iter().flatten().min(),
+        }
+    }
+
+    /// What it takes; `None` as long as too little was seen.
+    #[must_use]
+    pub fn seen(&self) -> Option<CostEstimate> {
+        self.seen_at(Instant::now())
+    }
+
+    fn seen_at(&self, now: Instant) -> Option<CostEstimate> {
+        let LoadState { fit, waiting, running, timed_at, .. } = &*lock(&self.0);
+        let is_idle = waiting.load().plus(running.load()).requests == 0;
+        let is_stale = is_idle && now.saturating_duration_since(*timed_at) >= FRESH;
+        fit.model().map(|model| CostEstimate { model, is_stale })
+    }
+
+    /// An adapter's bytes were `took` on their way from the store.
+    pub fn arrived(&self, bytes: u64, took: Duration) {
+        lock(&self.0).fit.observe_store(bytes, took);
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum SequenceStage {
+    /// It was sent then, and has no token.
+    Waiting(Instant),
+    /// Its last output came then.
+    Running(Instant),
+}
+
+/// A sequence in the books, until it is dropped.
+#[derive(Debug)]
+pub struct TrackedSequence {
+    books: LoadTracker,
+    rank: u64,
+    promised_tpot_us: Option<u64>,
+    tokens: u64,
+    stage: SequenceStage,
+}
+
+impl TrackedSequence {
+    /// An output came with so many tokens; `cached` of the prompt's needed not be computed, and it `queued` so long.
+    pub fn output(&mut self, tokens: u64, cached: u64, queued: Duration) {
+        let now = Instant::now();
+        let mut pages = lock(&self.books.0);
+        pages.timed_at = now;
+        match self.stage {
+            SequenceStage::Waiting(since) => {
+                pages.waiting.leave(self.rank, self.promised_tpot_us, self.tokens);
+                let computed = RequestLoad::of(self.rank, self.tokens.saturating_sub(cached));
+                pages.fit.observe_prefill(computed, (now - since).saturating_sub(queued));
+                self.tokens += tokens;
+                pages.running.enter(self.rank, self.promised_tpot_us, self.tokens);
+            }
+            SequenceStage::Running(last) => {
+                pages.outputs += 1;
+                if pages.outputs.is_multiple_of(TIMED_EVERY)
+                    && let Ok(count) = u32::try_from(tokens.max(1))
+                {
+                    let load = pages.running.load();
+                    pages.fit.observe_decode(load, (now - last) / count);
+                }
+                self.tokens += tokens;
+                pages.running.grow(self.rank, tokens);
+            }
+        }
+        self.stage = SequenceStage::Running(now);
+    }
+}
+
+impl Drop for TrackedSequence {
+    fn drop(&mut self) {
+        let mut pages = lock(&self.books.0);
+        match self.stage {
+            SequenceStage::Waiting(_) => pages.waiting.leave(self.rank, self.promised_tpot_us, self.tokens),
+            SequenceStage::Running(_) => pages.running.leave(self.rank, self.promised_tpot_us, self.tokens),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sent_waits_then_runs_and_is_gone_when_dropped() {
+        let books = LoadTracker::default();
+        let seen = |books: &LoadTracker| {
+            let Loads { waiting, running, promised_tpot_us } = books.loads();
+            (waiting, running, promised_tpot_us)
+        };
+        let mut entry = books.enter(8, Some(9), 100);
+        assert_eq!(seen(&books), (RequestLoad::of(8, 100), RequestLoad::default(), Some(9)));
+        entry.output(1, 64, Duration::ZERO);
+        entry.output(2, 0, Duration::ZERO);
+        let other = books.enter(0, Some(7), 5);
+        assert_eq!(seen(&books), (RequestLoad::of(0, 5), RequestLoad::of(8, 103), Some(7)));
+        drop((entry, other));
+        assert_eq!(seen(&books), (RequestLoad::default(), RequestLoad::default(), None));
+    }
+
+    #[test]
+    fn there_is_a_model_once_prompts_and_steps_were_seen() {
+        let books = LoadTracker::default();
+        assert!(books.seen().is_none());
+        for tokens in 1..=64 {
+            let mut entry = books.enter(0, None, tokens * 10);
+            (0..20).for_each(|_| entry.output(1, 0, Duration::ZERO));
+        }
+        assert!(books.seen().is_some());
+    }
+
+    #[test]
+    fn what_an_executor_takes_is_old_once_it_had_nothing_to_do_for_a_while() {
+        let books = LoadTracker::default();
+        let mut entry = books.enter(0, None, 10);
+        (0..=TIMED_EVERY).for_each(|_| entry.output(1, 0, Duration::ZERO));
+        let is_stale_after = |seconds| {
+            let seen = books.seen_at(Instant::now() + Duration::from_secs(seconds));
+            seen.map(|seen| seen.is_stale)
+        };
+        assert_eq!([is_stale_after(1), is_stale_after(60)], [Some(false); 2]);
+        drop(entry);
+        assert_eq!([is_stale_after(1), is_stale_after(60)], [Some(false), Some(true)]);
+    }
+}

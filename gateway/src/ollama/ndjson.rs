@@ -1,0 +1,215 @@
+//! An answer as Ollama tells it: a line of JSON for each piece, the last of them with what it all came to.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::{
+    clock::now_rfc3339,
+    errors::ApiError,
+    openai::{
+        choice::DeltaPart,
+        generation_response::{ChoiceUpdate, GenerationResponse},
+        logprobs,
+        sse::StreamFormat,
+        tools::ToolCallDelta,
+    },
+    telemetry,
+    usage::FinishReason,
+};
+
+/// Which route answers: they put their text in different places.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OllamaRoute {
+    Chat,
+    Generate,
+}
+
+/// A call that is being made.
+#[derive(Debug)]
+struct OllamaCall {
+    id: String,
+    name: String,
+    arguments: String,
+    /// All that the model wrote of it.
+    written: String,
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub(super) struct NdjsonBody {
+    route: OllamaRoute,
+    started: Instant,
+    /// Not told yet.
+    thought: String,
+    text: String,
+    scores: Vec<Value>,
+    /// Calls are told whole: those that are.
+    calls: Vec<Value>,
+    open: Option<OllamaCall>,
+    finish: FinishReason,
+}
+
+impl NdjsonBody {
+    pub(super) fn new(route: OllamaRoute) -> Self {
+        let (started, finish) = (telemetry::started(), FinishReason::Length);
+        Self {
+            route,
+            started,
+            thought: String::new(),
+            text: String::new(),
+            scores: Vec::new(),
+            calls: Vec::new(),
+            open: None,
+            finish,
+        }
+    }
+
+    /// Takes a step, without telling of it.
+    pub(super) fn take(&mut self, answer: &GenerationResponse, step: ChoiceUpdate) {
+        let piece = step.piece;
+        if answer.job.logprobs.is_some() {
+            let told = logprobs::chat(answer.job.text(), answer.job.params.token_names, &piece.scored);
+            self.scores.extend(told.content.iter().map(|token| json!(token)));
+        }
+        self.thought.push_str(&piece.thought);
+        for part in piece.parts() {
+            match part {
+                DeltaPart::Text(text) => {
+                    self.close();
+                    self.text.push_str(text);
+                }
+                DeltaPart::Call(call) => self.call(call),
+            }
+        }
+        if let Some(finish) = piece.finish {
+            self.close();
+            self.finish = finish;
+        }
+    }
+
+    fn call(&mut self, part: &ToolCallDelta) {
+        if let Some((id, name)) = part.begun.clone() {
+            self.close();
+            self.open = Some(OllamaCall { id, name, arguments: String::new(), written: String::new() });
+        }
+        if let Some(call) = &mut self.open {
+            call.arguments.push_str(&part.arguments);
+            call.written.push_str(&part.written);
+        }
+    }
+
+    /// Ends a call. One that was cut off, or has no JSON for arguments, is told as the text that it is, tags and all.
+    fn close(&mut self) {
+        let Some(OllamaCall { id, name, arguments, written }) = self.open.take() else { return };
+        match serde_json::from_str::<Value>(&arguments) {
+            Ok(arguments @ Value::Object(_)) => {
+                let function = json!({ "index": self.calls.len(), "name": name, "arguments": arguments });
+                self.calls.push(json!({ "id": id, "function": function }));
+            }
+            _ => self.text.push_str(&written),
+        }
+    }
+
+    /// Whether there is something to tell.
+    fn has_news(&self) -> bool {
+        !self.text.is_empty() || !self.thought.is_empty() || !self.scores.is_empty() || !self.calls.is_empty()
+    }
+
+    /// What is new.
+    fn line(&mut self, answer: &GenerationResponse) -> Value {
+        let mut line = json!({ "model": answer.job.target.name, "created_at": now_rfc3339(), "done": false });
+        let (text, thought) = (std::mem::take(&mut self.text), std::mem::take(&mut self.thought));
+        let told = match self.route {
+            OllamaRoute::Chat => {
+                line["message"] = json!({ "role": "assistant", "content": text });
+                &mut line["message"]
+            }
+            OllamaRoute::Generate => {
+                line["response"] = text.into();
+                &mut line
+            }
+        };
+        if !thought.is_empty() {
+            told["thinking"] = thought.into();
+        }
+        if !self.calls.is_empty() {
+            line["message"]["tool_calls"] = std::mem::take(&mut self.calls).into();
+        }
+        if !self.scores.is_empty() {
+            line["logprobs"] = std::mem::take(&mut self.scores).into();
+        }
+        line
+    }
+
+    /// What is new, and what it all came to.
+    pub(super) fn last(&mut self, answer: &GenerationResponse) -> Value {
+        let mut line = self.line(answer);
+        let (usage, total) = (answer.usage(), self.started.elapsed());
+        let (first, load) = answer.first_token();
+        line["done"] = true.into();
+        line["done_reason"] = match self.finish {
+            // Ollama has no word of its own for calls.
+            FinishReason::Stop | FinishReason::ToolCalls => "stop",
+            FinishReason::Length => "length",
+        }
+        .into();
+        line["prompt_eval_count"] = usage.prompt_tokens.into();
+        line["eval_count"] = usage.completion_tokens.into();
+        if !answer.job.warnings().is_empty() {
+            line["warnings"] = json!(answer.job.warnings());
+        }
+        for (name, time) in [
+            ("total_duration", total),
+            ("load_duration", load),
+            ("prompt_eval_duration", first.saturating_sub(load)),
+            ("eval_duration", total.saturating_sub(first)),
+        ] {
+            line[name] = nanoseconds(time).into();
+        }
+        line
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The answer to a request that only wants the model to be there.
+pub(super) fn loaded(model: &str, route: OllamaRoute) -> Value {
+    let mut line =
+        json!({ "model": model, "created_at": now_rfc3339(), "done": true, "done_reason": "load" });
+    match route {
+        OllamaRoute::Chat => line["message"] = json!({ "role": "assistant", "content": "" }),
+        OllamaRoute::Generate => line["response"] = "".into(),
+    }
+    line
+}
+
+impl StreamFormat for NdjsonBody {
+    const CONTENT_TYPE: &'static str = "application/x-ndjson";
+    /// A line that says nothing is no JSON.
+    const KEEP_ALIVE: &'static [u8] = b"";
+
+    fn step(&mut self, answer: &GenerationResponse, step: ChoiceUpdate, out: &mut Vec<u8>) {
+        self.take(answer, step);
+        if self.has_news() {
+            let line = self.line(answer);
+            write(&line, out);
+        }
+    }
+
+    fn finish(&mut self, answer: &GenerationResponse, out: &mut Vec<u8>) {
+        let line = self.last(answer);
+        write(&line, out);
+    }
+
+    fn fail(&mut self, _answer: &mut GenerationResponse, error: &ApiError, out: &mut Vec<u8>) {
+        write(&json!({ "error": error.last_words() }), out);
+    }
+}
+
+fn write(line: &Value, out: &mut Vec<u8>) {
+    out.extend_from_slice(line.to_string().as_bytes());
+    out.push(b'\n');
+}

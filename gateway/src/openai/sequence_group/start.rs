@@ -1,0 +1,174 @@
+//! From a job to sequences under way: its turn, an executor, its adapter there.
+
+use std::{sync::Arc, time::Duration};
+
+use shmproto::message::Generate;
+use tokio::time::Instant;
+
+use super::{ActiveSequence, DEADLINE_SLACK, SequenceGroup, book, left_ms};
+use crate::{
+    adapters::{ExecutorPin, Lease},
+    admission_queue::{AdmissionPermit, AdmissionRequest},
+    app::App,
+    errors::ApiError,
+    executor::{backlog::Backlog, batch::SequenceBatch},
+    executors::executor_handle::ReadyExecutor,
+    lifecycle::ServingState,
+    openai::generation_request::GenerationRequest,
+    routing::RoutingRequest,
+};
+
+/// A sequence's prompt is in memory so often: as it was asked for, as it is started, and on its way to the executor.
+const PROMPT_COPIES: usize = 3;
+
+/// A job whose turn it is.
+struct StartingGroup<'a> {
+    app: &'a App,
+    job: &'a GenerationRequest,
+    sequences: Vec<Generate>,
+    backlog: Arc<Backlog>,
+    route: RoutingRequest,
+    turn: AdmissionPermit,
+    started: Instant,
+    /// How long it waited for its turn.
+    waited: Duration,
+}
+
+impl SequenceGroup {
+    /// Starts the sequences of `job` when its turn has come, on an executor of those that it was put together for or, if that
+    /// has ended, of those that serve the same base now. One that has no room is left out.
+    pub async fn start(app: &App, job: &GenerationRequest) -> Result<Self, ApiError> {
+        let (started, principal) = (Instant::now(), job.principal(&app.classes));
+        let backlog = Backlog::new(app.memory.reserve(&principal.tenant, prompt_bytes(job))?);
+        let sequences = job.sequences();
+        let slo = app.classes.get(principal.class).slo;
+        let adapter = job.target.lease.as_ref().map(Lease::entry);
+        let route = RoutingRequest::of(&app.executors, app.routing, &job.serving, (adapter, &sequences), slo);
+        let turn = app.turns.wait(AdmissionRequest {
+            principal,
+            sequences: sequences.len(),
+            cost_tokens: cost_tokens(app, job, &sequences),
+            deadline: deadline(&sequences, started),
+            forecast: route.forecast(&now_serving(app, job).ready, &app.registry),
+        });
+        let turn = turn.await?;
+        let waited = started.elapsed();
+        StartingGroup { app, job, sequences, backlog, route, turn, started, waited }.begin().await
+    }
+}
+
+impl StartingGroup<'_> {
+    async fn begin(mut self) -> Result<SequenceGroup, ApiError> {
+        let serving = now_serving(self.app, self.job);
+        let mut refused = None;
+        loop {
+            let Some(to) = self.route.choose(&serving.ready, None, &self.app.registry) else {
+                return Err(refused.unwrap_or_else(nobody));
+            };
+            match self.begin_at(to).await {
+                Ok((batch, place)) => {
+                    self.route.note(to.index);
+                    self.app.executors.member(to.index).count_request();
+                    return Ok(self.session(batch, to, place.as_ref()));
+                }
+                Err(error) => refused.get_or_insert(error),
+            };
+            self.route.avoid(to.index, to.epoch);
+        }
+    }
+
+    /// Brings the adapter to an executor and starts there.
+    async fn begin_at(
+        &mut self,
+        to: &ReadyExecutor,
+    ) -> Result<(SequenceBatch, Option<Arc<ExecutorPin>>), ApiError> {
+        let place = match &self.job.target.lease {
+            None => None,
+            Some(lease) => {
+                if !self.app.registry.is_at(lease.id, to.index) {
+                    // Nobody else waits for that.
+                    self.turn.release();
+                }
+                Some(Arc::new(self.app.registry.bring(lease, to.index).await?))
+            }
+        };
+        let mut sequences = self.sequences.clone();
+        for sequence in &mut sequences {
+            sequence.deadline_ms = left_ms(sequence.deadline_ms, self.started.elapsed())?;
+        }
+        let executor = self.app.executors.member(to.index).executor();
+        let batch =
+            executor.generate(to.epoch, sequences, &mut self.turn.standing, Arc::clone(&self.backlog))?;
+        self.turn.release();
+        Ok((batch, place))
+    }
+
+    fn session(
+        self,
+        batch: SequenceBatch,
+        on: &ReadyExecutor,
+        place: Option<&Arc<ExecutorPin>>,
+    ) -> SequenceGroup {
+        let Self { app, job, sequences, route, turn, started, waited, .. } = self;
+        let give_up = deadline(&sequences, started).and_then(|deadline| deadline.checked_add(DEADLINE_SLACK));
+        let kept = sequences.into_iter().map(|generate| ActiveSequence {
+            booked: Some(book(&app.executors, &route, on.index, &generate)),
+            generate,
+            emitted: Vec::new(),
+            begun: false,
+            foretold: false,
+            redos: 0,
+            index: on.index,
+            epoch: on.epoch,
+            place: place.cloned(),
+        });
+        SequenceGroup {
+            sequences: kept.collect(),
+            route,
+            turn,
+            waited,
+            executors: app.executors.clone(),
+            registry: Arc::clone(&app.registry),
+            batch,
+            status: app.status.clone(),
+            base_hash: job.serving.welcome.base_hash,
+            metrics: Arc::clone(&app.metrics),
+            started,
+            give_up,
+            stashed: None,
+            redo_by: None,
+        }
+    }
+}
+
+/// What the prompts of a job's sequences take while they are computed.
+fn prompt_bytes(job: &GenerationRequest) -> usize {
+    let tokens = job.prompts.iter().map(|prompt| prompt.tokens.len()).fold(0, usize::saturating_add);
+    tokens.saturating_mul(job.params.choices as usize).saturating_mul(PROMPT_COPIES * size_of::<u32>())
+}
+
+/// What a job will cost, as far as that is known: its prompts, and for each answer what is usual or, if that is less, its most.
+fn cost_tokens(app: &App, job: &GenerationRequest, sequences: &[Generate]) -> u64 {
+    let prompts: usize = job.prompts.iter().map(|prompt| prompt.tokens.len()).sum();
+    let usual = app.executors.answer_tokens() as u64;
+    let answers = sequences.iter().map(|sequence| u64::from(sequence.max_tokens).min(usual));
+    answers.fold(prompts as u64, u64::saturating_add)
+}
+
+/// When it is too late; all sequences of a request have the same deadline.
+fn deadline(sequences: &[Generate], started: Instant) -> Option<Instant> {
+    let deadline_ms = sequences.first().map_or(0, |generate| generate.deadline_ms);
+    let deadline = (deadline_ms > 0).then(|| Duration::from_millis(deadline_ms.into()))?;
+    started.checked_add(deadline)
+}
+
+/// What serves the base that `job` was put together for.
+fn now_serving(app: &App, job: &GenerationRequest) -> Arc<ServingState> {
+    let base_hash = job.serving.welcome.base_hash;
+    let now = app.serving().ok().filter(|now| now.welcome.base_hash == base_hash);
+    now.unwrap_or_else(|| Arc::clone(&job.serving))
+}
+
+fn nobody() -> ApiError {
+    ApiError::executor_unavailable("every executor is drained; take one back with 'holobiont undrain'")
+}

@@ -1,0 +1,334 @@
+//! Which tools a request brings, and whether they are to be called.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+use text::grammar::Grammar;
+
+use super::super::strict_fields::{StrictFields, wrong};
+use crate::errors::ApiError;
+
+/// Most tools of a request.
+const MAX_TOOLS: usize = 128;
+/// Longest name of a tool.
+const MAX_NAME_CHARS: usize = 64;
+/// Most custom tools with a grammar of their own: each is compiled by itself, so that what is wrong with it is said of it.
+const MAX_GRAMMARS: usize = 8;
+/// The parameter of the function that a chat template is shown in place of a custom tool.
+pub const INPUT: &str = "input";
+
+/// Whether calls keep to their function's schema where nothing else makes them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Strictness {
+    /// They do.
+    Strict,
+    /// As well as the model can.
+    Free,
+}
+
+/// A tool that may be called.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tool {
+    /// Its name.
+    pub name: String,
+    /// What its arguments look like.
+    pub parameters: Value,
+    /// Whether they always do.
+    pub strictness: Strictness,
+    /// The form of the text that a custom tool takes in place of arguments.
+    pub input: Option<CustomInput>,
+    /// All of it, as the chat template is to show it.
+    pub definition: Value,
+}
+
+/// The form of a custom tool's input.
+#[derive(Debug, Clone, PartialEq)]
+pub enum CustomInput {
+    /// Any text.
+    Text,
+    /// A text of a grammar, or one that an expression matches.
+    Grammar {
+        /// The field that says it.
+        field: String,
+        /// The grammar.
+        grammar: Grammar,
+    },
+}
+
+/// Whether tools are called.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// As the model likes.
+    Auto,
+    /// At least one is.
+    Required,
+    /// This one is.
+    Named(String),
+}
+
+/// How many calls an answer may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallLimit {
+    /// One.
+    One,
+    /// Any number.
+    Many,
+}
+
+/// What a request says of tools.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tools {
+    /// At least one.
+    pub list: Vec<Tool>,
+    /// Whether they are called.
+    pub choice: ToolChoice,
+    /// How many calls there may be.
+    pub calls: CallLimit,
+}
+
+impl Tools {
+    /// Whether a call may have to keep to something, even if none is required.
+    #[must_use]
+    pub fn are_formed(&self) -> bool {
+        self.list.iter().any(|tool| tool.strictness == Strictness::Strict || tool.input.is_some())
+    }
+
+    /// Those that may be called.
+    pub fn callable(&self) -> impl Iterator<Item = &Tool> {
+        let is_meant = |tool: &&Tool| match &self.choice {
+            ToolChoice::Named(name) => tool.name == *name,
+            ToolChoice::Auto | ToolChoice::Required => true,
+        };
+        self.list.iter().filter(is_meant)
+    }
+}
+
+/// How a route writes a tool, and the choice of one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialect {
+    /// As chat has it: a tool in a field that is called as its type.
+    Nested,
+    /// As Ollama has it: the same, and functions alone.
+    Functions,
+    /// As the Responses API has it: all in one.
+    Flat,
+}
+
+/// Reads the fields about tools, as chat has them; `None` if none are to be called.
+pub fn read(fields: &mut StrictFields) -> Result<Option<Tools>, ApiError> {
+    read_as(Dialect::Nested, fields)
+}
+
+/// Reads the fields about tools; `None` if none are to be called.
+pub fn read_as(dialect: Dialect, fields: &mut StrictFields) -> Result<Option<Tools>, ApiError> {
+    let items = fields.array("tools")?.unwrap_or_default();
+    if items.len() > MAX_TOOLS {
+        return Err(ApiError::invalid("tools", format!("'tools' may hold at most {MAX_TOOLS} tools")));
+    }
+    let list: Vec<Tool> = items
+        .into_iter()
+        .enumerate()
+        .map(|(index, item)| tool(dialect, index, item))
+        .collect::<Result<_, _>>()?;
+    let mut names = BTreeSet::new();
+    if let Some(twice) = list.iter().find(|tool| !names.insert(tool.name.as_str())) {
+        let message = format!("two tools are called '{}'; give each a name of its own", twice.name);
+        return Err(ApiError::invalid("tools", message));
+    }
+    let grammars = list.iter().filter(|tool| matches!(tool.input, Some(CustomInput::Grammar { .. }))).count();
+    if grammars > MAX_GRAMMARS {
+        let message = format!("'tools' may hold at most {MAX_GRAMMARS} custom tools with a grammar");
+        return Err(ApiError::invalid("tools", message));
+    }
+    let choice = fields.take("tool_choice").map(|value| choice(dialect, &value, &list)).transpose()?;
+    let calls = if fields.flag("parallel_tool_calls", true)? { CallLimit::Many } else { CallLimit::One };
+    Ok(match choice.unwrap_or(Some(ToolChoice::Auto)) {
+        Some(choice) if !list.is_empty() => Some(Tools { list, choice, calls }),
+        _ => None,
+    })
+}
+
+/// `None`: no tool is to be called.
+fn choice(dialect: Dialect, value: &Value, list: &[Tool]) -> Result<Option<ToolChoice>, ApiError> {
+    let choice = match value {
+        Value::String(word) if word == "none" => return Ok(None),
+        Value::String(word) if word == "auto" => ToolChoice::Auto,
+        Value::String(word) if word == "required" => ToolChoice::Required,
+        Value::Object(_) => {
+            let fields = StrictFields::of(value.clone(), "tool_choice")?;
+            let name = in_dialect(dialect, fields, |_, fields| only_name(fields));
+            ToolChoice::Named(name.map_err(|error| error.within("tool_choice"))?)
+        }
+        other => {
+            return Err(wrong("tool_choice", "\"none\", \"auto\", \"required\" or a tool", other));
+        }
+    };
+    let is_there = match &choice {
+        ToolChoice::Auto => true,
+        ToolChoice::Required => !list.is_empty(),
+        ToolChoice::Named(name) => list.iter().any(|tool| tool.name == *name),
+    };
+    if !is_there {
+        let message = "'tool_choice' wants a call of what is not among 'tools'; add the function there";
+        return Err(ApiError::invalid("tool_choice", message));
+    }
+    Ok(Some(choice))
+}
+
+fn only_name(mut fields: StrictFields) -> Result<String, ApiError> {
+    let name = fields.required_text("name")?;
+    fields.finish()?;
+    Ok(name)
+}
+
+/// Types of tools.
+#[derive(Debug, Clone, Copy)]
+enum ToolKind {
+    Function,
+    Custom,
+}
+
+/// The result of `read` for the fields of a tool, or of a choice of one, wherever `dialect` puts them.
+fn in_dialect<T>(
+    dialect: Dialect,
+    mut fields: StrictFields,
+    read: impl Fn(ToolKind, StrictFields) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    let name = fields.required_text("type")?;
+    let kind = match name.as_str() {
+        "function" => ToolKind::Function,
+        "custom" if dialect != Dialect::Functions => ToolKind::Custom,
+        _ => return Err(unknown_kind(dialect, &name, &fields)),
+    };
+    // Where other servers are to begin to keep what they computed.
+    fields.inert(&["cache_control"]);
+    if dialect == Dialect::Flat {
+        return read(kind, fields);
+    }
+    let inside = fields.take(&name);
+    fields.finish()?;
+    let inside = inside
+        .ok_or_else(|| ApiError::missing(&name, format!("a tool of the type '{name}' needs '{name}'")))?;
+    let inside = StrictFields::of(inside, &name)?;
+    read(kind, inside).map_err(|error| error.within(&name))
+}
+
+fn unknown_kind(dialect: Dialect, kind: &str, fields: &StrictFields) -> ApiError {
+    let name =
+        fields.peek("name").and_then(Value::as_str).map_or_else(String::new, |name| format!(" '{name}'"));
+    let known = if dialect == Dialect::Functions { "'function'" } else { "'function' and 'custom'" };
+    let message = format!(
+        "the tool{name} is of the type '{kind}', which is not supported; use {known}, and leave other tools out"
+    );
+    ApiError::bad_request("unsupported_parameter", message).of("type")
+}
+
+fn tool(dialect: Dialect, index: usize, item: Value) -> Result<Tool, ApiError> {
+    let at = format!("tools[{index}]");
+    let fields = StrictFields::of(item, &at)?;
+    let read = |kind, fields| match kind {
+        ToolKind::Function => function(fields),
+        ToolKind::Custom => custom(fields),
+    };
+    let mut tool = in_dialect(dialect, fields, read).map_err(|error| error.within(&at))?;
+    if let Some(CustomInput::Grammar { field, .. }) = &mut tool.input {
+        let inside = if dialect == Dialect::Flat { "" } else { "custom." };
+        *field = format!("{at}.{inside}{field}");
+    }
+    Ok(tool)
+}
+
+fn name(fields: &mut StrictFields) -> Result<String, ApiError> {
+    let name = fields.required_text("name")?;
+    let is_good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    if name.len() > MAX_NAME_CHARS || !name.chars().all(is_good) {
+        let expected = format!("1 to {MAX_NAME_CHARS} of the characters A-Z a-z 0-9 _ - .");
+        return Err(wrong("name", &expected, &Value::from(name)));
+    }
+    Ok(name)
+}
+
+fn function(mut fields: StrictFields) -> Result<Tool, ApiError> {
+    let (name, description) = (name(&mut fields)?, fields.text("description")?);
+    let parameters = match fields.take("parameters") {
+        // OpenAI: a function without parameters has none.
+        None => json!({ "type": "object", "properties": {}, "additionalProperties": false }),
+        Some(schema @ Value::Object(_)) => schema,
+        Some(other) => return Err(wrong("parameters", "a JSON schema: an object", &other)),
+    };
+    let strictness = if fields.flag("strict", false)? { Strictness::Strict } else { Strictness::Free };
+    // Transformers derives this from the type of a Python function; no caller of a tool is held to it.
+    fields.inert(&["return"]);
+    fields.finish()?;
+    let definition = definition(&name, description.as_deref(), &parameters);
+    Ok(Tool { name, parameters, strictness, input: None, definition })
+}
+
+/// As chat templates take it.
+fn definition(name: &str, description: Option<&str>, parameters: &Value) -> Value {
+    let mut shown = json!({ "name": name });
+    if let Some(description) = description {
+        shown["description"] = description.into();
+    }
+    shown["parameters"] = parameters.clone();
+    json!({ "type": "function", "function": shown })
+}
+
+/// A tool that takes a text. Templates know functions alone, and are shown one whose only parameter is that text.
+fn custom(mut fields: StrictFields) -> Result<Tool, ApiError> {
+    let (name, description) = (name(&mut fields)?, fields.text("description")?);
+    let format = fields.take("format");
+    fields.finish()?;
+    let input = format
+        .map_or(Ok(CustomInput::Text), |format| input(format).map_err(|error| error.within("format")))?;
+    let mut text = json!({ "type": "string" });
+    match &input {
+        CustomInput::Grammar { grammar: Grammar::Lark(source), .. } => {
+            text["description"] = format!("A text of this grammar, in Lark:\n{source}").into();
+        }
+        CustomInput::Grammar { grammar: Grammar::Regex(source), .. } => {
+            text["description"] = format!("A text that this expression matches: {source}").into();
+        }
+        _ => {}
+    }
+    let parameters = json!({ "type": "object", "properties": { INPUT: text }, "required": [INPUT] });
+    let definition = definition(&name, description.as_deref(), &parameters);
+    Ok(Tool { name, parameters, strictness: Strictness::Free, input: Some(input), definition })
+}
+
+/// Reads the format of a custom tool: its grammar stands beside the type, or in a field of its own as chat has it.
+fn input(format: Value) -> Result<CustomInput, ApiError> {
+    let mut fields = StrictFields::of(format, "format")?;
+    match fields.required_text("type")?.as_str() {
+        "text" => fields.finish().map(|()| CustomInput::Text),
+        "grammar" => match fields.take("grammar") {
+            None => grammar(fields, "format"),
+            Some(inside) => {
+                fields.finish()?;
+                grammar(StrictFields::of(inside, "grammar")?, "format.grammar")
+                    .map_err(|error| error.within("grammar"))
+            }
+        },
+        other => {
+            let message = format!("the format '{other}' is not supported; use text or grammar");
+            Err(ApiError::bad_request("unsupported_parameter", message).of("type"))
+        }
+    }
+}
+
+fn grammar(mut fields: StrictFields, at: &str) -> Result<CustomInput, ApiError> {
+    let (syntax, definition) = (fields.required_text("syntax")?, fields.required_text("definition")?);
+    fields.finish()?;
+    let grammar = match syntax.as_str() {
+        "lark" => Grammar::Lark(definition),
+        "regex" => Grammar::Regex(definition),
+        other => {
+            let message = format!("'syntax' must be lark or regex, not '{other}'");
+            return Err(ApiError::invalid("syntax", message));
+        }
+    };
+    Ok(CustomInput::Grammar { field: format!("{at}.definition"), grammar })
+}
+
+#[cfg(test)]
+mod tests;

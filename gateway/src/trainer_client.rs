@@ -1,0 +1,116 @@
+//! Trainers: processes that learn, one for each job or model of a session, asked for at the socket of `holobiont-trainer serve`;
+//! and [`places`], the order in which jobs and models ask.
+
+pub mod trainer_slots;
+
+use std::{io, path::PathBuf, time::Duration};
+
+use tokio::{io::AsyncWriteExt as _, net::UnixStream, time::timeout};
+use training_protocol::TrainerRequest;
+
+use self::trainer_slots::TrainerSlots;
+
+/// How long the trainer service may take to answer the phone.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Why there is no trainer.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainerUnavailable {
+    /// This gateway was not told where to ask.
+    #[error(
+        "this deployment does not train: start it with trainers ('trainers' above 0 in [training]; of services, HOLOBIONT_MAX_TRAINERS above 0 and --trainer-socket)"
+    )]
+    Nowhere,
+    /// Nobody answers.
+    #[error("the trainer service cannot be reached: {0}; is it running?")]
+    Unreachable(#[from] io::Error),
+}
+
+/// Where trainers are asked for, and who waits for one: all clones share that.
+#[derive(Debug, Clone)]
+pub struct TrainerClient {
+    socket: Option<PathBuf>,
+    places: TrainerSlots,
+}
+
+impl TrainerClient {
+    /// Those of the service at `socket`, if there is one.
+    #[must_use]
+    pub fn at(socket: Option<PathBuf>) -> Self {
+        Self { socket, places: TrainerSlots::default() }
+    }
+
+    /// Who is to have the next trainer.
+    #[must_use]
+    pub fn places(&self) -> &TrainerSlots {
+        &self.places
+    }
+
+    /// # Errors
+    /// There is no service.
+    pub fn check(&self) -> Result<(), TrainerUnavailable> {
+        self.socket.as_ref().map(drop).ok_or(TrainerUnavailable::Nowhere)
+    }
+
+    /// Starts a trainer with these arguments. The connection is the trainer's stdin and stdout; the trainer ends with it.
+    ///
+    /// # Errors
+    /// Nobody answers. A service that has no place for a trainer says so on the connection, in the line of a trainer that
+    /// failed.
+    pub async fn start(&self, arguments: &[String]) -> Result<UnixStream, TrainerUnavailable> {
+        let socket = self.socket.as_ref().ok_or(TrainerUnavailable::Nowhere)?;
+        let request = TrainerRequest { arguments: arguments.to_vec() };
+        let request = serde_json::to_string(&request).unwrap_or_default() + "\n";
+        let ask = async {
+            let mut connection = UnixStream::connect(socket).await?;
+            match connection.write_all(request.as_bytes()).await {
+                // The service may have refused before it read the request; the refusal can still be read.
+                Err(error) if is_closed(&error) => Ok(connection),
+                written => written.map(|()| connection),
+            }
+        };
+        timeout(PATIENCE, ask)
+            .await
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+            .map_err(TrainerUnavailable::Unreachable)
+    }
+}
+
+/// Whether a write failed because the other end has closed the connection. What that end said before can still be read.
+pub(crate) fn is_closed(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::UnixListener;
+
+    use super::*;
+    use crate::training_sessions::trainer::Trainer;
+
+    #[tokio::test]
+    async fn a_service_that_refuses_and_closes_before_it_reads_is_heard() {
+        const BUSY: &[u8] =
+            b"{\"event\":\"failed\",\"message\":\"all 1 trainers are busy\",\"exit\":\"unavailable\"}\n";
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("trainers");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let refuse = async move {
+            loop {
+                let (mut connection, _) = listener.accept().await.unwrap();
+                connection.write_all(BUSY).await.unwrap();
+            }
+        };
+        let service = tokio::spawn(refuse);
+        let trainers = TrainerClient::at(Some(socket));
+        // A request so long that the service has closed the connection before all of it is written.
+        let arguments = ["session".to_owned(), "a".repeat(4 << 20)];
+        for arguments in [&arguments[..1], &arguments[..]] {
+            let connection = trainers.start(arguments).await.unwrap();
+            let refused = Trainer::ready(connection).await.unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::ResourceBusy, "{refused}");
+            assert_eq!(refused.to_string(), "all 1 trainers are busy");
+        }
+        service.abort();
+    }
+}

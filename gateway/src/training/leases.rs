@@ -1,0 +1,215 @@
+//! Jobs of a fleet that are this host's to work on: taken for a time, which is made longer as long as it works. A host that
+//! cannot say so in time lets go: its trainer stops at a checkpoint, and another host goes on from the one in the bucket.
+
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use tokio::time::{sleep, timeout};
+
+use super::{
+    Training, TrainingError,
+    completion::JobOutcome,
+    failed,
+    fleet::{self, TrainingFleet},
+    job::{JobActor, JobLease},
+    records::{EventLevel, EventRecord, JobRecord, JobStatus, ObjectRecord},
+    table::shared::leases::Fence,
+    trainer_args::{CHECKPOINT, CHECKPOINT_NAME},
+};
+
+/// How long a job is a host's to work on.
+const LEASE: Duration = Duration::from_secs(10);
+/// How often that time begins anew.
+const RENEWAL: Duration = Duration::from_secs(2);
+/// After what could not be written.
+const PAUSE: Duration = Duration::from_millis(500);
+/// How often the bucket is looked through for what may be removed, unasked.
+const SWEEP: Duration = Duration::from_secs(30);
+
+impl Training {
+    /// Makes a job this host's to work on. False if it is another's, or waits no longer.
+    pub(super) async fn take(&self, id: &str) -> Result<bool, TrainingError> {
+        let Some(fleet) = &self.fleet else { return Ok(true) };
+        let asked = Instant::now();
+        let taken = fleet.table.take(id, LEASE).await?;
+        let mut live = self.live();
+        let Some(found) = live.get_mut(id) else { return Ok(false) };
+        found.is_elsewhere = taken.is_none();
+        let Some((fence, job)) = taken else { return Ok(false) };
+        (found.job, found.known) = (job, Instant::now());
+        found.hold = Some(JobLease { fence, until: asked + LEASE });
+        found.unwritten.clear();
+        found.stop.send_replace(false);
+        Ok(true)
+    }
+
+    /// Lets others work on a job, once all is written that is to be.
+    pub(super) async fn let_go(&self, id: &str) {
+        let Some(fleet) = &self.fleet else { return };
+        let written = self.change(id, JobActor::Worker, |_| Ok(Vec::new())).await;
+        let hold = self.live().get_mut(id).and_then(|found| {
+            found.unwritten.clear();
+            found.hold.take()
+        });
+        let Some(JobLease { fence, .. }) = hold else { return };
+        let given = fleet.table.give_back(id, fence).await.map_err(TrainingError::from);
+        if let Err(error) = written.and(given) {
+            tracing::warn!(job = id, %error, "a fine-tuning job is given back by and by");
+        }
+    }
+
+    /// Lets other hosts work on what this one has worked on, at its end.
+    pub async fn let_all_go(&self) {
+        let Some(fleet) = &self.fleet else { return };
+        if let Err(error) = fleet.table.give_all_back().await {
+            tracing::warn!(%error, "fine-tuning jobs are given back by and by");
+        }
+    }
+
+    /// A job is no longer this host's: its trainer stops.
+    pub(super) fn lose(&self, id: &str, fence: Fence) {
+        let mut live = self.live();
+        let held = live.get_mut(id).filter(|found| found.hold.is_some_and(|hold| hold.fence == fence));
+        if let Some(found) = held {
+            // One that is over is nobody's.
+            if !found.job.status.is_final() {
+                tracing::warn!(
+                    job = id,
+                    "a fine-tuning job is no longer this host's to work on; its trainer stops"
+                );
+            }
+            found.hold = None;
+            found.stop.send_replace(true);
+        }
+    }
+
+    /// Keeps jobs this host's that it works on.
+    pub(super) async fn stay(&self, fleet: &TrainingFleet) {
+        loop {
+            sleep(RENEWAL).await;
+            let held = self.held();
+            if held.is_empty() {
+                continue;
+            }
+            let (asked, ids) = (Instant::now(), held.iter().map(|(id, _)| id.clone()).collect::<Vec<_>>());
+            let stays = timeout(RENEWAL, fleet.table.stay(&ids, LEASE)).await;
+            match stays {
+                Ok(Ok(kept)) => self.renew(&held, &kept, asked + LEASE),
+                Ok(Err(error)) => tracing::debug!(%error, "fine-tuning jobs cannot be kept now"),
+                Err(_) => tracing::debug!("fine-tuning jobs cannot be kept now: no answer"),
+            }
+            let now = Instant::now();
+            let over = held.iter().filter(|(_, hold)| hold.until <= now);
+            let over: Vec<_> = over.filter(|(id, _)| self.is_over(id, now)).collect();
+            over.iter().for_each(|(id, hold)| self.lose(id, hold.fence));
+        }
+    }
+
+    fn held(&self) -> Vec<(String, JobLease)> {
+        self.live().iter().filter_map(|(id, found)| Some((id.clone(), found.hold?))).collect()
+    }
+
+    fn is_over(&self, id: &str, now: Instant) -> bool {
+        self.live().get(id).and_then(|found| found.hold).is_some_and(|hold| hold.until <= now)
+    }
+
+    fn renew(&self, held: &[(String, JobLease)], kept: &[String], until: Instant) {
+        for (id, was) in held {
+            if !kept.contains(id) {
+                self.lose(id, was.fence);
+            } else if let Some(hold) = self.live().get_mut(id).and_then(|found| found.hold.as_mut()) {
+                hold.until = until;
+            }
+        }
+    }
+
+    /// Writes what trainers say, as fast as it can be written; what cannot be is written later.
+    pub(super) async fn write(&self, fleet: &TrainingFleet) {
+        loop {
+            fleet.notes.notified().await;
+            let unwritten: Vec<_> = {
+                let live = self.live();
+                let is_to_write = |id: &&String| live[*id].hold.is_some() && !live[*id].unwritten.is_empty();
+                live.keys().filter(is_to_write).cloned().collect()
+            };
+            for id in unwritten {
+                if let Err(error) = self.change(&id, JobActor::Worker, |_| Ok(Vec::new())).await {
+                    tracing::debug!(job = id, %error, "what a trainer says is written later");
+                    sleep(PAUSE).await;
+                    fleet.notes.notify_one();
+                }
+            }
+        }
+    }
+
+    /// Removes from the bucket what nothing names any more.
+    pub(super) async fn sweep_bucket(&self, fleet: &TrainingFleet) {
+        loop {
+            let _ = timeout(SWEEP, fleet.litter.notified()).await;
+            if let Err(error) = fleet.sweep().await {
+                tracing::debug!(%error, "what is not needed stays in the bucket for now");
+            }
+        }
+    }
+
+    /// Brings here what a job needs; if it does not come, how work on it ends.
+    pub(super) async fn furnish(
+        &self,
+        job: &JobRecord,
+        directory: &Path,
+    ) -> Result<Option<JobOutcome>, TrainingError> {
+        let Some(fleet) = &self.fleet else { return Ok(None) };
+        if job.status != JobStatus::Queued {
+            self.requeue(&job.id, Some("the host that worked on it has let go".to_owned())).await?;
+        }
+        fs::create_dir_all(directory.join(CHECKPOINT)).map_err(failed("creating", directory))?;
+        if !job.objects.iter().any(|object| object.name == CHECKPOINT_NAME) {
+            // One that nobody has heard of would not be counted.
+            let _ = fs::remove_file(directory.join(CHECKPOINT_NAME));
+        }
+        for object in &job.objects {
+            match bring(fleet, object, &directory.join(&object.name)).await {
+                Ok(()) => {}
+                Err(TrainingError::Damaged(_)) if object.name == CHECKPOINT_NAME => {
+                    self.begin_anew(&job.id).await?;
+                    let _ = fs::remove_file(directory.join(CHECKPOINT_NAME));
+                }
+                Err(TrainingError::Damaged(path)) => {
+                    let message = TrainingError::Damaged(path).to_string();
+                    return Ok(Some(JobOutcome::Failed { message, exit: "not_found".to_owned() }));
+                }
+                Err(error) => return Ok(Some(JobOutcome::Unavailable(error.to_string()))),
+            }
+        }
+        Ok(None)
+    }
+
+    /// A job has lost its checkpoint.
+    async fn begin_anew(&self, id: &str) -> Result<(), TrainingError> {
+        let anew = |job: &mut JobRecord| {
+            job.objects.retain(|object| object.name != CHECKPOINT_NAME);
+            job.mark = None;
+            Ok(vec![EventRecord::now(EventLevel::Warn, "the checkpoint is gone; the job begins anew")])
+        };
+        self.change(id, JobActor::Worker, anew).await.map(drop)
+    }
+}
+
+/// Brings an object here as `to`, unless it is here.
+async fn bring(fleet: &TrainingFleet, object: &ObjectRecord, to: &Path) -> Result<(), TrainingError> {
+    if let Ok(about) = fs::metadata(to) {
+        // Data have their name only since they were whole; of checkpoints there are many.
+        let is_it =
+            about.len() == object.bytes && (object.name != CHECKPOINT_NAME || fleet::is(object, to).await?);
+        if is_it {
+            return Ok(());
+        }
+    }
+    if let Some(parent) = to.parent() {
+        fs::create_dir_all(parent).map_err(failed("creating", parent))?;
+    }
+    fleet.bring(object, to).await
+}

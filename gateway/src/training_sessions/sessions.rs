@@ -1,0 +1,272 @@
+//! Who trains and samples now: sessions with their models and samplers. One that gives no sign of life for a while is closed.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use tokio::task::AbortHandle;
+
+use super::{
+    work_queue::{ModelProgress, WorkQueue},
+    worker::{ModelWorker, WorkerContext},
+};
+use crate::{
+    clock::seconds_since_1970, errors::ApiError, lock::lock, random::random_u64, tenant_memory::Reservation,
+};
+
+/// How long a session lives without a sign of it.
+const PATIENCE: Duration = Duration::from_secs(5 * 60);
+/// Most sessions of a tenant.
+const MAX_SESSIONS: usize = 256;
+/// Most models of a session.
+const MAX_MODELS: usize = 16;
+/// Most samplers of a session.
+const MAX_SAMPLERS: usize = 16_384;
+
+/// Bytes that a session is counted with.
+pub const SESSION_BYTES: usize = 1024;
+/// Bytes that a model is counted with besides its work: its task and the buffers of its connection.
+pub const MODEL_BYTES: usize = 32 << 10;
+/// Bytes that a sampler is counted with besides the path that the client named.
+pub const SAMPLER_BYTES: usize = 1024;
+
+/// What stands between a session and a model's number.
+const TRAINED: &str = ":train:";
+
+/// A model that is trained.
+#[derive(Debug)]
+pub struct TrainedModel {
+    /// What clients call it: `SESSION:train:NUMBER`, which some make up themselves.
+    pub id: String,
+    /// The same in names of what is kept of it.
+    pub run: String,
+    /// What it is to do.
+    pub desk: Arc<WorkQueue>,
+    worker: AbortHandle,
+    /// Given back when the model ends.
+    _memory: Reservation,
+}
+
+impl Drop for TrainedModel {
+    fn drop(&mut self) {
+        self.worker.abort();
+    }
+}
+
+/// A model that is trained, for whoever watches.
+#[derive(Debug, Clone)]
+pub struct ActiveModel {
+    /// Its name in what is kept of it.
+    pub run: String,
+    /// Whose it is.
+    pub tenant: Arc<str>,
+    /// When its session gave the last sign of life, in seconds since 1970.
+    pub at: u64,
+    /// Of its adapter, once it has one.
+    pub rank: Option<usize>,
+    /// How far it is.
+    pub progress: ModelProgress,
+}
+
+/// What is sampled from.
+#[derive(Debug)]
+pub struct Sampler {
+    /// As the client named it.
+    pub model_path: Option<String>,
+    /// The adapter; none is the base.
+    pub adapter: Option<String>,
+    /// Given back when the sampler is forgotten.
+    pub memory: Reservation,
+}
+
+#[derive(Debug)]
+struct TrainingSession {
+    tenant: Arc<str>,
+    touched: Instant,
+    models: HashMap<String, Arc<TrainedModel>>,
+    samplers: HashMap<String, Arc<Sampler>>,
+    /// Given back when the session ends.
+    _memory: Reservation,
+}
+
+/// See the module's description.
+#[derive(Debug, Default)]
+pub struct TrainingSessions(Mutex<HashMap<String, TrainingSession>>);
+
+impl TrainingSessions {
+    /// Begins a session of the tenant whose `memory` it is counted to, and gives its name.
+    ///
+    /// # Errors
+    /// The tenant has too many.
+    pub fn begin(&self, memory: Reservation) -> Result<String, ApiError> {
+        let (mut sessions, tenant) = (lock(&self.0), memory.tenant());
+        if sessions.values().filter(|session| session.tenant == *tenant).count() >= MAX_SESSIONS {
+            let message = format!(
+                "{MAX_SESSIONS} sessions are open, which is the limit; close some, or wait some minutes"
+            );
+            return Err(ApiError::busy("too_many_sessions", message));
+        }
+        let id = format!("{:016x}{:016x}", random_u64(), random_u64());
+        let session = TrainingSession {
+            tenant: Arc::clone(tenant),
+            touched: Instant::now(),
+            models: HashMap::new(),
+            samplers: HashMap::new(),
+            _memory: memory,
+        };
+        sessions.insert(id.clone(), session);
+        Ok(id)
+    }
+
+    /// Ends a session with all that belongs to it.
+    pub fn end(&self, id: &str, tenant: &str) {
+        let mut sessions = lock(&self.0);
+        if sessions.get(id).is_some_and(|session| *session.tenant == *tenant) {
+            sessions.remove(id);
+        }
+    }
+
+    /// Notes a sign of life.
+    ///
+    /// # Errors
+    /// There is no such session.
+    pub fn touch(&self, id: &str, tenant: &str) -> Result<(), ApiError> {
+        self.with(id, tenant, |_| Ok(()))
+    }
+
+    /// The model of this number, which works from now on, of the tenant whose `memory` it is counted to.
+    ///
+    /// # Errors
+    /// There is no such session, or it has too many.
+    pub fn model(
+        &self,
+        session: &str,
+        number: u64,
+        memory: Reservation,
+        means: &WorkerContext,
+    ) -> Result<Arc<TrainedModel>, ApiError> {
+        let tenant = Arc::clone(memory.tenant());
+        self.with(session, &tenant, |open| {
+            let run = format!("{session}-{number}");
+            if let Some(model) = open.models.get(&run) {
+                return Ok(Arc::clone(model));
+            }
+            if open.models.len() >= MAX_MODELS {
+                let message = format!("a session has at most {MAX_MODELS} models: begin another");
+                return Err(ApiError::bad_request("too_many_models", message));
+            }
+            let id = format!("{session}{TRAINED}{number}");
+            let desk = Arc::<WorkQueue>::default();
+            let worker = ModelWorker {
+                desk: Arc::clone(&desk),
+                tenant: Arc::clone(&tenant),
+                model_id: id.clone(),
+                run: run.clone(),
+                means: means.clone(),
+                running: None,
+                snapshots: VecDeque::new(),
+            };
+            let worker = tokio::spawn(worker.work()).abort_handle();
+            let model = Arc::new(TrainedModel { id, run: run.clone(), desk, worker, _memory: memory });
+            open.models.insert(run, Arc::clone(&model));
+            Ok(model)
+        })
+    }
+
+    /// The model of this name.
+    ///
+    /// # Errors
+    /// There is none, or it is somebody else's.
+    pub fn find_model(&self, id: &str, tenant: &str) -> Result<Arc<TrainedModel>, ApiError> {
+        let (session, number) = id.split_once(TRAINED).unwrap_or_default();
+        let run = format!("{session}-{number}");
+        let gone = || {
+            ApiError::not_found(format!(
+                "there is no model '{}'; its session has ended: begin another from the last state that was saved",
+                id.chars().take(64).collect::<String>()
+            ))
+        };
+        self.with(session, tenant, |open| open.models.get(&run).cloned().ok_or_else(gone)).map_err(|_| gone())
+    }
+
+    /// The sampler of this number.
+    ///
+    /// # Errors
+    /// There is no such session, or it has too many.
+    pub fn sampler(
+        &self,
+        session: &str,
+        number: u64,
+        tenant: &str,
+        sampler: Sampler,
+    ) -> Result<String, ApiError> {
+        self.with(session, tenant, |open| {
+            if open.samplers.len() >= MAX_SAMPLERS {
+                let message = format!("a session has at most {MAX_SAMPLERS} samplers: begin another");
+                return Err(ApiError::bad_request("too_many_samplers", message));
+            }
+            let id = format!("{session}.{number}");
+            open.samplers.entry(id.clone()).or_insert_with(|| Arc::new(sampler));
+            Ok(id)
+        })
+    }
+
+    /// The sampler of this name.
+    ///
+    /// # Errors
+    /// There is none, or it is somebody else's.
+    pub fn find_sampler(&self, id: &str, tenant: &str) -> Result<Arc<Sampler>, ApiError> {
+        let session = id.split_once('.').map_or("", |(session, _)| session);
+        let gone = || ApiError::not_found("there is no such sampler; its session has ended: create another");
+        self.with(session, tenant, |open| open.samplers.get(id).cloned().ok_or_else(gone)).map_err(|_| gone())
+    }
+
+    /// All models that are trained, in the order of their names.
+    #[must_use]
+    pub fn live(&self) -> Vec<ActiveModel> {
+        let now = Instant::now();
+        let of_session = |session: &TrainingSession| -> Vec<ActiveModel> {
+            let at = seconds_since_1970().saturating_sub((now - session.touched).as_secs());
+            let live = |model: &Arc<TrainedModel>| ActiveModel {
+                run: model.run.clone(),
+                tenant: Arc::clone(&session.tenant),
+                at,
+                rank: model.desk.lora.get().map(|lora| lora.rank),
+                progress: model.desk.progress(),
+            };
+            session.models.values().map(live).collect()
+        };
+        let mut all: Vec<ActiveModel> = lock(&self.0).values().flat_map(of_session).collect();
+        all.sort_by(|a, b| a.run.cmp(&b.run));
+        all
+    }
+
+    /// Whether a model of this name is there.
+    #[must_use]
+    pub fn has_run(&self, run: &str) -> bool {
+        lock(&self.0).values().any(|session| session.models.contains_key(run))
+    }
+
+    /// Ends sessions that gave no sign of life.
+    pub fn sweep(&self) {
+        let now = Instant::now();
+        lock(&self.0).retain(|_, session| now.saturating_duration_since(session.touched) < PATIENCE);
+    }
+
+    fn with<T>(
+        &self,
+        id: &str,
+        tenant: &str,
+        then: impl FnOnce(&mut TrainingSession) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        let mut sessions = lock(&self.0);
+        let session = sessions.get_mut(id).filter(|session| *session.tenant == *tenant);
+        let gone =
+            || ApiError::not_found("there is no such session; it has ended: create another ServiceClient");
+        let session = session.ok_or_else(gone)?;
+        session.touched = Instant::now();
+        then(session)
+    }
+}

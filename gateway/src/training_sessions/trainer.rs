@@ -1,0 +1,100 @@
+//! A trainer of one model: orders and answers over a connection to a process of its own.
+
+use std::io;
+
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
+    net::UnixStream,
+};
+use training_protocol::session::{
+    BUSY, CommandDone, CommandRefusal, CommandReply, MAX_LINE_BYTES, MAX_NUMBERS, TrainingCommand,
+};
+
+use crate::trainer_client::is_closed;
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Trainer {
+    stream: BufReader<UnixStream>,
+}
+
+/// What comes of an order: what is known of it, and its numbers. The outer error is the end of the trainer.
+pub type OrderResult = io::Result<Result<(CommandDone, Vec<u8>), CommandRefusal>>;
+
+impl Trainer {
+    /// Waits until it can take orders.
+    ///
+    /// # Errors
+    /// It cannot be had; it may help to wait.
+    pub async fn ready(stream: UnixStream) -> io::Result<Self> {
+        let mut trainer = Self { stream: BufReader::new(stream) };
+        match trainer.answer().await? {
+            CommandReply::Ready {} => Ok(trainer),
+            CommandReply::Failed { message, exit } if exit == BUSY => {
+                Err(io::Error::new(io::ErrorKind::ResourceBusy, message))
+            }
+            CommandReply::Failed { message, .. } => Err(io::Error::other(message)),
+            CommandReply::Done(_) | CommandReply::Refused(_) => {
+                Err(io::Error::other("it answers what nobody asked"))
+            }
+        }
+    }
+
+    /// Has an order carried out.
+    ///
+    /// # Errors
+    /// The trainer is gone.
+    pub async fn order(&mut self, order: &TrainingCommand, numbers: &[u8]) -> OrderResult {
+        let line = match order.line() {
+            Ok(line) => line,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let sent = self.send(&line, numbers).await;
+        if let Err(error) = sent
+            && !is_closed(&error)
+        {
+            return Err(error);
+        }
+        // A trainer that has ended says why in its last line, whether or not it has read the order.
+        match self.answer().await? {
+            CommandReply::Done(done) if done.numbers <= MAX_NUMBERS => {
+                let mut numbers = vec![0; done.numbers * size_of::<f32>()];
+                self.stream.read_exact(&mut numbers).await?;
+                Ok(Ok((done, numbers)))
+            }
+            CommandReply::Refused(refusal) => Ok(Err(refusal)),
+            CommandReply::Failed { message, .. } => Err(io::Error::other(message)),
+            CommandReply::Done(_) | CommandReply::Ready {} => Err(io::Error::other("its answer is none")),
+        }
+    }
+
+    async fn send(&mut self, line: &[u8], numbers: &[u8]) -> io::Result<()> {
+        self.stream.write_all(line).await?;
+        self.stream.write_all(numbers).await?;
+        self.stream.flush().await
+    }
+
+    async fn answer(&mut self) -> io::Result<CommandReply> {
+        let mut line = Vec::new();
+        (&mut self.stream).take(MAX_LINE_BYTES as u64).read_until(b'\n', &mut line).await?;
+        if line.is_empty() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(serde_json::from_slice(&line)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_trainer_that_ends_without_reading_an_order_says_why_it_ended() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let mut trainer = Trainer { stream: BufReader::new(near) };
+        far.write_all(b"{\"event\":\"failed\",\"message\":\"the executor is gone\"}\n").await.unwrap();
+        drop(far);
+        let ended = trainer.order(&TrainingCommand::SaveState { directory: "d".into() }, &[0; 1 << 20]).await;
+        assert_eq!(ended.unwrap_err().to_string(), "the executor is gone");
+    }
+}

@@ -1,0 +1,279 @@
+//! The work of one model, piece by piece, in the order of its numbers.
+
+use std::{collections::VecDeque, fmt::Display, io, sync::Arc, time::Instant};
+
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use training_protocol::session::{CommandDone, CommandRefusal, TrainingCommand};
+
+use super::{
+    checkpoint_path,
+    checkpoint_store::{CheckpointBase, CheckpointStore},
+    expiry,
+    future_result::FutureResult,
+    request_futures::RequestFuture,
+    stage::TrainerStage,
+    trainer::Trainer,
+    transfer_directories::{TransferDirectories, TransferDirectory},
+    work_queue::{ModelCommand, WorkQueue, session_ended},
+};
+use crate::{
+    adapters::{LoadRequest, Registry, Replace, Terms, to_end},
+    clock::seconds_since_1970,
+    errors::ApiError,
+    lifecycle::GatewayReadiness,
+    thread,
+    trainer_client::TrainerClient,
+};
+
+/// Snapshots that are served of a model; the oldest goes.
+const MAX_SNAPSHOTS: usize = 4;
+
+/// What work is done with.
+#[derive(Debug, Clone)]
+pub struct WorkerContext {
+    /// Where trainers are asked for, each in its turn.
+    pub trainers: TrainerClient,
+    /// Where adapters are served.
+    pub registry: Arc<Registry>,
+    /// On which base.
+    pub status: watch::Receiver<GatewayReadiness>,
+    /// Where states are.
+    pub states: CheckpointStore,
+    /// Where trainers leave adapters for the registry, and models for the next trainer.
+    pub passages: TransferDirectories,
+}
+
+/// What works at a desk.
+#[derive(Debug)]
+pub struct ModelWorker {
+    /// Where work comes from.
+    pub desk: Arc<WorkQueue>,
+    /// Whose it is.
+    pub tenant: Arc<str>,
+    /// What the model is called by clients.
+    pub model_id: String,
+    /// And in names of what is kept of it.
+    pub run: String,
+    /// What with.
+    pub means: WorkerContext,
+    /// What is under way.
+    pub running: Option<Arc<RequestFuture>>,
+    /// Snapshots that are served, the oldest first.
+    pub snapshots: VecDeque<String>,
+}
+
+impl ModelWorker {
+    /// Works until nobody wants it any more, which is when it is dropped.
+    pub async fn work(mut self) {
+        let mut stage = TrainerStage::new();
+        loop {
+            let (work, promise) = self.next(&mut stage).await;
+            self.running = Some(promise);
+            let carried = match self.opened(&mut stage, &work).await {
+                Err(failure) => Ok(Err(failure)),
+                Ok(open) => {
+                    let carried = self.carry_out(&mut open.trainer, work).await;
+                    open.used = Instant::now();
+                    carried
+                }
+            };
+            let outcome = carried.unwrap_or_else(|error| {
+                stage = TrainerStage::Without(ended(&error));
+                self.note(&stage);
+                Err(ended(&error))
+            });
+            self.keep(outcome.into());
+        }
+    }
+
+    fn keep(&mut self, outcome: FutureResult) {
+        if let Some(promise) = self.running.take() {
+            promise.keep(outcome);
+        }
+    }
+
+    /// The outer error is the end of the trainer.
+    async fn carry_out(
+        &mut self,
+        trainer: &mut Trainer,
+        work: ModelCommand,
+    ) -> io::Result<Result<FutureResult, CommandRefusal>> {
+        Ok(match work {
+            ModelCommand::Refused(failure) => Err(failure),
+            ModelCommand::Create { lora, seed } => {
+                let done = trainer.order(&TrainingCommand::Create { lora, seed }, &[]).await?;
+                let answer = json!({ "type": "create_model", "model_id": self.model_id });
+                self.begun(done).map(|()| FutureResult::Json(answer))
+            }
+            ModelCommand::Load { run, name, optimizer } => self.load(trainer, &run, &name, optimizer).await?,
+            ModelCommand::ForwardBackward(batch) => {
+                let done = trainer.order(&batch.order, &batch.numbers).await?;
+                if let Ok((done, _)) = &done {
+                    self.desk.note(|progress| progress.loss = done.metrics.get("loss:sum").copied());
+                }
+                done.map(|(done, logprobs)| batch.answer(done, logprobs))
+            }
+            ModelCommand::Step(adam) => {
+                let done = trainer.order(&TrainingCommand::OptimStep(adam), &[]).await?;
+                self.desk.note(|progress| progress.steps += u64::from(done.is_ok()));
+                done.map(|(done, _)| {
+                    FutureResult::Json(json!({ "type": "optim_step", "metrics": done.metrics }))
+                })
+            }
+            ModelCommand::SaveState { name, overwrite, ttl_s } => {
+                self.save(trainer, &name, overwrite, ttl_s).await?
+            }
+            ModelCommand::Publish { adapter, answer, ttl_s } => {
+                self.publish(trainer, adapter, answer, ttl_s).await?
+            }
+        })
+    }
+
+    fn begun(&self, done: Result<(CommandDone, Vec<u8>), CommandRefusal>) -> Result<(), CommandRefusal> {
+        if let Some(lora) = done?.0.lora {
+            // A model that loads later has the size it had.
+            let _ = self.desk.lora.set(lora);
+        }
+        Ok(())
+    }
+
+    async fn load(
+        &self,
+        trainer: &mut Trainer,
+        run: &str,
+        name: &str,
+        optimizer: bool,
+    ) -> io::Result<Result<FutureResult, CommandRefusal>> {
+        let directory = self.means.states.directory(&self.tenant, run, name);
+        let path = format!("tinker://{run}/weights/{name}");
+        let (states, tenant) = (self.means.states.clone(), Arc::clone(&self.tenant));
+        let kept = (run.to_owned(), name.to_owned());
+        match on_disk(move || states.has(&tenant, &kept.0, &kept.1)).await {
+            Ok(true) => {}
+            Ok(false) => {
+                let message = format!("there is no state {path}; save_state gives its path");
+                return Ok(Err(CommandRefusal::user(message)));
+            }
+            Err(failure) => return Ok(Err(failure)),
+        }
+        let order = TrainingCommand::Load { directory, optimizer };
+        let begun = self.begun(trainer.order(&order, &[]).await?);
+        Ok(begun.map(|()| {
+            FutureResult::Json(json!({ "type": "load_weights", "path": path, "model_id": self.model_id }))
+        }))
+    }
+
+    async fn save(
+        &self,
+        trainer: &mut Trainer,
+        name: &str,
+        overwrite: bool,
+        ttl_s: Option<u64>,
+    ) -> io::Result<Result<FutureResult, CommandRefusal>> {
+        let (states, tenant) = (self.means.states.clone(), Arc::clone(&self.tenant));
+        let (run, kept) = (self.run.clone(), name.to_owned());
+        let directory = on_disk(move || states.make_room(&tenant, &run, &kept, overwrite)).await;
+        let directory = match directory.and_then(|made| made) {
+            Ok(directory) => directory,
+            Err(failure) => return Ok(Err(failure)),
+        };
+        let order = TrainingCommand::SaveState { directory: directory.clone() };
+        if let Err(failure) = trainer.order(&order, &[]).await? {
+            return Ok(Err(failure));
+        }
+        let base = self.means.status.borrow().serving().map(|serving| serving.base_name.clone());
+        let about = CheckpointBase { base: base.unwrap_or_default(), lora: self.desk.lora.get().cloned() };
+        let (states, path) = (self.means.states.clone(), format!("tinker://{}/weights/{name}", self.run));
+        let describe = move || {
+            states.describe(&directory, &about)?;
+            expiry::set(&directory, ttl_s.map(from_now))
+        };
+        Ok(on_disk(describe).await.and_then(|described| match described {
+            Ok(()) => Ok(FutureResult::Json(json!({ "type": "save_weights", "path": path }))),
+            Err(error) => Err(CommandRefusal::server(format!("the state cannot be kept: {error}"))),
+        }))
+    }
+
+    async fn publish(
+        &mut self,
+        trainer: &mut Trainer,
+        adapter: String,
+        answer: Value,
+        ttl_s: Option<u64>,
+    ) -> io::Result<Result<FutureResult, CommandRefusal>> {
+        let passage = self.means.passages.open(&self.run);
+        let published =
+            match trainer.order(&TrainingCommand::SaveWeights { directory: passage.path() }, &[]).await? {
+                Ok(_) => self.register(adapter, passage, ttl_s).await,
+                Err(failure) => Err(failure),
+            };
+        Ok(published.map(|()| FutureResult::Json(answer)))
+    }
+
+    /// Serves what is in `passage`, which stays until it is copied even if this model ends meanwhile.
+    async fn register(
+        &mut self,
+        name: String,
+        passage: TransferDirectory,
+        ttl_s: Option<u64>,
+    ) -> Result<(), CommandRefusal> {
+        let serving = self.means.status.borrow().serving().map_err(ApiError::from)?;
+        let request = LoadRequest {
+            name: name.clone(),
+            path: passage.path(),
+            replace: Replace::Always,
+            tenant: Some(self.tenant.to_string()),
+            pinned: None,
+        };
+        let registry = Arc::clone(&self.means.registry);
+        let is_snapshot = checkpoint_path::run_of_snapshot(&name).is_some();
+        let made_by = is_snapshot.then(|| registry.instance().to_owned());
+        let terms = Terms { made_by, expires_at: ttl_s.map(from_now), publication: None };
+        let load = async move {
+            let loaded = registry.load_made(request, (&*serving).into(), terms).await;
+            drop(passage);
+            loaded
+        };
+        to_end(load).await.map_err(ApiError::from)?;
+        if is_snapshot {
+            self.snapshots.push_back(name);
+        }
+        if self.snapshots.len() > MAX_SNAPSHOTS
+            && let Some(oldest) = self.snapshots.pop_front()
+        {
+            // Whoever samples from it may finish; that must not hold the model up.
+            let registry = Arc::clone(&self.means.registry);
+            tokio::spawn(async move { registry.unload(&oldest, None).await });
+        }
+        Ok(())
+    }
+}
+
+impl Drop for ModelWorker {
+    fn drop(&mut self) {
+        self.keep(session_ended());
+        self.desk.close();
+    }
+}
+
+/// What comes of `work` on files, which may block.
+pub(super) async fn on_disk<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, CommandRefusal> {
+    let done = thread::run("tinker-states", work).await;
+    done.map_err(|error| CommandRefusal::server(format!("the disk cannot be looked at: {error}")))
+}
+
+/// A time so many seconds from now, in seconds since 1970.
+fn from_now(ttl_s: u64) -> u64 {
+    seconds_since_1970().saturating_add(ttl_s)
+}
+
+/// What becomes of a model whose trainer has ended.
+pub(super) fn ended(why: &dyn Display) -> CommandRefusal {
+    CommandRefusal::server(format!(
+        "the trainer of this model has ended ({why}); go on from the last state that was saved, with \
+         create_training_client_from_state_with_optimizer"
+    ))
+}

@@ -1,0 +1,158 @@
+//! Where keys are: in the key file of a host, or in the registry that many hosts share, which the gateway's program can reach.
+
+use std::{
+    fmt, io,
+    path::PathBuf,
+    process::{Command, Output},
+};
+
+use keys::{Key, KeyFileEdit, KeyFileError};
+
+use crate::{
+    commands::registry::GATEWAY,
+    deployment::{
+        config::{DeploymentConfig, DeploymentConfigError},
+        program_paths,
+    },
+    exit::{Exit, Explain},
+    home::HomeDirectory,
+};
+
+/// Which keys are meant.
+#[derive(Debug, clap::Args)]
+pub(crate) struct KeyStoreArguments {
+    /// The key file [default: [gateway].api_key_file, else api-keys in the state directory]
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Keys in the registry of many hosts, as postgres://USER@HOST/DATABASE [default: [gateway].registry, with shared_keys]
+    #[arg(long, value_name = "URL", conflicts_with = "file")]
+    registry: Option<String>,
+    /// Deployment file, for its key file or registry
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// Where keys are.
+#[derive(Debug, Clone)]
+pub(crate) enum KeyStore {
+    /// In a file of this host.
+    File(PathBuf),
+    /// In a registry of many hosts.
+    Registry(String),
+}
+
+/// Why keys cannot be read or changed where they are.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum KeyStoreError {
+    /// The key file.
+    #[error(transparent)]
+    File(#[from] KeyFileError),
+    /// The program that reaches registries is not there.
+    #[error("there is no {GATEWAY} beside this program or on PATH, which reaches the registry")]
+    NoGateway,
+    /// It does not start.
+    #[error("cannot start {GATEWAY}")]
+    Run(#[source] io::Error),
+    /// It did not do it, and said why.
+    #[error("{}", .0.trim().trim_start_matches("error: "))]
+    Refused(String),
+    /// It said something that is no key.
+    #[error("{GATEWAY} is of another version: what it says {0}; install both again")]
+    Foreign(&'static str),
+}
+
+impl Explain for KeyStoreError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::File(error) => error.exit(),
+            Self::NoGateway => Exit::NotFound,
+            Self::Run(_) | Self::Refused(_) | Self::Foreign(_) => Exit::Failed,
+        }
+    }
+
+    fn next(&self) -> Option<String> {
+        matches!(self, Self::NoGateway).then(|| "cargo build --release --bin gateway".into())
+    }
+}
+
+impl KeyStoreArguments {
+    /// Where the keys are that are meant.
+    pub(super) fn place(&self) -> Result<KeyStore, DeploymentConfigError> {
+        match (&self.file, &self.registry) {
+            (Some(file), _) => return Ok(KeyStore::File(file.clone())),
+            (None, Some(registry)) => return Ok(KeyStore::Registry(registry.clone())),
+            (None, None) => {}
+        }
+        let DeploymentConfig { gateway, deployment, .. } =
+            DeploymentConfig::layered(DeploymentConfig::default(), self.config.as_deref())?;
+        if let (Some(true), Some(registry)) = (gateway.shared_keys, gateway.registry) {
+            return Ok(KeyStore::Registry(registry));
+        }
+        let state = || deployment.state.unwrap_or_else(|| HomeDirectory::from_environment().state());
+        Ok(KeyStore::File(gateway.api_key_file.unwrap_or_else(|| state().join("api-keys"))))
+    }
+}
+
+impl KeyStore {
+    /// All keys.
+    pub(super) fn keys(&self) -> Result<Vec<Key>, KeyStoreError> {
+        match self {
+            Self::File(path) => Ok(KeyFileEdit::read(path)?.keys().cloned().collect()),
+            Self::Registry(url) => asked(url, &[]),
+        }
+    }
+
+    /// Adds a key.
+    pub(super) fn add(&self, key: Key) -> Result<(), KeyStoreError> {
+        match self {
+            Self::File(path) => Ok(KeyFileEdit::edit(path, |draft| draft.push(key))?),
+            Self::Registry(url) => asked(url, &["--add".to_owned(), key.to_string()]).map(drop),
+        }
+    }
+
+    /// Revokes keys; returns how many there were.
+    pub(super) fn revoke(&self, keys: &[Key]) -> Result<usize, KeyStoreError> {
+        match self {
+            Self::File(path) => {
+                let is_meant = |key: &Key| keys.iter().any(|meant| meant.hash == key.hash);
+                Ok(KeyFileEdit::edit(path, |draft| draft.remove(is_meant))?)
+            }
+            Self::Registry(url) => {
+                let each = keys.iter().flat_map(|key| ["--revoke".to_owned(), key.hash.to_hex()]);
+                asked(url, &each.collect::<Vec<_>>()).map(|_| keys.len())
+            }
+        }
+    }
+
+    /// Which gateways know of a change within a second.
+    pub(super) fn known_to(&self) -> String {
+        match self {
+            Self::File(path) => format!("A gateway with --api-key-file {} knows", path.display()),
+            Self::Registry(_) => "All gateways of this registry with --shared-keys know".to_owned(),
+        }
+    }
+}
+
+/// The keys of a registry, once the gateway's program has changed them.
+fn asked(url: &str, change: &[String]) -> Result<Vec<Key>, KeyStoreError> {
+    let program = program_paths::find(GATEWAY).ok_or(KeyStoreError::NoGateway)?;
+    let mut command = Command::new(program);
+    command.args(["registry", "keys", "--registry", url]).args(change);
+    let Output { status, stdout, stderr } = command.output().map_err(KeyStoreError::Run)?;
+    if !status.success() {
+        return Err(KeyStoreError::Refused(String::from_utf8_lossy(&stderr).into_owned()));
+    }
+    let lines = String::from_utf8_lossy(&stdout);
+    let keys: Result<_, _> = lines.lines().map(Key::parse).collect();
+    keys.map_err(KeyStoreError::Foreign)
+}
+
+impl fmt::Display for KeyStore {
+    /// As people know it: an address has no password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::Registry(url) => f.write_str(url),
+        }
+    }
+}

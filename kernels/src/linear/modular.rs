@@ -1,0 +1,214 @@
+//! Linear layers modulo 2^64 or 2^48: `out = x · Wᵀ` and `out = g · W` in whole numbers, exact whatever the order of the sums.
+//!
+//! What is added to a row before it is multiplied comes off again afterwards, to the last bit: masks and shares need that.
+//! Weights are whole numbers times one power of two, `2^exponent` ([`ModularForm`]):
+//!
+//! ```text
+//! integers   codes times 16-bit scales, and minima: exact, unless numbers are so far apart that the smallest are rounded
+//! floats     round(w * 2^24): weights of f16 exact, of 32 bits and bf16 to 2^-25
+//! ```
+//!
+//! All rounding is to the nearest, ties to even.
+//!
+//! A row is numbers of eight or six bytes ([`Modulus`]), wherever in memory it begins; whether they have a sign is the business of
+//! whoever reads them. A word is one of them while it is computed with, 64 bits, of which those that no number has are dropped.
+//!
+//! # Layout
+//!
+//! - this file: both products. `modulus`: how numbers of rows lie. `form`: the exponent, and rows of whole numbers.
+//! - `whole`: whole numbers decoded in registers. `words`: sums over them, of any weights.
+//! - `planes`: sums over codes, where the set multiplies bytes faster than words.
+//! - `digits`: sums over digits of many rows, where there is a matrix unit.
+//! - `share`: how all of them are shared out to threads. `bytes`: words as bytes.
+
+mod byte_planes;
+mod bytes;
+mod digit_tiles;
+mod form;
+mod integer_weights;
+mod modulus;
+mod share;
+mod word_sums;
+
+pub use form::ModularForm;
+pub use modulus::Modulus;
+
+use super::part::{LinearPart, check_parts};
+use crate::{SumFrom, isa::Isa, pool::ThreadPool};
+
+/// Calls a function for the bytes that numbers of a modulus have.
+macro_rules! with_bytes {
+    ($modulus:expr, $function:ident($($argument:expr),*)) => {
+        match $modulus {
+            Modulus::Bits48 => $function::<6>($($argument),*),
+            Modulus::Bits64 => $function::<8>($($argument),*),
+        }
+    };
+}
+
+/// Computes `parts`, which have no bias, for `rows` rows of `x` into rows of `out` of `stride` numbers, on all threads of `pool`.
+/// Outputs count in units of `2^exponent`, an exponent that is at least the [smallest](RingForm::smallest) of each matrix: with
+/// another they are not those of the weights.
+///
+/// # Panics
+///
+/// If the shapes do not fit together, or a part has a bias.
+#[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
+pub fn linear_ring(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    modulus: Modulus,
+    x: &[u8],
+    rows: usize,
+    parts: &[LinearPart<'_>],
+    exponent: i32,
+    out: &mut [u8],
+    stride: usize,
+) {
+    with_bytes!(modulus, forward(pool, isa, numbers(x), rows, parts, exponent, numbers_mut(out), stride));
+}
+
+#[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
+fn forward<const B: usize>(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    x: &[[u8; B]],
+    rows: usize,
+    parts: &[LinearPart<'_>],
+    exponent: i32,
+    out: &mut [[u8; B]],
+    stride: usize,
+) {
+    let Some(width) = parts.first().map(|part| part.matrix.columns()) else { return };
+    check_forward(x, rows, parts, width, out, stride);
+    if digit_tiles::are_worth_it(isa, rows) {
+        digit_tiles::forward(pool, isa, x, rows, parts, exponent, out, stride);
+        return;
+    }
+    let (codes, others): (Vec<_>, Vec<_>) =
+        parts.iter().partition(|part| has_byte_products(isa) && part.matrix.forms().bytes);
+    if !codes.is_empty() {
+        byte_planes::forward(pool, isa, x, rows, &codes, exponent, out, stride);
+    }
+    if !others.is_empty() {
+        word_sums::forward(pool, isa, x, rows, &others, exponent, out, stride);
+    }
+}
+
+/// The same by words of 64 bits and whole numbers of 32, whatever the weights: the product that [`linear_ring`] is measured by.
+///
+/// # Panics
+///
+/// As [`linear_ring`].
+#[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
+pub fn linear_ring_by_words(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    modulus: Modulus,
+    x: &[u8],
+    rows: usize,
+    parts: &[LinearPart<'_>],
+    exponent: i32,
+    out: &mut [u8],
+    stride: usize,
+) {
+    with_bytes!(modulus, by_words(pool, isa, numbers(x), rows, parts, exponent, numbers_mut(out), stride));
+}
+
+#[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
+fn by_words<const B: usize>(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    x: &[[u8; B]],
+    rows: usize,
+    parts: &[LinearPart<'_>],
+    exponent: i32,
+    out: &mut [[u8; B]],
+    stride: usize,
+) {
+    let Some(width) = parts.first().map(|part| part.matrix.columns()) else { return };
+    check_forward(x, rows, parts, width, out, stride);
+    word_sums::forward(pool, isa, x, rows, parts, exponent, out, stride);
+}
+
+/// Whether a set multiplies sixty-four bytes at a step: with fewer, words are faster.
+fn has_byte_products(isa: Isa) -> bool {
+    isa <= Isa::Avx512
+}
+
+/// Computes the sums over the outputs of `parts`, which have no bias, for `rows` rows of `g`, which have `stride` numbers; `out` is
+/// `[rows, columns]`, in units of `2^exponent` as above. Without parts it is what the sums begin with.
+///
+/// # Panics
+///
+/// If the shapes do not fit together, or a part has a bias.
+#[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
+pub fn linear_ring_transposed(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    modulus: Modulus,
+    g: &[u8],
+    rows: usize,
+    stride: usize,
+    parts: &[LinearPart<'_>],
+    exponent: i32,
+    from: SumFrom,
+    out: &mut [u8],
+) {
+    if from == SumFrom::Zero {
+        out.fill(0);
+    }
+    with_bytes!(modulus, backward(pool, isa, numbers(g), rows, stride, parts, exponent, numbers_mut(out)));
+}
+
+#[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
+fn backward<const B: usize>(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    g: &[[u8; B]],
+    rows: usize,
+    stride: usize,
+    parts: &[LinearPart<'_>],
+    exponent: i32,
+    out: &mut [[u8; B]],
+) {
+    assert_eq!(g.len(), rows * stride, "g is {rows} rows of {stride}");
+    let Some(columns) = parts.first().map(|part| part.matrix.columns()) else { return };
+    check(parts, columns, stride);
+    assert_eq!(out.len(), rows * columns, "out is {rows} rows of {columns}");
+    if digit_tiles::are_worth_it(isa, rows) {
+        digit_tiles::backward(pool, isa, g, rows, stride, parts, exponent, out);
+    } else {
+        word_sums::backward(pool, isa, g, rows, stride, parts, exponent, out);
+    }
+}
+
+/// A word as `low + 2^32 high`, both with signs.
+#[inline(always)]
+fn halves(word: u64) -> (i32, i32) {
+    (word as i32, (word.wrapping_add(1 << 31) >> 32) as i32)
+}
+
+/// A row or rows as numbers.
+fn numbers<const B: usize>(bytes: &[u8]) -> &[[u8; B]] {
+    let (numbers, rest) = bytes.as_chunks();
+    assert!(rest.is_empty(), "rows are of whole numbers");
+    numbers
+}
+
+fn numbers_mut<const B: usize>(bytes: &mut [u8]) -> &mut [[u8; B]] {
+    let (numbers, rest) = bytes.as_chunks_mut();
+    assert!(rest.is_empty(), "rows are of whole numbers");
+    numbers
+}
+
+fn check_forward<N>(x: &[N], rows: usize, parts: &[LinearPart<'_>], width: usize, out: &[N], stride: usize) {
+    check(parts, width, stride);
+    assert_eq!(x.len(), rows * width, "x is {rows} rows of {width}");
+    assert!(out.len() >= rows * stride, "out holds {rows} rows of {stride}");
+}
+
+fn check(parts: &[LinearPart<'_>], width: usize, stride: usize) {
+    check_parts(parts, width, stride);
+    assert!(parts.iter().all(|part| part.bias.is_none()), "a bias is no whole number");
+}

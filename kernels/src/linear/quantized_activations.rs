@@ -1,0 +1,132 @@
+//! Linear layers whose activations are rounded to the weights' precision: as fast as the bytes arrive.
+
+use std::{marker::PhantomData, ops::Range};
+
+use super::{
+    amx::{AmxPanels, MAX_ROWS},
+    chunk::PanelChunk,
+    float,
+    form::Packing,
+    packings::{self, IntegerPacking},
+    part::{LinearPart, OutPtr, blocks, check_parts, for_each_part},
+    tile::PanelDot,
+};
+use crate::{
+    activations::{Activations, SIDE},
+    isa::{Isa, MatrixUnit},
+    pool::ThreadPool,
+    simd::{Kernel, Simd, amx::Tiles},
+};
+
+/// Rows of activations that a panel meets before the next panel is loaded: they stay in the second-level cache.
+const ROW_BLOCK: usize = MAX_ROWS;
+
+/// Computes `parts` for every row of `x` into rows of `out` of `stride` elements, on all threads of `pool`.
+/// `x` must have been prepared in the forms the matrices need.
+///
+/// # Panics
+///
+/// If the shapes do not fit together.
+pub fn linear(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    x: &Activations,
+    parts: &[LinearPart<'_>],
+    out: &mut [f32],
+    stride: usize,
+) {
+    let rows = x.rows();
+    assert!(out.len() >= rows * stride, "out holds {rows} rows of {stride}");
+    check_parts(parts, x.width(), stride);
+    for part in parts {
+        assert!(x.holds(part.matrix.forms()), "activations were prepared in the form of the weights");
+    }
+    let out = OutPtr(out.as_mut_ptr());
+    let matrix_unit = isa.matrix_unit();
+    let panels: usize = parts.iter().map(|part| part.matrix.panels()).sum();
+    let chunk = panels_a_chunk(panels, rows, pool.threads());
+    pool.run(panels.div_ceil(chunk), |i| {
+        let out = &out;
+        for_each_part(parts, i * chunk, panels.min((i + 1) * chunk), |part, first, last| {
+            isa.dispatch(PanelChunk { x, part, first, last, matrix_unit, out: out.0, stride });
+        });
+    });
+}
+
+/// Enough chunks that a late thread can be helped out, few enough that claiming them costs nothing.
+fn panels_a_chunk(panels: usize, rows: usize, threads: usize) -> usize {
+    let chunks = threads * if rows < ROW_BLOCK { 4 } else { 8 };
+    panels.div_ceil(chunks).max(1)
+}
+
+impl Kernel for PanelChunk<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let are_worth_it = self.x.rows() >= SIDE && self.part.matrix.forms().bytes;
+        // SAFETY: `linear` was told by the set that the unit may be used, and this thread does nothing else meanwhile.
+        let tiles = (S::BESIDE_MATRIX_UNIT && self.matrix_unit == MatrixUnit::Amx && are_worth_it)
+            .then(|| unsafe { Tiles::lay_out() });
+        let tiles = tiles.as_ref();
+        for rows in blocks(0..self.x.rows(), ROW_BLOCK) {
+            for panel in self.first..self.last {
+                let rows = rows.clone();
+                match self.part.matrix.packing() {
+                    Packing::F32 => self.rows::<S, float::FloatPanels<f32>>(panel, rows),
+                    Packing::F16 => self.rows::<S, float::FloatPanels<u16>>(panel, rows),
+                    Packing::Bf16 => self.rows::<S, float::Bf16>(panel, rows),
+                    Packing::Four8 => self.integers::<S, packings::Four8>(panel, rows, tiles),
+                    Packing::FourMinimum => self.integers::<S, packings::FourMinimum>(panel, rows, tiles),
+                    Packing::Eight128 => self.integers::<S, packings::Eight128>(panel, rows, tiles),
+                    Packing::EightMinimum => self.integers::<S, packings::EightMinimum>(panel, rows, tiles),
+                    Packing::Eight128Halves => {
+                        self.integers::<S, packings::Eight128Halves>(panel, rows, tiles)
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl PanelChunk<'_> {
+    /// Rows that fill tiles through the matrix unit where there is one, the others without.
+    #[inline(always)]
+    fn integers<S: Simd, P: IntegerPacking>(&self, panel: usize, rows: Range<usize>, tiles: Option<&Tiles>) {
+        let mut rest = rows.clone();
+        if let Some(tiles) = tiles.filter(|_| S::BESIDE_MATRIX_UNIT && rows.len() >= SIDE) {
+            rest.start = rows.end - rows.len() % SIDE;
+            S::call(AmxPanels::<P> {
+                chunk: self,
+                tiles,
+                panel,
+                rows: rows.start..rest.start,
+                packing: PhantomData,
+            });
+        }
+        self.rows::<S, P>(panel, rest);
+    }
+
+    #[inline(always)]
+    fn rows<S: Simd, T: PanelDot>(&self, panel: usize, rows: Range<usize>) {
+        let Range { start: mut row, end: to } = rows;
+        while row < to {
+            row += match S::TILE.min(to - row) {
+                8.. => self.tile::<S, T, 8>(panel, row),
+                4.. => self.tile::<S, T, 4>(panel, row),
+                2.. => self.tile::<S, T, 2>(panel, row),
+                _ => self.tile::<S, T, 1>(panel, row),
+            };
+        }
+    }
+
+    #[inline(always)]
+    fn tile<S: Simd, T: PanelDot, const M: usize>(&self, panel: usize, row: usize) -> usize {
+        // SAFETY: `linear` has checked that rows and panels exist.
+        let sums = unsafe { T::dot::<S, M>(self.part.matrix, panel, self.x, row) };
+        for (i, &sum) in sums.iter().enumerate() {
+            self.put::<S>(panel, row + i, sum);
+        }
+        M
+    }
+}

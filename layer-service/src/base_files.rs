@@ -1,0 +1,154 @@
+//! What a client must know of the base, and fetches in pieces.
+
+use model::{
+    client_weights::{ClientWeightsPlan, ClientWeightsReadError},
+    linear_sites::{ModularSite, Site},
+};
+use shmproto::{
+    codec::Wire as _,
+    layer::control::{
+        CATALOG, Catalog, ClientFileEntry, MAX_CATALOG_BYTES, MAX_FETCH_BYTES, ModularWeights, RefusalCode,
+        SessionRefused, Site as CatalogSite, SiteLayer,
+    },
+};
+
+use super::registry::{Maskable, refused};
+
+/// Bit of [`CatalogSite::paths`]: it has the fast path.
+const FAST: u8 = 1;
+/// It has the linear path.
+const LINEAR: u8 = 1 << 1;
+/// Both are the same arithmetic.
+const SAME: u8 = 1 << 2;
+/// It has the ring path.
+const RING: u8 = 1 << 3;
+
+/// Gives out the catalog and the model's files, as far as they are given out.
+pub trait Blobs: std::fmt::Debug + Send + Sync {
+    /// Bytes of the encoded catalog.
+    fn catalog_bytes(&self) -> u32;
+
+    /// At most `bytes` bytes of a blob from `offset` on.
+    ///
+    /// # Errors
+    /// What the client is to be told: there is no such blob, or these bytes are not given out.
+    fn read(&self, blob: u32, offset: u64, bytes: u32) -> Result<Vec<u8>, SessionRefused>;
+}
+
+/// The sites as a catalog lists them.
+#[must_use]
+pub fn catalog_sites(sites: &[Site]) -> Vec<CatalogSite> {
+    let word = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let sites = sites.iter().map(|site| CatalogSite {
+        columns: word(site.columns),
+        paths: paths(site),
+        ring: site.ring.map(ring),
+        parts: site
+            .parts
+            .iter()
+            .map(|part| SiteLayer {
+                name: part.name.clone(),
+                rows: word(part.rows),
+                has_bias: part.has_bias.into(),
+            })
+            .collect(),
+    });
+    sites.collect()
+}
+
+fn paths(site: &Site) -> u8 {
+    let same = if site.fast_is_linear { SAME } else { 0 };
+    let ring = if site.ring.is_some() { RING } else { 0 };
+    FAST | LINEAR | same | ring
+}
+
+fn ring(site: ModularSite) -> ModularWeights {
+    let ModularSite { weight_exponent, l1, commitment } = site;
+    ModularWeights { weight_exponent, l1, commitment }
+}
+
+/// What kinds of masked rows may be sent to every site of a catalog.
+#[must_use]
+pub fn maskable(sites: &[CatalogSite]) -> Maskable {
+    let has = |path: u8| sites.iter().all(|site| site.paths & path != 0);
+    Maskable { linear: has(LINEAR), ring: has(RING) }
+}
+
+/// The files of a plan as a catalog lists them.
+#[must_use]
+pub fn catalog_files(plan: &ClientWeightsPlan) -> Vec<ClientFileEntry> {
+    let files = plan.files().iter().map(|file| ClientFileEntry {
+        name: file.name.clone(),
+        bytes: file.bytes,
+        ranges: file.ranges.iter().map(|range| (range.start, range.end - range.start)).collect(),
+    });
+    files.collect()
+}
+
+/// The catalog is longer than any client takes.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the catalog of layers has {0} bytes, but at most {MAX_CATALOG_BYTES} are possible: serve a model with fewer layers, \
+     or start with --layers off"
+)]
+pub struct CatalogTooLong(usize);
+
+/// The catalog, and the parts of the model's own files that hold no linear layer.
+#[derive(Debug)]
+pub struct BaseBlobs {
+    catalog: Vec<u8>,
+    plan: Option<ClientWeightsPlan>,
+}
+
+impl BaseBlobs {
+    /// Gives out `catalog` and the files of `plan`, which it lists; without a plan, for clients that have the model
+    /// themselves, the catalog alone.
+    ///
+    /// # Errors
+    /// If the catalog is too long.
+    pub fn new(catalog: &Catalog, plan: Option<ClientWeightsPlan>) -> Result<Self, CatalogTooLong> {
+        let catalog = catalog.to_bytes();
+        if catalog.len() > MAX_CATALOG_BYTES as usize {
+            Err(CatalogTooLong(catalog.len()))
+        } else {
+            Ok(Self { catalog, plan })
+        }
+    }
+}
+
+impl Blobs for BaseBlobs {
+    fn catalog_bytes(&self) -> u32 {
+        // No longer than MAX_CATALOG_BYTES.
+        u32::try_from(self.catalog.len()).unwrap_or(u32::MAX)
+    }
+
+    fn read(&self, blob: u32, offset: u64, bytes: u32) -> Result<Vec<u8>, SessionRefused> {
+        let bytes = bytes.min(MAX_FETCH_BYTES);
+        if blob == CATALOG {
+            let rest = usize::try_from(offset)
+                .ok()
+                .and_then(|offset| self.catalog.get(offset..))
+                .unwrap_or_default();
+            return Ok(rest[..rest.len().min(bytes as usize)].to_vec());
+        }
+        let nothing = || format!("there is no blob {blob}: fetch what the catalog lists");
+        let plan = self.plan.as_ref().ok_or_else(|| refused(RefusalCode::NoSuchBlob, nothing()))?;
+        plan.read(blob as usize - 1, offset, bytes).map_err(|error| unread(blob, &error))
+    }
+}
+
+/// A disk's troubles are the operator's; the client is told that there are some.
+fn unread(blob: u32, error: &ClientWeightsReadError) -> SessionRefused {
+    match error {
+        ClientWeightsReadError::NoSuchFile { .. } | ClientWeightsReadError::NotPlanned { .. } => {
+            refused(RefusalCode::NoSuchBlob, error.to_string())
+        }
+        ClientWeightsReadError::Changed { .. } | ClientWeightsReadError::Read { .. } => {
+            tracing::error!(blob, %error, "a part of the model's files cannot be given out");
+            let message =
+                "the executor cannot read its model's files: use a copy of your own, or ask the operator"
+                    .to_owned();
+            refused(RefusalCode::NoSuchBlob, message)
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! What a call must be, and what is known of it while it waits.
+
+use std::time::{Duration, Instant};
+
+use model::linear_sites::{Site, SiteCall, SiteId, SiteOp, SitePath};
+use shmproto::layer::{
+    CallHeader, CallStatus, Dtype, Op, Path, RowSource,
+    seeded_rows::{DRAW_BYTES, SeededRows},
+};
+
+use crate::{ConnectionId, event_queue::Payload, quota::OverQuota};
+
+/// Why a call is not taken in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct CallRefusal {
+    pub(super) status: CallStatus,
+    pub(super) retry_after_ms: u32,
+}
+
+impl From<CallStatus> for CallRefusal {
+    fn from(status: CallStatus) -> Self {
+        Self { status, retry_after_ms: 0 }
+    }
+}
+
+impl From<OverQuota> for CallRefusal {
+    fn from(over: OverQuota) -> Self {
+        Self { status: CallStatus::Quota, retry_after_ms: over.retry_after_ms }
+    }
+}
+
+/// What a call asks for, compared with the site it names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ResolvedCall {
+    pub(super) call: SiteCall,
+    pub(super) rows: usize,
+    /// Words of a row that is computed with.
+    pub(super) input: usize,
+    /// Words of a row that goes out.
+    pub(super) output: usize,
+    pub(super) dtype: Dtype,
+    /// Whether rows come, or what they are made from.
+    pub(super) source: RowSource,
+}
+
+impl ResolvedCall {
+    /// Compares a call with the site it names.
+    pub(super) fn by(header: &CallHeader, sites: &[Site], max_rows: u32) -> Result<Self, CallStatus> {
+        let site = sites.get(header.site as usize).ok_or(CallStatus::UnknownSite)?;
+        let op = match header.op {
+            Op::Forward => SiteOp::Forward,
+            Op::ForwardNoBias => SiteOp::ForwardNoBias,
+            Op::Backward => SiteOp::Backward,
+        };
+        let path = path(op, header.path, site);
+        let call = SiteCall { site: SiteId(header.site), part: header.part, op, path };
+        if !suits(header) {
+            return Err(CallStatus::Unsuited);
+        }
+        if path == SitePath::Ring && site.ring.is_none() {
+            return Err(CallStatus::Nonlinear);
+        }
+        let (input, output) = site.words(call).ok_or(CallStatus::UnknownSite)?;
+        if header.rows > max_rows {
+            return Err(CallStatus::Shape);
+        }
+        let CallHeader { dtype, source, .. } = *header;
+        Ok(Self { call, rows: header.rows as usize, input, output, dtype, source })
+    }
+
+    /// Bytes of what comes for all rows.
+    pub(super) fn coming_bytes(&self) -> u64 {
+        match self.source {
+            RowSource::Rows => self.input_bytes(self.rows),
+            RowSource::Draw => DRAW_BYTES as u64,
+        }
+    }
+
+    /// Bytes of so many rows, if they come.
+    pub(super) fn input_bytes(&self, rows: usize) -> u64 {
+        bytes(rows, self.input, self.dtype)
+    }
+
+    /// Bytes of so many rows that go out.
+    pub(super) fn output_bytes(&self, rows: usize) -> u64 {
+        bytes(rows, self.output, self.dtype)
+    }
+}
+
+/// At most 2^16 rows of what a site has as columns, which is in memory times as many rows: far from the end of u64.
+fn bytes(rows: usize, width: usize, dtype: Dtype) -> u64 {
+    rows as u64 * width as u64 * dtype.bytes() as u64
+}
+
+/// Whether what is asked goes together: a bias is no ring element, bf16 would round what is exact, and only on the ring path are
+/// rows made here.
+fn suits(header: &CallHeader) -> bool {
+    match header.path {
+        Path::Ring => header.op != Op::Forward && header.dtype == Dtype::F32,
+        Path::Fast | Path::Linear => header.source == RowSource::Rows,
+    }
+}
+
+/// Where both are the same arithmetic, calls for either are computed together.
+fn path(op: SiteOp, path: Path, site: &Site) -> SitePath {
+    match (op, path) {
+        (_, Path::Ring) => SitePath::Ring,
+        (_, Path::Linear) if !site.fast_is_linear => SitePath::Linear,
+        (SiteOp::Backward, _) if site.fast_is_linear => SitePath::Linear,
+        (_, Path::Linear | Path::Fast) => SitePath::Fast,
+    }
+}
+
+/// A call that was taken in and not answered.
+#[derive(Debug)]
+pub(super) struct AcceptedCall {
+    pub(super) connection: ConnectionId,
+    pub(super) header: CallHeader,
+    pub(super) asked: ResolvedCall,
+    pub(super) arrived: Instant,
+    /// How long it waited until the first of its rows were computed.
+    pub(super) waited: Option<Duration>,
+    /// Its part of what its batches took.
+    pub(super) computed: Duration,
+    /// Rows of the largest of them.
+    pub(super) batch_rows: usize,
+    /// What its rows are made from, if they did not come.
+    pub(super) draw: Option<SeededRows>,
+    /// A remote call's rows, and room for its answer.
+    pub(super) payload: Option<RemoteBuffers>,
+}
+
+/// A remote call's rows and its answer.
+#[derive(Debug)]
+pub(super) struct RemoteBuffers {
+    pub(super) input: Payload,
+    pub(super) output: Payload,
+}
+
+impl AcceptedCall {
+    pub(super) fn new(
+        connection: ConnectionId,
+        header: CallHeader,
+        asked: ResolvedCall,
+        arrived: Instant,
+        draw: Option<SeededRows>,
+        payload: Option<RemoteBuffers>,
+    ) -> Self {
+        let (waited, computed, batch_rows) = (None, Duration::ZERO, 0);
+        Self { connection, header, asked, arrived, waited, computed, batch_rows, draw, payload }
+    }
+}
+
+impl Payload {
+    /// Holds what the answer will take, too.
+    pub(super) fn with_answer(self, asked: &ResolvedCall) -> Result<RemoteBuffers, CallRefusal> {
+        let over = OverQuota { retry_after_ms: super::RETRY_MS };
+        let held = self.held.another(asked.output_bytes(asked.rows)).map_err(|_| over)?;
+        Ok(RemoteBuffers { input: self, output: Payload { bytes: Vec::new(), held } })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use model::linear_sites::{ModularSite, SitePart};
+
+    use super::*;
+    use shmproto::layer::CallClass;
+
+    fn site(fast_is_linear: bool) -> Site {
+        let part = |rows| SitePart { name: "m".to_owned(), rows, has_bias: false };
+        Site { columns: 4, parts: vec![part(8), part(2)], fast_is_linear, rounding: None, ring: None }
+    }
+
+    fn header(op: Op, path: Path, part: Option<u8>) -> CallHeader {
+        let (class, dtype) = (CallClass::Training, Dtype::F32);
+        let source = RowSource::Rows;
+        CallHeader {
+            op,
+            path,
+            class,
+            dtype,
+            site: 0,
+            part,
+            source,
+            sequence: 1,
+            rows: 3,
+            input: 0,
+            output: 0,
+        }
+    }
+
+    #[test]
+    fn a_call_has_the_widths_of_its_site_and_part() {
+        let widths = |op, part| {
+            ResolvedCall::by(&header(op, Path::Linear, part), &[site(false)], 10).map(|a| (a.input, a.output))
+        };
+        assert_eq!(widths(Op::Forward, None), Ok((4, 10)));
+        assert_eq!(widths(Op::ForwardNoBias, Some(0)), Ok((4, 8)));
+        assert_eq!(widths(Op::Backward, Some(1)), Ok((2, 4)));
+        assert_eq!(widths(Op::Forward, Some(2)), Err(CallStatus::UnknownSite));
+    }
+
+    #[test]
+    fn backward_takes_the_path_that_was_asked_for_where_there_are_two() {
+        let asked = |path, fast_is_linear| {
+            ResolvedCall::by(&header(Op::Backward, path, None), &[site(fast_is_linear)], 10)
+                .map(|asked| asked.call.path)
+        };
+        assert_eq!(asked(Path::Fast, false), Ok(SitePath::Fast));
+        assert_eq!(asked(Path::Fast, true), Ok(SitePath::Linear));
+        assert_eq!(asked(Path::Linear, false), Ok(SitePath::Linear));
+    }
+
+    #[test]
+    fn calls_for_paths_that_are_one_meet_in_one_lane() {
+        let asked = |path| {
+            ResolvedCall::by(&header(Op::Forward, path, None), &[site(true)], 10).map(|asked| asked.call)
+        };
+        assert_eq!(asked(Path::Linear), asked(Path::Fast));
+    }
+
+    #[test]
+    fn the_ring_path_has_rows_of_six_or_eight_bytes_a_number_and_neither_bias_nor_bf16() {
+        let ring = ModularSite { weight_exponent: -8, l1: [9; 2], commitment: [0; 32] };
+        let with = Site { ring: Some(ring), ..site(true) };
+        let asked = |site: &Site, header| {
+            ResolvedCall::by(&header, std::slice::from_ref(site), 10)
+                .map(|asked| (asked.call.path, asked.input, asked.output))
+        };
+        let plain = header(Op::ForwardNoBias, Path::Ring, None);
+        assert_eq!(asked(&with, plain), Ok((SitePath::Ring, 6, 15)));
+        let drawn = CallHeader { op: Op::Backward, part: Some(1), source: RowSource::Draw, ..plain };
+        assert_eq!(asked(&with, drawn), Ok((SitePath::Ring, 3, 6)));
+        let wide = Site { ring: Some(ModularSite { l1: [9, 1 << 40], ..ring }), ..site(true) };
+        assert_eq!(asked(&wide, drawn), Ok((SitePath::Ring, 4, 8)));
+        assert_eq!(asked(&site(true), plain), Err(CallStatus::Nonlinear));
+        let unsuited = [
+            CallHeader { op: Op::Forward, ..plain },
+            CallHeader { dtype: Dtype::Bf16, ..plain },
+            CallHeader { path: Path::Linear, source: RowSource::Draw, ..plain },
+            CallHeader { path: Path::Fast, source: RowSource::Draw, ..plain },
+        ];
+        for header in unsuited {
+            assert_eq!(asked(&with, header), Err(CallStatus::Unsuited), "{header:?}");
+        }
+    }
+
+    #[test]
+    fn more_rows_than_a_tenant_may_have_waiting_never_fit() {
+        assert_eq!(
+            ResolvedCall::by(&header(Op::Forward, Path::Fast, None), &[site(false)], 2),
+            Err(CallStatus::Shape)
+        );
+        let beyond = CallHeader { site: 1, ..header(Op::Forward, Path::Fast, None) };
+        assert_eq!(ResolvedCall::by(&beyond, &[site(false)], 10), Err(CallStatus::UnknownSite));
+    }
+}

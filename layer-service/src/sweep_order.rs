@@ -1,0 +1,343 @@
+//! Where calls are served of a base whose weights come from a disk, floor by floor: one way up and one way down, and nobody
+//! who is about to come back to a floor is left behind (D3.5, D4.9).
+//!
+//! ```text
+//! floor 3     . A .      forward calls are met on the way up, backward calls on the way down;
+//! floor 2  -> B C .      at a floor everybody who waits there is served, whichever way
+//! floor 1     . . D      who was served on the floor and will call for it again is waited for, for a while
+//! ```
+//!
+//! It knows floors and the time it is told, and neither rows nor clients.
+
+use std::time::{Duration, Instant};
+
+use model::linear_sites::{SiteCall, SiteId, SiteOp};
+use shmproto::layer::CallClass;
+
+/// How long somebody is waited for at least: what an answer, some computing and a call of a client of this host may take on a
+/// busy machine.
+const LEAST_HOLD: Duration = Duration::from_millis(5);
+
+/// Which way it goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SweepDirection {
+    Up,
+    Down,
+}
+
+/// Where it may go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SweepConstraint {
+    /// Anywhere.
+    Free,
+    /// Not up: a resident pass is about to go there, and takes everybody along.
+    NotUp,
+}
+
+/// Floors that somebody waits on.
+#[derive(Debug, Default)]
+pub(super) struct AwaitedChunks {
+    up: Vec<u32>,
+    down: Vec<u32>,
+}
+
+impl AwaitedChunks {
+    /// Somebody waits with a call of this kind.
+    pub(super) fn add(&mut self, floor: u32, op: SiteOp) {
+        match op {
+            SiteOp::Backward => self.down.push(floor),
+            SiteOp::Forward | SiteOp::ForwardNoBias => self.up.push(floor),
+        }
+    }
+
+    fn has(&self, floor: u32) -> bool {
+        self.up.contains(&floor) || self.down.contains(&floor)
+    }
+}
+
+/// What to do next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Serve a floor.
+    Serve(u32),
+    /// Wait until then for those who will be back.
+    Hold(Instant),
+    /// Nobody is to be served.
+    Rest,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct SweepOrder {
+    /// The floor of each site.
+    floors: Vec<u32>,
+    at: u32,
+    way: SweepDirection,
+    /// How long somebody is waited for at most.
+    most: Duration,
+    /// When it came.
+    came: Option<Instant>,
+    /// How long the first answer took from then on: about as long as the floor's weights took to come.
+    took: Duration,
+    /// When the last of them was given.
+    answered: Option<Instant>,
+}
+
+impl SweepOrder {
+    /// At the first of these floors, those of the sites.
+    pub(super) fn new(floors: Vec<u32>, most: Duration) -> Self {
+        Self {
+            floors,
+            at: 0,
+            way: SweepDirection::Up,
+            most,
+            came: None,
+            took: Duration::ZERO,
+            answered: None,
+        }
+    }
+
+    pub(super) fn floor(&self, site: SiteId) -> u32 {
+        self.floors.get(site.0 as usize).copied().unwrap_or(0)
+    }
+
+    /// Where a caller of `class` is likely to call next.
+    pub(super) fn after(&self, call: SiteCall, class: CallClass) -> u32 {
+        let site = call.site.0;
+        match call.op {
+            SiteOp::Backward => self.floor(SiteId(site.saturating_sub(1))),
+            // Its way back begins where the way there ends.
+            _ if class == CallClass::Training && self.is_top(self.floor(call.site)) => self.floor(call.site),
+            // After the head comes the next token.
+            SiteOp::Forward | SiteOp::ForwardNoBias => self.floor(SiteId(site + 1)),
+        }
+    }
+
+    /// Somebody was answered here.
+    pub(super) fn served(&mut self, now: Instant) {
+        if self.answered.is_none() {
+            self.took = self.came.map_or(Duration::ZERO, |came| now.saturating_duration_since(came));
+        }
+        self.answered = Some(now);
+    }
+
+    /// Until when those are waited for who are expected here: about as long as the weights took to come, since for whoever
+    /// stays behind they will come once more.
+    fn patience(&self) -> Option<Instant> {
+        let since = self.answered.or(self.came)?;
+        Some(since + self.took.max(LEAST_HOLD).min(self.most))
+    }
+
+    fn holds_until(&mut self, now: Instant) -> Option<Instant> {
+        self.came.get_or_insert(now);
+        self.patience().filter(|until| *until > now)
+    }
+
+    /// What to do with those who wait; `is_expected` tells on which floors more of them will.
+    pub(super) fn next(
+        &mut self,
+        now: Instant,
+        waiting: &AwaitedChunks,
+        is_expected: impl Fn(u32) -> bool,
+        travel: SweepConstraint,
+    ) -> Next {
+        let (way, target) = if waiting.has(self.at) {
+            (self.way, self.at)
+        } else {
+            match self.target(waiting, travel) {
+                Some(target) => target,
+                None => return Next::Rest,
+            }
+        };
+        let stays = target == self.at;
+        let waits = self.is_worth_a_wait(target, &is_expected);
+        if let Some(until) = waits.then(|| self.holds_until(now)).flatten() {
+            return Next::Hold(until);
+        }
+        if !stays {
+            self.go(now, way, target);
+            if self.is_top(target) && is_expected(target) {
+                return self.patience().map_or(Next::Serve(target), Next::Hold);
+            }
+        }
+        Next::Serve(target)
+    }
+
+    /// Whether somebody is to be waited for before `target` is served: who will be back here, or is on the way to the next floor
+    /// while the target is elsewhere. A sweep over the head's many rows is made once, for everybody.
+    fn is_worth_a_wait(&self, target: u32, is_expected: &impl Fn(u32) -> bool) -> bool {
+        if target == self.at {
+            return self.is_top(target) && is_expected(target);
+        }
+        let next = match self.way {
+            SweepDirection::Up if self.is_top(self.at) => 0,
+            SweepDirection::Up => self.at + 1,
+            SweepDirection::Down => self.at.saturating_sub(1),
+        };
+        is_expected(self.at) || (target != next && is_expected(next))
+    }
+
+    /// When something is to be done for those who wait; it may be past.
+    pub(super) fn deadline(
+        &self,
+        now: Instant,
+        waiting: &AwaitedChunks,
+        is_expected: impl Fn(u32) -> bool,
+    ) -> Instant {
+        let target = if waiting.has(self.at) {
+            Some(self.at)
+        } else {
+            self.target(waiting, SweepConstraint::Free).map(|to| to.1)
+        };
+        let holds = target.is_some_and(|target| self.is_worth_a_wait(target, &is_expected));
+        self.patience().filter(|_| holds).unwrap_or(now)
+    }
+
+    /// What a resident pass should do that is about to go to `floor`: as [`next`](Self::next), of those who wait where it is.
+    pub(super) fn before_leaving(
+        &mut self,
+        now: Instant,
+        floor: u32,
+        waiting: &AwaitedChunks,
+        is_expected: impl Fn(u32) -> bool,
+    ) -> Next {
+        if self.at != floor && waiting.has(self.at) {
+            return Next::Serve(self.at);
+        }
+        let holds = is_expected(self.at) && (self.at != floor || self.is_top(floor));
+        if let Some(until) = holds.then(|| self.holds_until(now)).flatten() {
+            return Next::Hold(until);
+        }
+        if self.at == floor {
+            return Next::Rest;
+        }
+        self.go(now, SweepDirection::Up, floor);
+        match self.is_top(floor) && is_expected(floor) {
+            true => self.patience().map_or(Next::Rest, Next::Hold),
+            false => Next::Rest,
+        }
+    }
+
+    fn go(&mut self, now: Instant, way: SweepDirection, floor: u32) {
+        self.way = way;
+        (self.at, self.came, self.took, self.answered) = (floor, Some(now), Duration::ZERO, None);
+    }
+
+    fn is_top(&self, floor: u32) -> bool {
+        self.floors.last() == Some(&floor)
+    }
+
+    /// The next floor of the way it goes, else the first of the other.
+    fn target(&self, waiting: &AwaitedChunks, travel: SweepConstraint) -> Option<(SweepDirection, u32)> {
+        let above = waiting.up.iter().filter(|floor| **floor > self.at).min();
+        let below = waiting.down.iter().filter(|floor| **floor < self.at).max();
+        let (way, target) = match (self.way, travel) {
+            (SweepDirection::Up, SweepConstraint::Free) if above.is_some() => (SweepDirection::Up, above),
+            (SweepDirection::Down, _) if below.is_some() => (SweepDirection::Down, below),
+            _ if !waiting.down.is_empty() => (SweepDirection::Down, waiting.down.iter().max()),
+            (_, SweepConstraint::Free) => (SweepDirection::Up, waiting.up.iter().min()),
+            (_, SweepConstraint::NotUp) => (SweepDirection::Down, None),
+        };
+        target.map(|&floor| (way, floor))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waiting(up: &[u32], down: &[u32]) -> AwaitedChunks {
+        AwaitedChunks { up: up.to_vec(), down: down.to_vec() }
+    }
+
+    fn elevator() -> SweepOrder {
+        SweepOrder::new((0..17).map(|site| site / 4).collect(), Duration::from_millis(50))
+    }
+
+    #[test]
+    fn it_goes_up_past_everybody_then_down_past_everybody() {
+        let (mut elevator, now) = (elevator(), Instant::now());
+        let mut go = |up: &[u32], down: &[u32]| {
+            elevator.next(now, &waiting(up, down), |_| false, SweepConstraint::Free)
+        };
+        assert_eq!(go(&[2, 1], &[0]), Next::Serve(0), "whoever is here, whichever way");
+        assert_eq!(go(&[2, 1], &[3]), Next::Serve(1));
+        assert_eq!(go(&[0, 2], &[3]), Next::Serve(2));
+        assert_eq!(go(&[0], &[3, 1]), Next::Serve(3), "nobody is above: down, from the highest");
+        assert_eq!(go(&[0], &[1, 2]), Next::Serve(2));
+        assert_eq!(go(&[0], &[1, 3]), Next::Serve(1));
+        assert_eq!(go(&[0, 2], &[]), Next::Serve(0), "up again, from the lowest");
+        assert_eq!(go(&[], &[]), Next::Rest);
+    }
+
+    #[test]
+    fn who_will_be_back_is_waited_for_as_long_as_weights_take_to_come() {
+        let (mut elevator, begin) = (elevator(), Instant::now());
+        let after = |ms| begin + Duration::from_millis(ms);
+        let go = |elevator: &mut SweepOrder, ms, up: &[u32], expected: u32| {
+            elevator.next(after(ms), &waiting(up, &[]), |floor| floor == expected, SweepConstraint::Free)
+        };
+        assert_eq!(go(&mut elevator, 0, &[1], 0), Next::Hold(after(5)), "it has just come");
+        assert_eq!(go(&mut elevator, 4, &[1], 9), Next::Serve(1), "nobody is missing");
+        elevator.served(after(24));
+        assert_eq!(go(&mut elevator, 24, &[2], 1), Next::Hold(after(44)), "20 ms, as the weights took");
+        elevator.served(after(40));
+        assert_eq!(go(&mut elevator, 44, &[2], 1), Next::Hold(after(60)), "from the last answer on");
+        assert_eq!(go(&mut elevator, 60, &[2], 1), Next::Serve(2), "too late");
+        elevator.served(after(10_000));
+        assert_eq!(go(&mut elevator, 10_000, &[3], 2), Next::Hold(after(10_050)), "however long they took");
+    }
+
+    #[test]
+    fn who_is_between_two_floors_is_not_left_for_others_far_away() {
+        let (mut elevator, now) = (elevator(), Instant::now());
+        assert_eq!(elevator.next(now, &waiting(&[], &[3]), |_| false, SweepConstraint::Free), Next::Serve(3));
+        let next = |elevator: &mut SweepOrder, expected| {
+            elevator.next(now, &waiting(&[0], &[]), |floor| floor == expected, SweepConstraint::Free)
+        };
+        assert_eq!(next(&mut elevator, 2), Next::Hold(now + LEAST_HOLD), "the next on the way down");
+        assert_eq!(next(&mut elevator, 1), Next::Serve(0));
+    }
+
+    #[test]
+    fn the_head_is_swept_once_for_all_who_are_on_their_way_to_it() {
+        let (mut elevator, begin) = (elevator(), Instant::now());
+        let head = waiting(&[4], &[]);
+        let until = begin + LEAST_HOLD;
+        assert_eq!(elevator.next(begin, &head, |floor| floor == 4, SweepConstraint::Free), Next::Hold(until));
+        assert_eq!(elevator.next(begin, &head, |_| false, SweepConstraint::Free), Next::Serve(4));
+    }
+
+    #[test]
+    fn beside_requests_it_goes_down_alone_and_a_pass_takes_everybody_up() {
+        let (mut elevator, now) = (elevator(), Instant::now());
+        let next = elevator.next(now, &waiting(&[1, 2], &[]), |_| false, SweepConstraint::NotUp);
+        assert_eq!(next, Next::Rest, "the pass goes there");
+        let next = elevator.next(now, &waiting(&[1], &[3]), |_| false, SweepConstraint::NotUp);
+        assert_eq!(next, Next::Serve(3));
+        let leave = |elevator: &mut SweepOrder, floor, up: &[u32], expected: u32| {
+            elevator.before_leaving(now, floor, &waiting(up, &[]), |floor| floor == expected)
+        };
+        elevator.served(now);
+        assert_eq!(leave(&mut elevator, 0, &[3], 9), Next::Serve(3), "before it leaves");
+        assert_eq!(leave(&mut elevator, 0, &[1], 3), Next::Hold(now + LEAST_HOLD));
+        assert_eq!(leave(&mut elevator, 0, &[1], 9), Next::Rest);
+        assert_eq!(elevator.at, 0);
+        assert_eq!(leave(&mut elevator, 0, &[0], 0), Next::Rest, "who waits here joins the pass");
+        assert_eq!(leave(&mut elevator, 4, &[], 4), Next::Hold(now + LEAST_HOLD));
+    }
+
+    #[test]
+    fn a_caller_comes_back_one_site_further_on_its_way() {
+        let elevator = elevator();
+        let after = |site, op, class| {
+            let path = model::linear_sites::SitePath::Fast;
+            elevator.after(SiteCall { site: SiteId(site), part: None, op, path }, class)
+        };
+        let sites = [0, 2, 3, 15, 16];
+        assert_eq!(sites.map(|site| after(site, SiteOp::Forward, CallClass::Decode)), [0, 0, 1, 4, 0]);
+        assert_eq!(sites.map(|site| after(site, SiteOp::Forward, CallClass::Training)), [0, 0, 1, 4, 4]);
+        let back = [16, 12, 8, 0].map(|site| after(site, SiteOp::Backward, CallClass::Training));
+        assert_eq!(back, [3, 2, 1, 0]);
+    }
+}

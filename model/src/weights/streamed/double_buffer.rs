@@ -1,0 +1,393 @@
+//! What of the weights is in memory, and who brings the rest: a window of two floors that goes up and down with the pass.
+//!
+//! ```text
+//! pass    | floor 3       | floor 4       |            owns what it computes with
+//! reader  |   reads 4     |   reads 5     |            owns what it fills
+//! ```
+//!
+//! A slab belongs to one of them at a time, and is handed over whole: nobody writes where somebody reads.
+
+use std::{
+    collections::VecDeque,
+    io,
+    num::NonZeroU64,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use failpoint::FailpointOutcome;
+use kernels::{PackedMatrix, PageSlab};
+
+use super::file::{PackedFile, WeightReadError};
+use crate::{
+    weight_stream_stats::{PendingWeights, WeightStreamStats},
+    weights::host::WaitCallback,
+};
+
+/// Where a sweep goes on to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PassDirection {
+    /// From the first block to the head, and again: forward calls.
+    Up,
+    /// The head, then from the last block to the first: backward calls.
+    Down,
+}
+
+/// What is read before it is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Readahead {
+    /// The next floor while this one is computed (the pipeline of EdgeLLM §4.3).
+    #[default]
+    Next,
+    /// Nothing: load, then compute, for comparison.
+    Nothing,
+}
+
+/// Slabs of the window.
+pub(super) const SLABS: usize = 2;
+
+/// What the latest read counts for, of what reads are expected to take.
+const LATEST: f64 = 0.25;
+
+/// A floor that was read, or not.
+#[derive(Debug)]
+struct ReadChunk {
+    floor: usize,
+    slab: PageSlab,
+    outcome: Result<(), WeightReadError>,
+}
+
+#[derive(Debug, Default)]
+struct ReadQueue {
+    wanted: VecDeque<(usize, PageSlab)>,
+    read: Vec<ReadChunk>,
+    /// What is read now: its floor, its bytes, and since when.
+    reading: Option<(usize, u64, Instant)>,
+    /// Seconds that a byte takes, the latest reads counting most; 0 before the first.
+    byte_s: f64,
+    is_closed: bool,
+}
+
+impl ReadQueue {
+    /// What `bytes` take to read.
+    fn time_of(&self, bytes: u64) -> Duration {
+        Duration::from_secs_f64(bytes as f64 * self.byte_s)
+    }
+
+    /// What is left of the read of a floor of so many bytes.
+    fn left_of(&self, floor: usize, bytes: u64) -> Duration {
+        let Some((reading, read_bytes, since)) = self.reading else { return self.time_of(bytes) };
+        let first = self.time_of(read_bytes).saturating_sub(since.elapsed());
+        if reading == floor { first } else { first + self.time_of(bytes) }
+    }
+
+    /// A read of so many bytes is done.
+    fn note(&mut self, bytes: u64, since: Instant) {
+        let byte_s = since.elapsed().as_secs_f64() / (bytes.max(1) as f64);
+        self.byte_s += (byte_s - self.byte_s) * if self.byte_s > 0.0 { LATEST } else { 1.0 };
+        self.reading = None;
+    }
+}
+
+/// A floor that a pass waits for.
+struct AwaitedChunk<'a> {
+    shared: &'a ReaderShared,
+    floor: usize,
+    bytes: u64,
+    /// Of the floor that is read after it and before the pass ends.
+    next_bytes: u64,
+}
+
+impl PendingWeights for AwaitedChunk<'_> {
+    fn is_over(&self) -> bool {
+        let desk = self.shared.desk();
+        !desk.read.is_empty() || desk.is_closed
+    }
+
+    /// The reader goes on with the next floor meanwhile: until that is here, too, no time is lost. A quarter of it is for
+    /// computing with this one.
+    fn left(&self) -> Duration {
+        let desk = self.shared.desk();
+        desk.left_of(self.floor, self.bytes) + desk.time_of(self.next_bytes) * 3 / 4
+    }
+}
+
+/// Where pass and reader meet.
+#[derive(Debug, Default)]
+struct ReaderShared {
+    desk: Mutex<ReadQueue>,
+    changed: Condvar,
+}
+
+impl ReaderShared {
+    fn desk(&self) -> MutexGuard<'_, ReadQueue> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn close(&self) {
+        self.desk().is_closed = true;
+        self.changed.notify_all();
+    }
+}
+
+/// A floor in memory.
+#[derive(Debug)]
+struct LoadedChunk {
+    floor: usize,
+    // Before the slab, which is filled again once they are gone.
+    matrices: Vec<PackedMatrix>,
+    slab: PageSlab,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct DoubleBuffer {
+    file: Arc<PackedFile>,
+    figures: Arc<WeightStreamStats>,
+    shared: Arc<ReaderShared>,
+    reader: Option<JoinHandle<()>>,
+    readahead: Readahead,
+    /// Streamed floors in the order of a sweep up, and of one down.
+    orders: [Vec<usize>; 2],
+    spare: Vec<PageSlab>,
+    loaded: Vec<LoadedChunk>,
+    /// What the reader was given.
+    asked: Vec<usize>,
+}
+
+impl DoubleBuffer {
+    /// A window over the `streamed` floors of `file`, in ascending order. Reads take at least as long as with a disk of `pace`
+    /// bytes a second.
+    ///
+    /// # Errors
+    /// There is no memory, or no thread.
+    pub(super) fn new(
+        file: &Arc<PackedFile>,
+        figures: &Arc<WeightStreamStats>,
+        streamed: Vec<usize>,
+        readahead: Readahead,
+        pace: Option<NonZeroU64>,
+    ) -> io::Result<Self> {
+        let (below, head): (Vec<usize>, Vec<usize>) =
+            streamed.iter().partition(|floor| **floor < file.layout().blocks);
+        // Sums over the head's outputs begin with the first of them, whichever way a pass goes.
+        let down = head.into_iter().chain(below.into_iter().rev()).collect();
+        let bytes = streamed.iter().map(|&floor| file.floor(floor).bytes()).max().unwrap_or(0);
+        let spare = (0..SLABS).map(|_| PageSlab::new(bytes)).collect::<io::Result<_>>()?;
+        let shared = Arc::new(ReaderShared::default());
+        let reader = ChunkReader { file: Arc::clone(file), figures: Arc::clone(figures), pace };
+        let desk = Arc::clone(&shared);
+        let reader = thread::Builder::new().name("weights".to_owned()).spawn(move || reader.serve(&desk))?;
+        Ok(Self {
+            file: Arc::clone(file),
+            figures: Arc::clone(figures),
+            shared,
+            reader: Some(reader),
+            readahead,
+            orders: [streamed, down],
+            spare,
+            loaded: Vec::new(),
+            asked: Vec::new(),
+        })
+    }
+
+    /// Has the floors read that a pass at `floor` needs next, which may not be one of the window's.
+    pub(super) fn approach(&mut self, floor: usize, heading: PassDirection) {
+        let wanted = self.wanted(floor, heading);
+        let shared = Arc::clone(&self.shared);
+        // What could not be read is tried again by whoever needs it.
+        drop(self.take_in(&mut shared.desk()));
+        self.arrange(&wanted);
+    }
+
+    /// The matrices of a streamed floor, once they are there; `meanwhile` is called before it waits for them.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub(super) fn reach(
+        &mut self,
+        floor: usize,
+        heading: PassDirection,
+        meanwhile: WaitCallback<'_>,
+    ) -> Result<&[PackedMatrix], WeightReadError> {
+        let wanted = self.wanted(floor, heading);
+        let bytes = |floor| self.file.floor(floor).bytes() as u64;
+        let ahead = wanted.get(1).filter(|next| self.place(**next, heading) > self.place(floor, heading));
+        let next_bytes = ahead.map_or(0, |next| bytes(*next));
+        let (shared, bytes) = (Arc::clone(&self.shared), bytes(floor));
+        let awaited = AwaitedChunk { shared: &shared, floor, bytes, next_bytes };
+        loop {
+            let failed = self.take_in(&mut shared.desk());
+            if let Some((_, error)) = failed.into_iter().find(|(failed, _)| *failed == floor) {
+                return Err(error);
+            }
+            self.arrange(&wanted);
+            if let Some(at) = self.loaded.iter().position(|loaded| loaded.floor == floor) {
+                return Ok(&self.loaded[at].matrices);
+            }
+            self.figures.waiting(|| {
+                meanwhile(&awaited);
+                let mut desk = shared.desk();
+                while desk.read.is_empty() && !desk.is_closed {
+                    desk = shared.changed.wait(desk).unwrap_or_else(PoisonError::into_inner);
+                }
+                if desk.read.is_empty() { Err(WeightReadError::ReaderEnded) } else { Ok(()) }
+            })?;
+        }
+    }
+
+    /// The floor and those after it, as many as the window has room for.
+    fn wanted(&self, floor: usize, heading: PassDirection) -> Vec<usize> {
+        let most = match self.readahead {
+            Readahead::Next => SLABS,
+            Readahead::Nothing => 1,
+        };
+        let (order, place) = (&self.orders[heading as usize], |floor| self.place(floor, heading));
+        let ahead = order.iter().filter(|other| place(**other) >= place(floor));
+        // Whoever has reached the head begins again with the first block; after a way down nobody knows.
+        let again = order.iter().filter(|_| heading == PassDirection::Up);
+        let mut wanted: Vec<usize> = Vec::with_capacity(most);
+        for &next in ahead.chain(again) {
+            let is_due = self.readahead == Readahead::Next || next == floor;
+            if wanted.len() < most && is_due && !wanted.contains(&next) {
+                wanted.push(next);
+            }
+        }
+        wanted
+    }
+
+    /// When a way comes to a floor.
+    fn place(&self, floor: usize, heading: PassDirection) -> (bool, usize) {
+        match (heading, floor < self.file.layout().blocks) {
+            (PassDirection::Down, true) => (true, usize::MAX - floor),
+            _ => (false, floor),
+        }
+    }
+
+    /// Takes what was read; what could not be, and why.
+    fn take_in(&mut self, desk: &mut ReadQueue) -> Vec<(usize, WeightReadError)> {
+        let mut failed = Vec::new();
+        for ReadChunk { floor, slab, outcome } in desk.read.drain(..) {
+            self.asked.retain(|&asked| asked != floor);
+            match outcome {
+                Ok(()) => {
+                    let of = self.file.floor(floor);
+                    let matrices = self.file.matrices(&of.pages, &of.parts, &slab, 0);
+                    self.loaded.push(LoadedChunk { floor, matrices, slab });
+                }
+                Err(error) => {
+                    self.spare.push(slab);
+                    failed.push((floor, error));
+                }
+            }
+        }
+        failed
+    }
+
+    /// Gives up what is not wanted, and has read what is.
+    fn arrange(&mut self, wanted: &[usize]) {
+        let missing = |window: &Self, floor: &usize| {
+            !window.asked.contains(floor) && window.loaded.iter().all(|loaded| loaded.floor != *floor)
+        };
+        if !wanted.iter().any(|floor| missing(self, floor)) {
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        let mut desk = shared.desk();
+        // Nobody has begun to read these.
+        for (floor, slab) in std::mem::take(&mut desk.wanted) {
+            if wanted.contains(&floor) {
+                desk.wanted.push_back((floor, slab));
+            } else {
+                self.asked.retain(|&asked| asked != floor);
+                self.spare.push(slab);
+            }
+        }
+        for floor in wanted {
+            if !missing(self, floor) {
+                continue;
+            }
+            let Some(slab) = self.spare.pop().or_else(|| self.give_up(wanted)) else { break };
+            self.asked.push(*floor);
+            match *floor == wanted[0] {
+                true => desk.wanted.push_front((*floor, slab)),
+                false => desk.wanted.push_back((*floor, slab)),
+            }
+        }
+        drop(desk);
+        shared.changed.notify_all();
+    }
+
+    /// The slab of a floor that is not wanted.
+    fn give_up(&mut self, wanted: &[usize]) -> Option<PageSlab> {
+        let at = self.loaded.iter().position(|loaded| !wanted.contains(&loaded.floor))?;
+        let LoadedChunk { matrices, slab, .. } = self.loaded.swap_remove(at);
+        drop(matrices);
+        Some(slab)
+    }
+}
+
+impl Drop for DoubleBuffer {
+    fn drop(&mut self) {
+        self.shared.close();
+        // A panic of the reader was told where it happened.
+        drop(self.reader.take().map(JoinHandle::join));
+    }
+}
+
+/// The thread that reads.
+struct ChunkReader {
+    file: Arc<PackedFile>,
+    figures: Arc<WeightStreamStats>,
+    pace: Option<NonZeroU64>,
+}
+
+impl ChunkReader {
+    fn serve(&self, shared: &ReaderShared) {
+        /// Nobody waits for a reader that is gone.
+        struct ReaderGuard<'a>(&'a ReaderShared);
+        impl Drop for ReaderGuard<'_> {
+            fn drop(&mut self) {
+                self.0.close();
+            }
+        }
+        let _closing = ReaderGuard(shared);
+        loop {
+            let mut desk = shared.desk();
+            while desk.wanted.is_empty() && !desk.is_closed {
+                desk = shared.changed.wait(desk).unwrap_or_else(PoisonError::into_inner);
+            }
+            if desk.is_closed {
+                return;
+            }
+            let Some((floor, mut slab)) = desk.wanted.pop_front() else { continue };
+            let (bytes, since) = (self.file.floor(floor).bytes() as u64, Instant::now());
+            desk.reading = Some((floor, bytes, since));
+            drop(desk);
+            self.figures.begin_read(since);
+            let outcome = self.read(floor, &mut slab, since);
+            let mut desk = shared.desk();
+            // Counted before anybody sees it.
+            self.figures.end_read(bytes, since);
+            desk.note(bytes, since);
+            desk.read.push(ReadChunk { floor, slab, outcome });
+            drop(desk);
+            shared.changed.notify_all();
+        }
+    }
+
+    fn read(&self, floor: usize, slab: &mut PageSlab, begun: Instant) -> Result<(), WeightReadError> {
+        let floor = self.file.floor(floor);
+        let into = slab.as_mut_slice().ok_or(WeightReadError::ReaderEnded)?;
+        let outcome = match failpoint::hit("weights.read") {
+            FailpointOutcome::Pass => self.file.load(&floor.pages, &floor.parts, into),
+            FailpointOutcome::Fail => Err(self.file.unreadable(io::Error::other("a test wants it"))),
+        };
+        if let Some(pace) = self.pace {
+            let due = begun + Duration::from_secs_f64(floor.bytes() as f64 / pace.get() as f64);
+            thread::sleep(due.saturating_duration_since(Instant::now()));
+        }
+        outcome
+    }
+}

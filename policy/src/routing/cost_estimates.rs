@@ -1,0 +1,96 @@
+//! What executors are taken to need, from what was seen of them.
+
+use super::PlacementRequest;
+use crate::perf::{
+    linear_fit::LinearFit,
+    linear_model::LinearModel,
+    serving::{ColdStart, LoraForm, RequestLoad, ServingModel},
+};
+
+/// What an executor is taken to need as long as one of them has not been seen to work: milliseconds for a step and each of
+/// its sequences, and for a prompt's tokens; a store of 1 GB/s. Alike for all, so only their proportions matter.
+pub const UNSEEN: ServingModel = ServingModel {
+    form: LoraForm::TrueRank,
+    decode: LinearModel { seconds_each: [5e-3, 1e-3, 1e-6, 1e-6] },
+    prefill: LinearModel { seconds_each: [5e-3, 1e-3, 1e-6] },
+    link: LinearFit { alpha: 0.0, beta: 0.0 },
+    store: LinearFit { alpha: 1e-9, beta: 5e-3 },
+    cold: ColdStart::Assisted,
+};
+
+/// What an executor takes, as far as it was seen.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CostEstimate {
+    /// What its timings say.
+    pub model: ServingModel,
+    /// Whether it has nothing to do, and they are old: it may have become faster, and nobody would notice.
+    pub is_stale: bool,
+}
+
+/// Who says what each of several executors is taken to need for a request: [`UNSEEN`] for all, unless all of them were seen to
+/// work. One whose timings are old counts as the fastest of the others until it is timed again: who was slow once would otherwise
+/// never be asked again, and so never be seen to be fast.
+#[derive(Debug)]
+pub struct EstimateSelector<'a> {
+    asked: &'a PlacementRequest,
+    are_seen: bool,
+    /// Of those whose timings are new.
+    fastest: Option<ServingModel>,
+}
+
+impl<'a> EstimateSelector<'a> {
+    /// Of all executors together.
+    #[must_use]
+    pub fn of(
+        asked: &'a PlacementRequest,
+        all: &(impl Iterator<Item = Option<CostEstimate>> + Clone),
+    ) -> Self {
+        let are_seen = all.clone().all(|seen| seen.is_some());
+        let seen = || all.clone().flatten();
+        // Only those whose timings are old are compared with it.
+        let is_needed = are_seen && seen().any(|seen| seen.is_stale);
+        let judge = Self { asked, are_seen, fastest: None };
+        let timed = seen().filter(|seen| is_needed && !seen.is_stale).map(|seen| seen.model);
+        Self { fastest: timed.reduce(|fastest, model| judge.faster(fastest, model)), ..judge }
+    }
+
+    /// What one of them is taken to need.
+    #[must_use]
+    pub fn model(&self, seen: Option<CostEstimate>) -> ServingModel {
+        match (seen, self.fastest) {
+            (Some(seen), Some(fastest)) if self.are_seen && seen.is_stale => self.faster(seen.model, fastest),
+            (Some(seen), _) if self.are_seen => seen.model,
+            _ => UNSEEN,
+        }
+    }
+
+    /// The one that takes less for the request; the first if both take the same.
+    fn faster(&self, one: ServingModel, other: ServingModel) -> ServingModel {
+        let load = RequestLoad::of(self.asked.rank, self.asked.prompt_tokens);
+        let takes =
+            |model: &ServingModel| model.prefill_s(load) + self.asked.answer_tokens * model.step_s(load);
+        if takes(&other) < takes(&one) { other } else { one }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::routing::Slo;
+
+    #[test]
+    fn who_was_slow_long_ago_is_tried_again() {
+        let asked = PlacementRequest { prompt_tokens: 10, rank: 8, slo: Slo::default(), answer_tokens: 20.0 };
+        let slow = ServingModel { decode: LinearModel { seconds_each: [5.0; 4] }, ..UNSEEN };
+        let seen = |model, is_stale| Some(CostEstimate { model, is_stale });
+        let judged = |all: &[Option<CostEstimate>]| {
+            let judge = EstimateSelector::of(&asked, &all.iter().copied());
+            all.iter().map(|seen| judge.model(*seen)).collect::<Vec<_>>()
+        };
+        assert_eq!(judged(&[seen(slow, false), seen(UNSEEN, false)]), [slow, UNSEEN]);
+        assert_eq!(judged(&[seen(slow, true), seen(UNSEEN, false)]), [UNSEEN, UNSEEN]);
+        assert_eq!(judged(&[seen(slow, false), seen(UNSEEN, true)]), [slow, UNSEEN]);
+        assert_eq!(judged(&[seen(slow, true), seen(UNSEEN, true)]), [slow, UNSEEN]);
+        assert_eq!(judged(&[seen(slow, false), None]), [UNSEEN, UNSEEN], "they are not compared");
+    }
+}

@@ -1,0 +1,364 @@
+//! What may happen to a fleet, and what must hold whatever happens.
+//!
+//! A world is a few seconds of a small fleet in which executors die, come back, drain, and are not as fast as their models say,
+//! messages are late or lost, and the machine's clock jumps. All of it is drawn from one seed, and a seed gives the same world
+//! to the byte. After every event:
+//!
+//! - a request has ended at most once, and was sent only where there was a place;
+//! - who chooses by promises has broken as few as could be;
+//! - nobody waits who could be sent and is not held back, and no executor does nothing though it could go on;
+//! - of one tenant, whoever came first was sent first, and no other tenants were sent more before it than the weights allow, where
+//!   nobody is held back for wanting more than a part.
+//!
+//! At the end everybody has been answered, or was refused or given up for being too late.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use policy::{
+    batch::BatchLimits,
+    fairness::burst_limit::FLOOD_SHARE,
+    perf::{
+        linear_fit::LinearFit,
+        linear_model::LinearModel,
+        serving::{ColdStart, LoraForm, ServingModel},
+    },
+    routing::{Availability, Candidate, PlacementRequest, RoutingPolicy, Slo, forecast},
+};
+use serde::Serialize;
+
+use super::{
+    FleetRequest, FleetSetup, GatewayKnowledge, LowerTier, Nanos, Prompts, RequestEnd, RequestOutcome,
+    SECOND, ServerSetup,
+    gateway::{DispatchedRequest, GatewayRequestState},
+    run::{FaultEvent, Network, Simulation},
+};
+use crate::random::RandomStream;
+
+/// No world has more events.
+const MAX_TURNS: usize = 1_000_000;
+
+/// When everything that is broken is mended again.
+const MENDED: Nanos = 6 * SECOND;
+
+/// What a world came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct ScenarioResult {
+    /// Requests.
+    pub requests: u64,
+    /// Of them, those that were answered.
+    pub answered: u64,
+    /// Sent again because an executor was gone.
+    pub sent_again: u64,
+    /// Deaths, joins, drains and jumps.
+    pub happenings: u64,
+    /// Events.
+    pub turns: u64,
+    /// A hash of all that became of everybody.
+    pub digest: u64,
+}
+
+/// Something that must hold does not.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("world {seed}: {what}")]
+pub struct InvariantBroken {
+    /// The world; it is the same again.
+    pub seed: u64,
+    /// What does not hold.
+    pub what: String,
+}
+
+/// Lives through a world.
+///
+/// # Errors
+/// Something that must hold does not.
+pub fn live(seed: u64) -> Result<ScenarioResult, InvariantBroken> {
+    let plan = FaultScenario::draw(seed);
+    let stream = RandomStream::new(seed, "network", 0);
+    let mut simulation =
+        Simulation::new(&plan.setup, &plan.requests).troubled(plan.network, stream, &plan.happenings);
+    let mut watch = InvariantWatch::new(&plan);
+    let broken = |what: String| InvariantBroken { seed, what };
+    let mut turns = 0;
+    while simulation.turn() {
+        turns += 1;
+        if turns > MAX_TURNS {
+            return Err(broken("it does not end".to_owned()));
+        }
+        watch.look(&simulation).map_err(broken)?;
+    }
+    let outcomes: Vec<RequestOutcome> = simulation.outcomes.iter().flatten().copied().collect();
+    if outcomes.len() < plan.requests.len() {
+        let lost = simulation.outcomes.iter().position(Option::is_none);
+        return Err(broken(format!("request {lost:?} is lost")));
+    }
+    let mut hasher = DefaultHasher::new();
+    outcomes.hash(&mut hasher);
+    Ok(ScenarioResult {
+        requests: outcomes.len() as u64,
+        answered: outcomes.iter().filter(|outcome| outcome.end == RequestEnd::Answered).count() as u64,
+        sent_again: outcomes.iter().map(|outcome| u64::from(outcome.sent.saturating_sub(1))).sum(),
+        happenings: plan.happenings.len() as u64,
+        turns: turns as u64,
+        digest: hasher.finish(),
+    })
+}
+
+/// What there is in a world, and what happens in it.
+#[derive(Debug)]
+struct FaultScenario {
+    setup: FleetSetup,
+    requests: Vec<FleetRequest>,
+    network: Network,
+    happenings: Vec<(Nanos, FaultEvent)>,
+}
+
+impl FaultScenario {
+    fn draw(seed: u64) -> Self {
+        let mut stream = RandomStream::new(seed, "world", 0);
+        let servers: Vec<ServerSetup> = (0..1 + stream.below(5)).map(|_| server(&mut stream)).collect();
+        let promise = |stream: &mut RandomStream, longest: f64| {
+            (stream.uniform() < 0.7).then(|| (stream.uniform() * longest) as u64)
+        };
+        let slo = Slo { ttft_us: promise(&mut stream, 1e6), tpot_us: promise(&mut stream, 60e3) };
+        // Half of the worlds choose by promises; the others live as well.
+        let policy = if stream.uniform() < 0.5 {
+            RoutingPolicy::RankAware
+        } else {
+            RoutingPolicy::ALL[stream.below(5)]
+        };
+        let weights = (0..4).map(|_| 1 + stream.below(3) as u64).collect();
+        // In every third world those who want more than their part are held back.
+        let flood_share = [FLOOD_SHARE, 1.0, 1.0][RandomStream::new(seed, "floods", 0).below(3)];
+        let setup = FleetSetup {
+            servers,
+            knowledge: GatewayKnowledge::Given,
+            policy,
+            slo,
+            weights,
+            flood_share,
+            seed,
+        };
+        let requests = requests(&mut stream);
+        let is_calm = stream.uniform() < 0.2;
+        let nanos = |stream: &mut RandomStream, longest: Nanos| (stream.uniform() * longest as f64) as Nanos;
+        let network = Network {
+            loss: if is_calm { 0.0 } else { stream.uniform() * 0.3 },
+            delay: if is_calm { 0 } else { nanos(&mut stream, SECOND / 50) },
+            silence: SECOND / 10 + nanos(&mut stream, SECOND / 2),
+            notice: nanos(&mut stream, SECOND / 3),
+        };
+        let happenings = if is_calm { Vec::new() } else { happenings(&mut stream, setup.servers.len()) };
+        Self { setup, requests, network, happenings }
+    }
+}
+
+fn server(stream: &mut RandomStream) -> ServerSetup {
+    let line = LinearFit { alpha: stream.uniform() * 1e-9, beta: stream.uniform() * 1e-3 };
+    let model = ServingModel {
+        form: if stream.uniform() < 0.5 { LoraForm::Padded } else { LoraForm::TrueRank },
+        decode: LinearModel {
+            seconds_each: [
+                1e-3 + stream.uniform() * 0.03,
+                stream.uniform() * 2e-3,
+                stream.uniform() * 1e-6,
+                stream.uniform() * 1e-5,
+            ],
+        },
+        prefill: LinearModel {
+            seconds_each: [stream.uniform() * 0.03, stream.uniform() * 1e-3, stream.uniform() * 1e-6],
+        },
+        link: line,
+        store: line,
+        cold: if stream.uniform() < 0.5 { ColdStart::Assisted } else { ColdStart::Waits },
+    };
+    ServerSetup {
+        model,
+        costs: None,
+        prompts: if stream.uniform() < 0.5 { Prompts::Preempt } else { Prompts::Beside },
+        limits: BatchLimits {
+            max_running: 1 + stream.below(6),
+            chunk_tokens: 16 + stream.below(100),
+            scored_tokens: 1,
+        },
+        adapter_slots: 1 + stream.below(4),
+        below: LowerTier::Host,
+        rank_bytes: 1 << 20,
+        kv_tokens: 200 + stream.below(2000) as u64,
+    }
+}
+
+/// Four tenants, one of whom may ask ten times as much as all others.
+fn requests(stream: &mut RandomStream) -> Vec<FleetRequest> {
+    let flood = stream.uniform();
+    let mut requests: Vec<FleetRequest> = (0..5 + stream.below(60))
+        .map(|_| FleetRequest {
+            at: (stream.uniform() * 3.0 * SECOND as f64) as Nanos,
+            tenant: if stream.uniform() < flood { 0 } else { stream.below(4) as u16 },
+            adapter: stream.below(8) as u32,
+            rank: [0, 8, 16, 64, 128][stream.below(5)],
+            prompt: 1 + stream.below(80) as u32,
+            answer: 1 + stream.below(60) as u32,
+            patience: (stream.uniform() < 0.3).then(|| (stream.uniform() * 4.0 * SECOND as f64) as Nanos),
+        })
+        .collect();
+    requests.sort_by_key(|request| request.at);
+    requests
+}
+
+fn happenings(stream: &mut RandomStream, servers: usize) -> Vec<(Nanos, FaultEvent)> {
+    let mut all: Vec<(Nanos, FaultEvent)> = (0..stream.below(12))
+        .map(|_| {
+            let at = (stream.uniform() * MENDED as f64) as Nanos;
+            let (server, slowness) = (stream.below(servers), 0.3 + 3.0 * stream.uniform());
+            let happening = match stream.below(8) {
+                0..3 => FaultEvent::Dies(server),
+                3 | 4 => FaultEvent::Joins(server, slowness),
+                5 => FaultEvent::Drains(server),
+                6 => FaultEvent::Reopens(server),
+                _ => FaultEvent::Jumps(((stream.uniform() - 0.5) * 20.0 * SECOND as f64) as i64),
+            };
+            (at, happening)
+        })
+        .collect();
+    // In the end the first is there, and of the others most; who is gone by then never comes back.
+    let comes_back: Vec<usize> =
+        (0..servers).filter(|server| *server == 0 || stream.uniform() < 0.7).collect();
+    all.extend(comes_back.into_iter().flat_map(|server| {
+        [(MENDED, FaultEvent::Joins(server, 1.0)), (MENDED + SECOND, FaultEvent::Reopens(server))]
+    }));
+    all.sort_by_key(|(at, _)| *at);
+    all
+}
+
+/// Keeps its own books, and compares.
+#[derive(Debug)]
+struct InvariantWatch<'a> {
+    plan: &'a FaultScenario,
+    /// Of each tenant: tokens it was charged, or has come to where that is more.
+    spent: [u64; 4],
+    /// Tokens that were given back.
+    refunds: u64,
+    largest: u64,
+    sent: Vec<u32>,
+    /// What each was charged last, until that is given back.
+    charged: Vec<u64>,
+    /// When each was first seen in the queue: tokens of all other tenants by then.
+    others_before: Vec<Option<u64>>,
+}
+
+impl<'a> InvariantWatch<'a> {
+    fn new(plan: &'a FaultScenario) -> Self {
+        let requests = plan.requests.len();
+        let costs = plan.requests.iter().map(|request| u64::from(request.prompt) + 64);
+        Self {
+            plan,
+            spent: [0; 4],
+            refunds: 0,
+            largest: costs.max().unwrap_or(0),
+            sent: vec![0; requests],
+            charged: vec![0; requests],
+            others_before: vec![None; requests],
+        }
+    }
+
+    fn look(&mut self, simulation: &Simulation<'_>) -> Result<(), String> {
+        if let Some(id) = simulation.ended_twice.first() {
+            return Err(format!("request {id} has ended twice"));
+        }
+        // Who is back from the dead gave its tenant its charge back, whether or not it has gone again by now.
+        let sent_now = || simulation.sent_now.iter().flatten();
+        let waits = |id: &usize| simulation.gateway.states[*id] == GatewayRequestState::Waiting;
+        let waiting = (0..self.sent.len()).filter(waits);
+        for id in waiting.chain(sent_now().map(|(sent, _)| sent.id)) {
+            self.refunds += std::mem::take(&mut self.charged[id]);
+        }
+        for (sent, candidates) in sent_now() {
+            self.choice(sent, candidates)?;
+            self.turn(sent)?;
+        }
+        if simulation.gateway.keeps_somebody_waiting() {
+            return Err("somebody waits who could be sent".to_owned());
+        }
+        if simulation.idlers() > 0 {
+            return Err("an executor does nothing though it could go on".to_owned());
+        }
+        for (id, state) in simulation.gateway.states.iter().enumerate() {
+            if *state == GatewayRequestState::Waiting
+                && self.sent[id] == 0
+                && self.others_before[id].is_none()
+            {
+                self.others_before[id] = Some(self.others(self.plan.requests[id].tenant));
+            }
+        }
+        Ok(())
+    }
+
+    fn others(&self, tenant: u16) -> u64 {
+        (0..4).filter(|other| *other != usize::from(tenant)).map(|other| self.spent[other]).sum()
+    }
+
+    fn choice(&self, sent: &DispatchedRequest, candidates: &[Candidate]) -> Result<(), String> {
+        let DispatchedRequest { id, asked, choice, .. } = sent;
+        let chosen = &candidates[choice.executor];
+        if chosen.availability != Availability::Open || chosen.requests() >= chosen.places {
+            return Err(format!("request {id} was sent where there is no place"));
+        }
+        let open = || candidates.iter().filter(|one| one.availability == Availability::Open);
+        let least = open().map(|one| broken_promises(asked, one)).min();
+        if self.plan.setup.policy == RoutingPolicy::RankAware && Some(broken_promises(asked, chosen)) != least
+        {
+            return Err(format!("request {id} breaks a promise that another executor would keep"));
+        }
+        Ok(())
+    }
+
+    /// Whether it was its turn.
+    fn turn(&mut self, sent: &DispatchedRequest) -> Result<(), String> {
+        let request = &self.plan.requests[sent.id];
+        let tenant = usize::from(request.tenant);
+        let is_first = self.sent[sent.id] == 0;
+        self.sent[sent.id] += 1;
+        let by_weight = self.plan.setup.flood_share == 1.0;
+        if is_first
+            && by_weight
+            && let Some(before) = self.others_before[sent.id]
+        {
+            let weights = &self.plan.setup.weights;
+            let own = self.spent[tenant] + self.ahead(sent.id) + 2 * self.largest;
+            let allowed: u64 = (0..4)
+                .filter(|other| *other != tenant)
+                .map(|other| own * weights[other] / weights[tenant] + 2 * self.largest)
+                .sum();
+            let passed = self.others(request.tenant) - before;
+            if passed > allowed + self.refunds {
+                return Err(format!(
+                    "{passed} tokens of others went before request {}, of {allowed} that may and {} given back",
+                    sent.id, self.refunds
+                ));
+            }
+        }
+        self.charged[sent.id] = sent.cost_tokens;
+        let cost = u64::from(request.prompt) + u64::from(request.answer);
+        self.refunds += sent.cost_tokens.saturating_sub(cost);
+        self.spent[tenant] += sent.cost_tokens.max(cost);
+        Ok(())
+    }
+
+    /// Tokens of the same tenant that came before it and were not sent when it was.
+    fn ahead(&self, id: usize) -> u64 {
+        let tenant = self.plan.requests[id].tenant;
+        let earlier = self.plan.requests[..id].iter().filter(|request| request.tenant == tenant);
+        earlier.map(|request| u64::from(request.prompt) + u64::from(request.answer)).sum()
+    }
+}
+
+/// By the forecast, compared here.
+fn broken_promises(asked: &PlacementRequest, candidate: &Candidate) -> usize {
+    let forecast = forecast(asked, candidate);
+    let promised = [
+        (forecast.ttft_us, asked.slo.ttft_us),
+        (forecast.tpot_us, asked.slo.tpot_us),
+        (forecast.tpot_us, candidate.promised_tpot_us),
+    ];
+    promised.into_iter().filter(|(us, promised)| promised.is_some_and(|promised| *us > promised)).count()
+}

@@ -1,0 +1,364 @@
+//! One step: the gradient of a batch, and what AdamW makes of it.
+//!
+//! # Layout
+//!
+//! - this file: steps from examples and from pairs
+//! - `distil`: what another model says, learned
+//! - `gather`: gradients gathered over several batches
+//! - `part`: batches cut into parts; [`lanes`]: parts that go through the model at the same time
+
+mod distil;
+mod grad_accumulation;
+mod microbatch;
+pub mod microbatch_pool;
+
+use std::{error::Error, ops::Range};
+
+use kernels::lora::{LayoutError, LoraPrecision};
+use model::{
+    adapter::MethodWeights,
+    backward::{self, Dropout, Gradients, SavedScope, Tape, TrainError, TrainableAdapter, Trainer},
+    forward::ModelContext,
+};
+
+use policy::random::Rng;
+
+use crate::{
+    data::{Example, PreferencePair},
+    loss::{self, PairAnswer},
+    optimizer::{Hyperparameters, OptimizerState, clip_global_norm},
+};
+
+pub use self::{
+    distil::DistillScore,
+    grad_accumulation::{BatchOutput, Direction, SequenceSample},
+};
+
+use self::{
+    microbatch::{Inputs, parts, rows},
+    microbatch_pool::{BorrowedBase, MicrobatchPool, RowCount as _},
+};
+
+/// Rows that go through the model together. More would only take memory: every row's bits are its own.
+pub const BATCH_ROWS: usize = 512;
+
+/// Rows under way at once, of which everything is kept on the way forward. Longer sequences are under way alone, and the way back
+/// computes them once more.
+const KEPT_ROWS: usize = 1024;
+
+/// Tells the numbers that decide what is dropped from others of the same seed.
+const DROPOUT: u64 = 0x6472_6f70_6f75_7421;
+
+/// Why a step was not made.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainStepError<E: Error + 'static> {
+    /// The base layers were not evaluated.
+    #[error(transparent)]
+    Train(#[from] TrainError<E>),
+    /// The adapter's matrices have shapes that the kernels do not take.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// The loss or its gradient is no number.
+    #[error(
+        "the {what} of step {step} is not a number: lower the learning rate, or look at the data of this step"
+    )]
+    NotANumber {
+        /// Loss or gradient.
+        what: &'static str,
+        /// Counted from 1.
+        step: u64,
+    },
+}
+
+/// What a step came to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepResult {
+    /// The mean over weights, or over pairs, before the step.
+    pub loss: f64,
+    /// Length of the gradient, before it was shortened.
+    pub grad_norm: f64,
+    /// Rows that went through the model.
+    pub rows: usize,
+}
+
+/// An adapter that learns over base layers of somebody else.
+#[derive(Debug)]
+pub struct TrainState<B> {
+    lanes: MicrobatchPool<B>,
+    /// How the adapter is kept where it will be served.
+    precision: LoraPrecision,
+    /// What it is now.
+    pub method: MethodWeights,
+    /// What it began as, which DPO compares with.
+    start: TrainableAdapter,
+    /// The optimizer.
+    pub state: OptimizerState,
+    /// What the adapter's matrices are not given while it learns from examples, if anything.
+    dropout: Option<Dropout>,
+    gradients: Gradients,
+}
+
+impl<B: BorrowedBase> TrainState<B> {
+    /// An adapter that begins as `start`.
+    ///
+    /// # Errors
+    /// Its matrices have shapes that the kernels do not take.
+    pub fn new(
+        lanes: MicrobatchPool<B>,
+        precision: LoraPrecision,
+        start: MethodWeights,
+    ) -> Result<Self, TrainStepError<B::Error>> {
+        let lengths: Vec<usize> = start.tensors().into_iter().map(<[f32]>::len).collect();
+        let learner = TrainableAdapter::new(&start, &lanes.model().config, precision)?;
+        let (state, gradients) = (OptimizerState::new(&lengths), Gradients::zero(&start));
+        Ok(Self { lanes, precision, method: start, start: learner, state, dropout: None, gradients })
+    }
+
+    /// The same, with a share of what the adapter's matrices are given dropped while it learns from examples; which, `seed`
+    /// decides. Preferences, and what is only judged, are computed with all of it.
+    #[must_use]
+    pub fn with_dropout(self, rate: f64, seed: u64) -> Self {
+        let key = Rng::seeded(seed ^ DROPOUT).bits(0);
+        Self { dropout: (rate > 0.0).then_some(Dropout { rate, key }), ..self }
+    }
+
+    /// Numbers that are learned.
+    #[must_use]
+    pub fn parameters(&self) -> usize {
+        self.method.tensors().into_iter().map(<[f32]>::len).sum()
+    }
+
+    /// The model that it learns on.
+    #[must_use]
+    pub fn model(&self) -> &ModelContext {
+        self.lanes.model()
+    }
+
+    /// Learns from `examples`: the mean of their weighted tokens becomes likelier.
+    ///
+    /// # Errors
+    /// The executor is gone, or the gradient is no number; the adapter is as it was.
+    pub fn learn(
+        &mut self,
+        examples: &[&Example],
+        hyper: &Hyperparameters,
+        max_norm: f64,
+    ) -> Result<StepResult, TrainStepError<B::Error>> {
+        let total = weight(examples);
+        let mut numbers = 0..;
+        let inputs = |part: &[&Example]| {
+            let dropouts = part.iter().zip(&mut numbers).filter_map(|(_, number)| self.dropped(number));
+            let inputs = Inputs::of(part).dropping(dropouts);
+            let loss = WeightedMean { weights: inputs.weights.clone(), total, sum: 0.0 };
+            (inputs, loss)
+        };
+        let inputs: Vec<_> = parts(examples, rows).map(inputs).collect();
+        self.teach(inputs, total, hyper, max_norm)
+    }
+
+    /// A step against the losses of parts, whose sum over `total` is what became of them before it.
+    fn teach<L: TokenLoss + Send>(
+        &mut self,
+        inputs: Vec<(Inputs, L)>,
+        total: f64,
+        hyper: &Hyperparameters,
+        max_norm: f64,
+    ) -> Result<StepResult, TrainStepError<B::Error>> {
+        let learner = self.learner()?;
+        self.gradients.clear();
+        let parts = inputs.into_iter().zip(self.gradients.turns());
+        let learned = self.lanes.each(parts, |trainer, ((inputs, mut loss), turn)| {
+            let tape = forward(trainer, &learner, &inputs)?;
+            let rows = tape.rows();
+            trainer.reverse(&learner, tape, &mut loss, turn)?;
+            Ok((loss.sum(), rows))
+        })?;
+        let (sum, rows) = summed(learned);
+        self.step(sum / total, rows, hyper, max_norm)
+    }
+
+    /// Learns to prefer the better answers of `pairs` (DPO).
+    ///
+    /// # Errors
+    /// As [`learn`](Self::learn).
+    pub fn prefer(
+        &mut self,
+        pairs: &[&PreferencePair],
+        beta: f64,
+        hyper: &Hyperparameters,
+        max_norm: f64,
+    ) -> Result<StepResult, TrainStepError<B::Error>> {
+        let learner = self.learner()?;
+        let (start, scale) = (&self.start, 1.0 / pairs.len() as f64);
+        self.gradients.clear();
+        let parts = pairs.iter().map(|pair| of_pair(pair)).zip(self.gradients.turns());
+        let learned = self.lanes.each(parts, |trainer, (inputs, turn)| {
+            let reference = log_probabilities(trainer, start, &inputs)?;
+            let tape = forward(trainer, &learner, &inputs)?;
+            let rows = 2 * tape.rows();
+            let values = trainer.log_probabilities(&learner, &tape)?;
+            let compared = compared(&inputs, &values, &reference, beta);
+            let gradients = [compared.chosen_gradients, compared.rejected_gradients].concat();
+            trainer.reverse(&learner, tape, &mut FixedGradients { gradients, scale }, turn)?;
+            Ok((compared.loss, rows))
+        })?;
+        let (sum, rows) = summed(learned);
+        self.step(sum / pairs.len() as f64, rows, hyper, max_norm)
+    }
+
+    /// The mean loss of examples that nothing is learned from; nothing of none.
+    ///
+    /// # Errors
+    /// The executor is gone.
+    pub fn evaluate(&mut self, examples: &[&Example]) -> Result<Option<f64>, TrainStepError<B::Error>> {
+        let learner = self.learner()?;
+        let losses = self.lanes.each(parts(examples, rows).map(Inputs::of), |trainer, inputs| {
+            let values = log_probabilities(trainer, &learner, &inputs)?;
+            Ok(loss::cross_entropy(&values, &inputs.weights).loss)
+        });
+        let (sum, total) = (losses?.into_iter().fold(0.0, |sum, loss| sum + loss), weight(examples));
+        Ok((total > 0.0).then(|| sum / total))
+    }
+
+    /// The mean loss of pairs that nothing is learned from; nothing of none.
+    ///
+    /// # Errors
+    /// The executor is gone.
+    pub fn evaluate_pairs(
+        &mut self,
+        pairs: &[&PreferencePair],
+        beta: f64,
+    ) -> Result<Option<f64>, TrainStepError<B::Error>> {
+        let learner = self.learner()?;
+        let start = &self.start;
+        let losses = self.lanes.each(pairs.iter().map(|pair| of_pair(pair)), |trainer, inputs| {
+            let reference = log_probabilities(trainer, start, &inputs)?;
+            let values = log_probabilities(trainer, &learner, &inputs)?;
+            Ok(compared(&inputs, &values, &reference, beta).loss)
+        });
+        let sum = losses?.into_iter().fold(0.0, |sum, loss| sum + loss);
+        Ok((!pairs.is_empty()).then(|| sum / pairs.len() as f64))
+    }
+
+    /// Forgets the gradients that were gathered.
+    pub fn forget(&mut self) {
+        self.gradients.clear();
+    }
+
+    fn learner(&self) -> Result<TrainableAdapter, TrainStepError<B::Error>> {
+        Ok(TrainableAdapter::new(&self.method, &self.model().config, self.precision)?)
+    }
+
+    /// What is dropped of an example of this step.
+    fn dropped(&self, number: u64) -> Option<Dropout> {
+        let Dropout { rate, key } = self.dropout?;
+        let of_step = Rng::keyed(key).bits(self.state.step);
+        Some(Dropout { rate, key: Rng::keyed(of_step).bits(number) })
+    }
+
+    fn step(
+        &mut self,
+        loss: f64,
+        rows: usize,
+        hyper: &Hyperparameters,
+        max_norm: f64,
+    ) -> Result<StepResult, TrainStepError<B::Error>> {
+        let not_a_number = |what| TrainStepError::NotANumber { what, step: self.state.step + 1 };
+        if !loss.is_finite() {
+            return Err(not_a_number("loss"));
+        }
+        let grad_norm = clip_global_norm(&mut self.gradients.tensors_mut(), max_norm);
+        if !grad_norm.is_finite() {
+            return Err(not_a_number("gradient"));
+        }
+        self.state.step(hyper, &mut self.method.tensors_mut(), &self.gradients.tensors());
+        Ok(StepResult { loss, grad_norm, rows })
+    }
+}
+
+fn forward<B: BorrowedBase>(
+    trainer: &mut Trainer<B>,
+    learner: &TrainableAdapter,
+    inputs: &Inputs,
+) -> Result<Tape, TrainError<B::Error>> {
+    trainer.set_keep(if inputs.rows() > KEPT_ROWS { SavedScope::Inputs } else { SavedScope::All });
+    trainer.forward(learner, &inputs.examples())
+}
+
+fn log_probabilities<B: BorrowedBase>(
+    trainer: &mut Trainer<B>,
+    learner: &TrainableAdapter,
+    inputs: &Inputs,
+) -> Result<Vec<f32>, TrainError<B::Error>> {
+    trainer.set_keep(SavedScope::Inputs);
+    let tape = trainer.forward(learner, &inputs.examples())?;
+    trainer.log_probabilities(learner, &tape)
+}
+
+/// Losses and rows of all parts, in their order.
+fn summed(parts: Vec<(f64, usize)>) -> (f64, usize) {
+    parts.into_iter().fold((0.0, 0), |(sum, rows), (loss, own)| (sum + loss, rows + own))
+}
+
+fn of_pair(pair: &PreferencePair) -> Inputs {
+    Inputs::of(&[&pair.chosen, &pair.rejected])
+}
+
+fn weight(examples: &[&Example]) -> f64 {
+    examples.iter().flat_map(|example| &example.weights).copied().map(f64::from).sum()
+}
+
+fn compared(inputs: &Inputs, values: &[f32], reference: &[f32], beta: f64) -> loss::DpoResult {
+    let (first, second) = (0..inputs.counts[0], inputs.counts[0]..values.len());
+    let answer = |range: Range<usize>| PairAnswer {
+        logprobs: &values[range.clone()],
+        reference_logprobs: &reference[range.clone()],
+        weights: &inputs.weights[range],
+    };
+    loss::dpo(beta, answer(first), answer(second))
+}
+
+/// A loss that is summed over tokens.
+trait TokenLoss: backward::Loss {
+    /// Of those so far.
+    fn sum(&self) -> f64;
+}
+
+/// The mean of weighted tokens, of which this is a part.
+struct WeightedMean {
+    weights: Vec<f32>,
+    total: f64,
+    sum: f64,
+}
+
+impl TokenLoss for WeightedMean {
+    fn sum(&self) -> f64 {
+        self.sum
+    }
+}
+
+impl backward::Loss for WeightedMean {
+    #[expect(clippy::cast_possible_truncation, reason = "gradients are numbers of 32 bits")]
+    fn gradients(&mut self, targets: Range<usize>, log_probabilities: &[f32], gradients: &mut [f32]) {
+        let evaluated = loss::cross_entropy(log_probabilities, &self.weights[targets]);
+        self.sum += evaluated.loss;
+        for (to, gradient) in gradients.iter_mut().zip(evaluated.gradients) {
+            *to = (f64::from(gradient) / self.total) as f32;
+        }
+    }
+}
+
+/// Gradients that are known, and how much of them counts.
+struct FixedGradients {
+    gradients: Vec<f32>,
+    scale: f64,
+}
+
+impl backward::Loss for FixedGradients {
+    #[expect(clippy::cast_possible_truncation, reason = "gradients are numbers of 32 bits")]
+    fn gradients(&mut self, targets: Range<usize>, _log_probabilities: &[f32], gradients: &mut [f32]) {
+        for (to, &gradient) in gradients.iter_mut().zip(&self.gradients[targets]) {
+            *to = (f64::from(gradient) * self.scale) as f32;
+        }
+    }
+}
