@@ -20,7 +20,7 @@
 //!
 //! # Layout
 //!
-//! - `guide`: the side of a sequence. `compiling`, `looking`: the threads. [`GrammarWorkers`], here: all of them.
+//! - `grammar_state`: the side of a sequence. `compile_workers`, `mask_workers`: the threads. [`GrammarWorkers`], here: all of them.
 
 mod compile_workers;
 mod grammar_state;

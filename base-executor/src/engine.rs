@@ -7,18 +7,18 @@
 //! # Layout
 //!
 //! - [`event`]: what the loop reacts to.
-//! - `queues`: every sequence, by how far it is; `tiers`: the adapters; `computing`: the pass and who shares it.
-//! - `calls`: answers about adapters and figures.
+//! - `queues`: every sequence, by how far it is; `adapter_tiers`: the adapters; `model_runner`: the pass and who shares it.
+//! - `control_replies`: answers about adapters and figures.
 //! - `requests`: a request becomes a sequence. [`admission`]: which are refused, and with what words.
-//! - `cold`: requests that wait for their adapter to reach the device, or for keys and values to come back to it.
+//! - `waiting_for_adapter`: requests that wait for their adapter to reach the device, or for keys and values to come back to it.
 //! - `memory`: blocks that go to the tiers below the device, and come back.
 //! - `sequence`: one request: its tokens, its blocks, its sampling.
-//! - `drafts`: tokens drafted for a step, to be verified in it. `commission`: by whom. `growing`: for several sequences at once. `meanwhile`: those drafted during one. `pace`: what steps
+//! - `drafts`: tokens drafted for a step, to be verified in it. `drafter_state`: by whom. `tree_drafting`: for several sequences at once. `overlapped_drafting`: those drafted during one. `step_cost`: what steps
 //!   take.
 //! - `schedule`: carries out what `policy::batch` decides: who is let in, takes part in a step, or gives way.
 //! - `postprocess`: from logits to outputs.
-//! - `shortage`: steps that the device has no memory for.
-//! - `outboxes`: outputs on their way to the gateways.
+//! - `oom_fallback`: steps that the device has no memory for.
+//! - `output_queues`: outputs on their way to the gateways.
 //! - [`layers`]: the layer service in the same thread.
 //!
 //! # Invariants

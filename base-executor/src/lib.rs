@@ -5,22 +5,22 @@
 //! - [`config`]: the settings.
 //! - [`bench`]: `base-executor bench`, which times the forward pass alone.
 //! - [`check`]: `base-executor check`, which says whether an adapter can be used, and why not.
-//! - [`probe`]: `base-executor device`, which says whether a device can be used, and why not.
-//! - [`resident`]: the model: forward pass, adapter loader, facts.
+//! - [`device_check`]: `base-executor device`, which says whether a device can be used, and why not.
+//! - [`model_loader`]: the model: forward pass, adapter loader, facts.
 //! - [`engine`]: the compute thread: schedule, run, postprocess.
 //! - [`budget`]: what of the host's memory may be held, and by what.
-//! - [`device_bytes`]: how keys and values and adapters divide the device.
-//! - [`memory`], [`below`]: the tiers of keys and values as they are set; the bytes that are not on the device.
-//! - `caller`: whose request or call something is.
-//! - [`author`]: who drafts for a sequence. [`grammars`]: what may come next in one that has to look like something.
+//! - [`device_memory_split`]: how keys and values and adapters divide the device.
+//! - [`memory`], [`kv_offload`]: the tiers of keys and values as they are set; the bytes that are not on the device.
+//! - `request_key`: whose request or call something is.
+//! - [`drafter`]: who drafts for a sequence. [`constrained_decoding`]: what may come next in one that has to look like something.
 //! - [`adapters`], [`loader`]: adapters of the host tier and their budget; the thread that brings them in.
 //! - [`placement`], [`device`]: which adapters the device holds, as the engine sees it; the device tier.
-//! - [`costs`]: what a cold start costs here, and which way is the shorter.
-//! - `alone`: the layer service without an engine, over a base of any architecture.
-//! - [`images`], [`workers`]: adapters as sealed images; the processes that compute them through shared memory.
+//! - [`cold_start_model`]: what a cold start costs here, and which way is the shorter.
+//! - `layer_server`: the layer service without an engine, over a base of any architecture.
+//! - [`adapter_images`], [`workers`]: adapters as sealed images; the processes that compute them through shared memory.
 //! - `streaming`: a base whose weights come from a disk.
-//! - [`service`]: the socket the gateways talk to.
-//! - [`progress`], [`pulse`], `systemd`: how far it is, that it lives, and who is told.
+//! - [`gateway_server`]: the socket the gateways talk to.
+//! - [`progress`], [`heartbeat`], `systemd`: how far it is, that it lives, and who is told.
 //! - `failpoints`: where tests may interfere.
 //! - `process`: cores, signals, log.
 //!

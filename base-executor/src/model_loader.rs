@@ -3,7 +3,7 @@
 //! # Layout
 //!
 //! - this file: what is served, and how adapters are read for it
-//! - `opening`: the script by which a base is opened on any device
+//! - `base_device`: the script by which a base is opened on any device
 //! - [`cpu`], [`cuda`]: the base on the host's own cores, and on a GPU
 //! - `drafting`: drafts that are models, over its first layers or beside it
 //! - `base`: where the weights come from, and what lends them to split clients

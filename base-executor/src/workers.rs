@@ -3,8 +3,8 @@
 //! # Layout
 //!
 //! - `service`: the thread that seats them, offers images and notices who is gone.
-//! - `assistant`: the executor's side of the board; a pass on the CPU has it to itself.
-//! - [`bridge`]: where a device computes, the thread that has it instead.
+//! - `work_dispatcher`: the executor's side of the board; a pass on the CPU has it to itself.
+//! - [`gpu_bridge`]: where a device computes, the thread that has it instead.
 //!
 //! # Invariants
 //!

@@ -1,8 +1,8 @@
 //! A fleet, part by part, each beside what it could be without: what Envoy and the picker add to a request, how soon an adapter
 //! is everywhere, what the first cold adapter of a new host takes, and how soon a gateway that knows ten thousand is there.
 //!
-//! - [`front`]: Envoy and the picker. [`hosts`]: deployments that share a PostgreSQL and a bucket.
-//! - [`through`], [`visible`], [`cold`], [`registered`]: the measurements, in that order.
+//! - [`envoy`]: Envoy and the picker. [`hosts`]: deployments that share a PostgreSQL and a bucket.
+//! - [`via_envoy`], [`propagation`], [`cold`], [`registered`]: the measurements, in that order.
 
 mod cold;
 mod envoy;

@@ -7,7 +7,7 @@
 //! # Layout
 //!
 //! - [`lab`]: what all benchmarks share: the device, the shape, the rows. [`sizes`]: how much is measured.
-//! - [`ceilings`]: what the device itself reaches. [`work`]: the bytes and operations of a shape. [`peer`]: PyTorch's
+//! - [`roofline`]: what the device itself reaches. [`work`]: the bytes and operations of a shape. [`peer`]: PyTorch's
 //!   figures, which `scripts/gpu-peer.py` has written. [`fit`]: a straight line and how well it fits.
 //! - [`streams`], [`adapters`]: a model in this process, and adapters on its device.
 //! - [`decode`], [`prefill`], [`overhead`], [`ranks`], [`link`]: benchmarks in this process.

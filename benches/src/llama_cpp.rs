@@ -1,7 +1,7 @@
 //! Ours beside llama.cpp, on the same cores: the forward pass beside its measuring tools, Holobiont beside its server.
 //!
-//! - [`setup`]: both sides, made ready once; [`contest`]: a figure of ours beside the peer's two formats.
-//! - [`decode`], [`prefill`], [`batch`], [`neighbour`]: the forward pass. [`accuracy`]: how exact it is.
+//! - [`setup`]: both sides, made ready once; [`peer_compare`]: a figure of ours beside the peer's two formats.
+//! - [`decode`], [`prefill`], [`batch`], [`noisy_neighbour`]: the forward pass. [`accuracy`]: how exact it is.
 //! - [`adapters`], [`burst`], [`overload`], [`startup`], [`drafts`], [`forms`]: the servers; [`servers`]: what all of them start.
 
 mod accuracy;

@@ -4,13 +4,13 @@
 //!
 //! - [`suite`]: a run, from what was asked for to the lines that are printed;
 //! - [`limits`] (what the machine can do), [`llama_cpp`] (beside its tools and its server), [`xab`], [`board`], [`cold`] (cold starts, decode in their modes,
-//!   and the crossover), [`executors`], [`far`] (one on another host), [`split`] (split clients: rate and calls, batching, beside resident requests,
-//!   masking), [`gpu`], [`reality`] and [`forecast`] (the simulator beside what it simulates), [`fleet`] (hosts that share servers), [`fairness`] (tenants beside each other),
+//!   and the crossover), [`executors`], [`remote_executor`] (one on another host), [`split`] (split clients: rate and calls, batching, beside resident requests,
+//!   masking), [`gpu`], [`sim_validation`] and [`forecast`] (the simulator beside what it simulates), [`fleet`] (hosts that share servers), [`fairness`] (tenants beside each other),
 //!   [`perf_model`] (what ranks cost), [`picker`] (a host for each request), [`stream`] (a base that comes from a disk), [`grammar`] (answers of a form),
 //!   [`many_cores`] (the pass on more cores than there are): the benchmarks;
-//! - [`ours`] and [`peer`]: how each side is driven, by its measuring command and as a server;
+//! - [`holobiont_runner`] and [`peer`]: how each side is driven, by its measuring command and as a server;
 //! - [`measure`], [`report`], [`plot`]: alternation, medians and spreads, and the rows and pictures they become;
-//! - [`planted`]: a draft that is told the answer; [`asking`]: what an engine in this process is asked; [`http`], [`lora`], [`adapters`], [`workload`], [`arrivals`]: streamed requests, generated adapters, in files and in memory, prompts
+//! - [`oracle_draft`]: a draft that is told the answer; [`requests`]: what an engine in this process is asked; [`http`], [`lora`], [`adapters`], [`workload`], [`arrivals`]: streamed requests, generated adapters, in files and in memory, prompts
 //!   for the servers, and when they come;
 //! - `servers`: the real PostgreSQL and the bucket of the tests;
 //! - [`process`], [`machine`]: child processes that never outlive the harness, and the cores all of them share.

@@ -1,7 +1,7 @@
 //! The simulator beside what it simulates: a cost model fitted to a deployment, and the same requests through both.
 //!
 //! - [`probe`]: what steps take in a deployment. [`costs`]: copies too, and fits the model.
-//! - [`workloads`]: who asks what. [`talk`]: clients that ask it.
+//! - [`workloads`]: who asks what. [`dialogue`]: clients that ask it.
 //! - [`deployment`]: whom they ask.
 
 pub(crate) mod costs;

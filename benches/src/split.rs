@@ -6,7 +6,7 @@
 //! - [`executor`]: an executor with its three doors, and sessions at them; [`watch`]: what became of single calls.
 //! - [`model`]: a split model that decodes.
 //! - [`rate`]: one client beside the resident engine, and what a call costs besides computing (`split`).
-//! - [`load`]: clients that only call; [`batching`] and [`waits`]: how calls are put together (`split-batching`).
+//! - [`load`]: clients that only call; [`batching`] and [`wait_time`]: how calls are put together (`split-batching`).
 //! - [`mixed`]: split clients beside resident requests (`split-mixed`).
 //! - [`masking`]: what obfuscation costs, [`exact`]: what secrecy and checked answers cost, [`ring`]: the product that both
 //!   take (`split-masking`).

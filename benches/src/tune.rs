@@ -4,9 +4,9 @@
 //! deployment runs it: a process each, nicer than the executor that both rent from, on the same cores. Figures are those
 //! of the steps after the first ones.
 //!
-//! - [`trainer`]: jobs of ours. [`peft`]: theirs, kept running between measurements. [`inside`]: one in the process that
+//! - [`trainer`]: jobs of ours. [`peft`]: theirs, kept running between measurements. [`in_process`]: one in the process that
 //!   has the weights.
-//! - [`company`]: jobs beside requests (`tune-mixed`).
+//! - [`mixed_load`]: jobs beside requests (`tune-mixed`).
 
 mod in_process;
 pub(crate) mod mixed_load;

@@ -3,12 +3,12 @@
 //! Before each piece the engine looks again at who is first, so what a request waits for ([`CopyPriority::Demand`])
 //! overtakes at the next piece whatever is brought in ahead of its need. Where a link is emulated, a piece is copied
 //! only when its time on that link is over: it is never seen sooner than it could have arrived. Where somebody comes first at the
-//! disk that copies share, those that nobody waits for give way ([`policy::deference`]).
+//! disk that copies share, those that nobody waits for give way ([`policy::background_io`]).
 //!
 //! # Layout
 //!
 //! - `queue`: whose turn it is, and who has ended.
-//! - `courier`: the thread's steps, and what it shares with engine and tickets.
+//! - `worker`: the thread's steps, and what it shares with engine and tickets.
 //! - `link`: when a piece arrives on an emulated link.
 //!
 //! A load ends in exactly one way ([`CopyEnd`]), and whoever submitted it is told on the engine's thread.

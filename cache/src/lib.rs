@@ -5,9 +5,9 @@
 //! - [`manager`]: [`Cache`], one pool for adapters and for keys and values; what an engine talks to.
 //! - [`pool`]: the blocks of the device, and how many sequences hold each.
 //! - [`tree`]: what every block depends on, and in which tiers it is.
-//! - [`replacement`]: what everything is worth, so who leaves first. `frontier`: those that may, in this order.
+//! - [`replacement`]: what everything is worth, so who leaves first. `eviction_candidates`: those that may, in this order.
 //! - [`tier`]: the tiers, and their slots. [`namespace`]: who may share prefixes, and their names on disk.
-//! - [`trail`]: the way of a sequence whose adapter begins somewhere, from the base's prefixes to the adapter's.
+//! - [`prefix_path`]: the way of a sequence whose adapter begins somewhere, from the base's prefixes to the adapter's.
 //! - [`residency`]: which adapters are on the device or on their way there, one state for each.
 //! - [`copy`]: the thread that moves everything between tiers, the urgent first.
 //! - [`store`]: blocks in a file, for the next process too.

@@ -8,7 +8,7 @@
 //! - here: what a sequence asks for.
 //! - `adapters`: places of adapters in the pool.
 //! - `eviction`: who leaves a tier when others need the room.
-//! - `audit`: whether the invariants hold.
+//! - `invariants`: whether the invariants hold.
 //! - `settings`: what a cache holds itself to.
 //! - `swap`: copies between tiers, and what was there before this process.
 //!

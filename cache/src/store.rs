@@ -8,7 +8,7 @@
 //!
 //! - `record`: what a block holds.
 //! - `format`: the file, byte by byte.
-//! - `place`: its directory and its lock.
+//! - `dir_lock`: its directory and its lock.
 //!
 //! # Principles
 //!

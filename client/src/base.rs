@@ -2,7 +2,7 @@
 //!
 //! It comes from the executor as sparse copies of the model's own files, with holes where the linear layers are, and is
 //! kept in a cache directory by the base's identity; or from a copy of the model that the client has already. Either way
-//! [`ClientBase`](model::skeleton::client_base::ClientBase) opens it.
+//! [`ClientBase`](model::client_weights::client_base::ClientBase) opens it.
 
 use std::path::{Path, PathBuf};
 

@@ -4,7 +4,7 @@
 //!
 //! - this file: arguments in, exit code out
 //! - [`exit`]: exit codes, and the shape of errors
-//! - `connect`: from arguments to a session; [`rent`]: and what is needed of its base; [`masking`]: what the executor sees
+//! - `connect`: from arguments to a session; [`remote_base`]: and what is needed of its base; [`masking`]: what the executor sees
 //! - `setup`: from a session to a model
 //! - `generate`, `chat`, `show`, `pads`, `checks`, `privacy`, `bench`: the commands
 //! - `size`: numbers of bytes

@@ -3,7 +3,7 @@
 //! A seed and a position fix a draw, and a pass over the same tokens gives the same logits; so the answer is that of the
 //! resident engine, token for token. Full blocks of keys and values stay behind for the next prompt that begins alike.
 //!
-//! Tokens may be guessed ahead ([`drafts`](crate::drafts)) and are verified together (`verify`). A guess survives if it is what
+//! Tokens may be guessed ahead ([`speculative`](crate::speculative)) and are verified together (`verify`). A guess survives if it is what
 //! is drawn in its place, from logits that have the bits of plain decoding; so the answer is still the same.
 
 mod refused;

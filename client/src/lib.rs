@@ -12,7 +12,7 @@
 //! - [`masking`]: what the executor sees of activations and gradients.
 //! - [`remote_layers`]: the base layers of a pass and of its reverse, by calls.
 //! - [`split_model`], [`generate`]: the rest of the model, here.
-//! - [`drafts`]: tokens guessed here, to be verified together.
+//! - [`speculative`]: tokens guessed here, to be verified together.
 //! - [`base`]: what a client needs of the base besides linear layers, fetched once.
 //! - [`text`]: tokenizer and chat template.
 //! - [`secrets`]: keys, and what keeps them here.

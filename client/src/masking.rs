@@ -15,9 +15,9 @@
 //! # Layout
 //!
 //! - this file: what a mask is, and the one that hides nothing
-//! - `paper`: rotating noises
-//! - `ring`: exact arithmetic, over any route; `fixed_point`: rows as whole numbers; `whole`: how these travel
-//! - [`shares`]: the route over two executors; [`pads`]: that over one, with pads from a disk
+//! - `noise`: rotating noises
+//! - `modular`: exact arithmetic, over any route; `fixed_point`: rows as whole numbers; `modular_rows`: how these travel
+//! - [`secret_sharing`]: the route over two executors; [`one_time_pads`]: that over one, with pads from a disk
 //! - [`verify`]: whether answers are true
 
 mod fixed_point;

@@ -9,8 +9,8 @@
 //! - this file: opening, control messages
 //! - [`calls`]: calls, cut to what the executor takes, repeated where that helps
 //! - `opening`: from a connection to a session with a catalog that makes sense
-//! - `settings`, `patience`: how it behaves, and how long it waits
-//! - `apart`: two sessions that must never meet
+//! - `settings`, `retry_policy`: how it behaves, and how long it waits
+//! - `distinct_executors`: two sessions that must never meet
 //! - [`usage`]: what was sent, received and waited for
 
 pub mod calls;

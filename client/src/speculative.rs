@@ -10,7 +10,7 @@
 //!
 //! ```text
 //!   network  -|-- 121 round trips: verify --|-- 121 round trips: verify --|-
-//!   draft    g g g g g g g g g g g g g g  g g g g g g g g g g g g g g g g    behind tokens that may not come (speculation::ahead)
+//!   draft    g g g g g g g g g g g g g g  g g g g g g g g g g g g g g g g    behind tokens that may not come (speculation::draft_ahead)
 //! ```
 //!
 //! That is done only where the executor computes on another machine: here it would take the cores that the answer waits for.

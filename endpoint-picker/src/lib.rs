@@ -4,8 +4,8 @@
 //! # Layout
 //!
 //! - [`config`], [`server`]: arguments checked, everything put together, served and ended.
-//! - [`door`]: what is answered on the port, [`tls`]: its certificate; [`messages`]: what Envoy says and is told, on the wire.
-//! - [`exchange`]: one HTTP request, as Envoy tells of it part by part; [`ask`]: what it asks for.
+//! - [`listener`]: what is answered on the port, [`tls`]: its certificate; [`messages`]: what Envoy says and is told, on the wire.
+//! - [`exchange`]: one HTTP request, as Envoy tells of it part by part; [`request_parser`]: what it asks for.
 //! - [`picker`]: what all of them share; [`fleet`]: the hosts there are, and the choice; [`scrape`]: asks them what they do.
 //! - [`metrics`]: what is counted.
 //!

@@ -4,8 +4,8 @@
 //!
 //! - [`location`]: a path, or a name on a hub. [`model_files`]: the files of the model there. [`weight_files`]: those of a directory that hold weights.
 //! - [`gguf`]: metadata and tensors in one file. [`generation_defaults`]: what either kind of files says about sampling.
-//! - [`description`]: what the files call it, and how many parameters it has (`parameters`). [`text_hash`]: what tells the text of one model from that of another. [`token_list`]: whether an id means the same to both.
-//! - [`whole_file`], [`small_json`]: small files and documents, bounded before they are read. [`strict_json`]: JSON from
+//! - [`model_summary`]: what the files call it, and how many parameters it has (`parameters`). [`text_hash`]: what tells the text of one model from that of another. [`token_list`]: whether an id means the same to both.
+//! - [`whole_file`], [`bounded_json`]: small files and documents, bounded before they are read. [`strict_json`]: JSON from
 //!   anybody, in which nothing is said twice.
 //!
 //! # Principles

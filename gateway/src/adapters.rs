@@ -6,16 +6,16 @@
 //! # Where things are
 //!
 //! - [`registry`]: all of it held together. What is done with it is told in the rooms of the doing:
-//!   - [`change`]: load, replace, unload; `pin`; `lifetime`: until when; [`request`] is what a load says.
+//!   - [`operations`]: load, replace, unload; `pin`; `lifetime`: until when; [`request`] is what a load says.
 //!   - `base`: the model that adapters are loaded for, and how the text of an adapter differs from it.
 //!   - [`upload`]: the same with files that are sent along.
 //!   - `to_end`: what lets a change run to its end, whoever stops waiting for it.
 //!   - `on_demand`: an adapter loaded into an executor when a request needs it there, others making room.
 //!   - `restore`: an executor that was just connected made ready.
-//!   - `added`: several adapters leased at once, as their sum; `sums` says what that is, and which there are.
+//!   - `merged_load`: several adapters leased at once, as their sum; `merged` says what that is, and which there are.
 //! - [`jail`]: adapter files opened by paths that came over HTTP, never outside of the adapter root.
 //! - [`store`]: copies of those files by content, here or in a bucket; what the executor loads and a restart brings back.
-//! - [`records`]: what is registered, here or in a PostgreSQL that many hosts share; [`others`] takes over what other
+//! - [`records`]: what is registered, here or in a PostgreSQL that many hosts share; [`replication`] takes over what other
 //!   gateways have changed there.
 //! - `record`: what is remembered of an adapter.
 //! - [`database`]: this host's own, on disk before a change is answered; [`import`] reads what was there before it.
@@ -27,7 +27,7 @@
 //! - `download`: files of an adapter for people to take away.
 //! - `listing`: what is told of them to whoever chooses among hosts.
 //! - `share`: how many adapters, and of how many bytes, one tenant may publish.
-//! - `names`: what adapters may be called; [`errors`] says what may go wrong, [`figures`] counts.
+//! - `names`: what adapters may be called; [`errors`] says what may go wrong, [`stats`] counts.
 //!
 //! # The life of a load
 //!

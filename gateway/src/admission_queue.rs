@@ -1,7 +1,7 @@
 //! Whose turn it is: requests of all tenants wait here, and go to the executors as these have room.
 //!
-//! - here: waiting for a turn, and what a turn is; [`refused`]: why there is none.
-//! - `desk`: the queue (`policy::fairness`), what each tenant may have, and what it is told at once.
+//! - here: waiting for a turn, and what a turn is; [`refusal`]: why there is none.
+//! - `state`: the queue (`policy::fairness`), what each tenant may have, and what it is told at once.
 //!
 //! An executor computes in the order in which it is asked. So it is sent no more than keeps it busy
 //! ([`Load::room`](crate::executor::Load::room)), and who goes next is decided here, when there is room: by class, then by tokens

@@ -2,11 +2,11 @@
 //!
 //! - [`batch`]: the sequences of one HTTP request and their outputs; dropping it cancels them. [`backlog`]: what
 //!   is kept for it meanwhile.
-//! - `queue`: where handles and batches put their commands; `slots`: which sequences may be under way.
-//! - [`link`]: what commands ask, what is heard in return, and the state of the connection.
-//! - `task`: the one task that owns the ZeroMQ connection and fans its messages out.
-//! - `greeting`: how a connection begins; `wire`: the socket itself.
-//! - [`far`]: an executor on another host: the same socket through a tunnel, and adapters' files brought there.
+//! - `queue`: where handles and batches put their commands; `concurrency_limit`: which sequences may be under way.
+//! - [`link_messages`]: what commands ask, what is heard in return, and the state of the connection.
+//! - `connection`: the one task that owns the ZeroMQ connection and fans its messages out.
+//! - `handshake`: how a connection begins; `socket`: the socket itself.
+//! - [`remote`]: an executor on another host: the same socket through a tunnel, and adapters' files brought there.
 //! - [`errors`]: why something was not done.
 //!
 //! A handle never touches the socket. It queues a command for the link and waits for what comes back. The

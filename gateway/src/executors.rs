@@ -1,7 +1,7 @@
 //! All executors, of this host and others: each with a name, a connection, and what is known of it.
 //!
-//! - [`member`]: one of them, and whether it can be used; [`books`]: what it has to do and what it takes for it.
-//! - [`prefixes`]: which of them has computed what before.
+//! - [`executor_handle`]: one of them, and whether it can be used; [`load_tracker`]: what it has to do and what it takes for it.
+//! - [`prefix_affinity`]: which of them has computed what before.
 //!
 //! They serve one base. One that serves another is refused by name and never used; who came first decides, as long as
 //! somebody serves it. Nothing else binds them: each has its own adapters, memory and load, and any may go at any moment.

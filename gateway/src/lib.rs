@@ -7,19 +7,19 @@
 //!   [`tenant_slots`]: how many slow operations run at once, by tenant.
 //! - [`routes`]: the one table of what is served and who may use it; [`auth`], [`keys`] and [`limits`] enforce it,
 //!   `origin` keeps other people's web pages out, [`request`] names and logs what comes, `body` reads it, and has threads for what is long.
-//! - [`health`], [`pages`], [`notify`]: what probes, browsers and the service manager are told; `fleet`: whoever chooses among
+//! - [`health`], [`pages`], [`systemd`]: what probes, browsers and the service manager are told; `fleet`: whoever chooses among
 //!   hosts.
 //! - [`openai`]: requests checked, answers shaped; [`app`]: what all handlers share; [`errors`]: how a failure looks.
 //! - [`text`]: tokenizer and chat template. [`grammars`]: whether what an answer has to look like can be honoured.
-//! - [`turns`]: whose turn it is, by [`classes`] of service, and [`attainment`] of what is promised to them; [`line`] is where
+//! - [`admission_queue`]: whose turn it is, by [`service_classes`] of service, and [`slo_status`] of what is promised to them; [`queue_delay`] is where
 //!   those of one tenant stand.
 //! - [`executor`]: a connection over which token ids travel; [`executors`]: all there are; [`lifecycle`] says when they can
-//!   be used, [`routing`] which of them gets a request, `drain` which gets none.
-//! - [`adapters`]: names, generations, and what is on disk about them; [`placement`]: where they are computed.
-//! - [`ollama`]: Ollama's HTTP API, over the same conversations. [`kept`]: responses that somebody may go on with.
-//! - [`tinker`]: Tinker's HTTP API; [`runs`] is what it is about: adapters that are trained order by order.
-//! - [`training`]: files to learn from and fine-tuning jobs; [`trainers`]: where processes that learn are asked for.
-//! - [`layers`]: what split clients have used of the base layers they rent.
+//!   be used, [`routing`] which of them gets a request, `executor_drain` which gets none.
+//! - [`adapters`]: names, generations, and what is on disk about them; [`placement_stats`]: where they are computed.
+//! - [`ollama`]: Ollama's HTTP API, over the same conversations. [`response_store`]: responses that somebody may go on with.
+//! - [`tinker`]: Tinker's HTTP API; [`training_sessions`] is what it is about: adapters that are trained order by order.
+//! - [`training`]: files to learn from and fine-tuning jobs; [`trainer_client`]: where processes that learn are asked for.
+//! - [`layer_stats`]: what split clients have used of the base layers they rent.
 //! - [`metrics`]: figures for Prometheus; [`telemetry`]: the log, the record of each request, traces.
 //! - [`maintenance`]: what is done to a registry while no gateway serves it.
 //! - On the ground: [`caller`] is who asks, [`usage`] what a request came to, [`random`] and `clock` what they say, `thread`

@@ -3,8 +3,8 @@
 //! # Layout
 //!
 //! - [`request`]: what may be asked; `messages`: a conversation as Ollama writes it.
-//! - `lines`: an answer, line by line or as one. [`embeddings`]: texts as vectors.
-//! - [`listing`]: which models there are. [`refused`]: what is done in other ways here.
+//! - `ndjson`: an answer, line by line or as one. [`embeddings`]: texts as vectors.
+//! - [`listing`]: which models there are. [`unsupported`]: what is done in other ways here.
 //! - [`errors`]: how a failure looks.
 
 pub mod embeddings;

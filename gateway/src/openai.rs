@@ -2,26 +2,26 @@
 //!
 //! # Where things are
 //!
-//! - [`fields`]: a JSON body, read field by field; what is left over is refused by name.
-//! - [`ask`], [`target`]: who asks, with which seed, and which model is meant.
-//! - [`params`]: the sampling and output options that chat and completions share; `stops`: what ends a text; [`delivery`]: how an answer
+//! - [`strict_fields`]: a JSON body, read field by field; what is left over is refused by name.
+//! - [`request_context`], [`target`]: who asks, with which seed, and which model is meant.
+//! - [`params`]: the sampling and output options that chat and completions share; `stops`: what ends a text; [`stream_options`]: how an answer
 //!   travels.
 //! - [`structured`]: what an answer has to look like. [`tools`]: functions that it may call. [`reasoning`]: what a model thinks before
 //!   it. [`messages`]: a conversation;
-//!   [`showing`]: how a model is shown it.
-//! - [`chat`], [`completions`], [`responses`]: the ways to ask, each turned into a [`job::GenerationRequest`]; [`conversation`] is what all that
+//!   [`template_options`]: how a model is shown it.
+//! - [`chat`], [`completions`], [`responses`]: the ways to ask, each turned into a [`job::GenerationRequest`]; [`chat_request`] is what all that
 //!   are about messages become first.
 //! - [`embeddings`]: texts as vectors, which are jobs too.
-//! - [`job`]: prompts and options, checked; turned into sequences.
-//! - [`session`]: the sequences of a job, redone when the executor is lost.
-//! - [`answer`]: a running job: what each step adds to which choice, and what it all used.
+//! - [`generation_request`]: prompts and options, checked; turned into sequences.
+//! - [`sequence_group`]: the sequences of a job, redone when the executor is lost.
+//! - [`generation_response`]: a running job: what each step adds to which choice, and what it all used.
 //! - [`choice`]: tokens of one sequence into text, log-probabilities and a finish reason.
 //! - [`echo`], [`logprobs`]: the prompt repeated, and probabilities in OpenAI's two shapes.
-//! - [`frames`]: the answer as it comes, in somebody's shape; [`stream`], [`collect`]: in that of chat and completions, as it comes or as one
+//! - [`sse`]: the answer as it comes, in somebody's shape; [`stream`], [`collect`]: in that of chat and completions, as it comes or as one
 //!   body.
 //! - [`types`]: the bodies that are sent.
 //! - [`models`], [`tokens`], [`adapters`], [`upload`]: the routes that are not about generation.
-//! - [`files`], [`fine_tuning`], [`order`]: those about training; [`paging`]: their lists in pieces.
+//! - [`files`], [`fine_tuning`], [`fine_tuning_request`]: those about training; [`paging`]: their lists in pieces.
 //! - [`errors`]: the one shape every failure has.
 
 pub mod adapter_files;

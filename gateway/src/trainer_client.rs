@@ -1,5 +1,5 @@
 //! Trainers: processes that learn, one for each job or model of a session, asked for at the socket of `holobiont-trainer serve`;
-//! and [`places`], the order in which jobs and models ask.
+//! and [`trainer_slots`], the order in which jobs and models ask.
 
 pub mod trainer_slots;
 

@@ -8,16 +8,16 @@
 //!
 //! - [`records`]: what is kept, [`table`]: in this host's database, or in the PostgreSQL of a fleet.
 //! - [`files`]: what people send.
-//! - [`order`]: what the trainer of a job is told; `notes`: what is written of what it says.
+//! - [`trainer_args`]: what the trainer of a job is told; `event_log`: what is written of what it says.
 //! - `creating`: how a job begins; [`job`]: what may happen to it then, and what is written of it.
-//! - [`figures`]: what is counted.
-//! - [`runner`]: who gets a trainer when, and what it says; `ending`: what comes of it.
+//! - [`stats`]: what is counted.
+//! - [`runner`]: who gets a trainer when, and what it says; `completion`: what comes of it.
 //!
 //! And where jobs belong to a fleet:
 //!
 //! - `fleet`: what its hosts share of them, and bytes brought to the bucket and back.
-//! - `holding`: jobs that are this host's to work on, for a time; `carrier`: their checkpoints on the way to the bucket.
-//! - `following`: what other hosts do to jobs.
+//! - `leases`: jobs that are this host's to work on, for a time; `checkpoint_upload`: their checkpoints on the way to the bucket.
+//! - `change_feed`: what other hosts do to jobs.
 //!
 //! Within the state directory, `training/files` has the files by id, and `training/jobs` a directory for each job that has
 //! not ended: links to its data, its checkpoint, its adapter. In a fleet the files are in the bucket, and a host has the

@@ -2,15 +2,15 @@
 //!
 //! # Where things are
 //!
-//! - [`book`]: sessions, their models and samplers. [`desk`]: what one model is to do; [`worker`] does it, in the order of its
+//! - [`sessions`]: sessions, their models and samplers. [`work_queue`]: what one model is to do; [`worker`] does it, in the order of its
 //!   numbers.
-//! - `stage`: whether a model has a trainer; `suspension`: how it gets one when [`places`](crate::trainers::places) says that it
+//! - `stage`: whether a model has a trainer; `suspension`: how it gets one when [`trainer_slots`](crate::trainer_client::trainer_slots) says that it
 //!   is its turn, and gives it to others.
 //! - [`trainer`]: orders to the process that learns. [`batch`]: sequences on their way there and back; [`parts`]: how much a
 //!   request would take in memory.
-//! - [`promises`], [`outcome`]: requests whose answers are fetched later, and what comes of them.
+//! - [`request_futures`], [`future_result`]: requests whose answers are fetched later, and what comes of them.
 //! - [`expiry`]: when what is kept ends.
-//! - [`saved`]: names of what is kept, and where; [`kept`]: what there is; [`passages`]: adapters on their way from trainers to
+//! - [`checkpoint_path`]: names of what is kept, and where; [`checkpoint_store`]: what there is; [`transfer_directories`]: adapters on their way from trainers to
 //!   the registry. [`wire`]: Tinker's messages in protobuf.
 //!
 //! # Principles

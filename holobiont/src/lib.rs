@@ -9,7 +9,7 @@
 //! - `client`: the gateway seen from outside
 //! - `models`, `home`: models on this machine, by name and from a hub
 //! - `terminal`, [`exit`]: data on stdout, the rest on stderr; every error says cause, why and what to type next
-//! - `hostile`: the doors through which the crate `fuzz` gets at the parsers
+//! - `fuzz_hooks`: the doors through which the crate `fuzz` gets at the parsers
 //! - `../python`: the two programs that `pull` hands to a Python interpreter
 //!
 //! # Principles

@@ -15,7 +15,7 @@
 //! Bytes have a scale for each key and each value of a head ([`KvPrecision::Int8`]): a score is multiplied with its key's, a weight
 //! with its value's.
 //!
-//! `layout` says where everything lies, `kept` as which numbers, `append` writes it, `attend` reads it, `sum` is what it
+//! `layout` says where everything lies, `kv_dtype` as which numbers, `append` writes it, `attend` reads it, `sum` is what it
 //! sums, `share` cuts what few queries have to read.
 
 mod append;

@@ -14,7 +14,7 @@
 //! - [`attention`]: the table of a batch's rows, blocks of keys and values, and what is computed over them.
 //! - [`lora`]: adapters' copies on the device, and their deltas. [`board`]: what CPU workers compute of them meanwhile.
 //! - [`weight`], [`linear`](mod@linear), [`blas`]: weights of any type, what is multiplied with them, and cuBLASLt.
-//! - [`ring`]: what is multiplied with them modulo 2^64, exactly.
+//! - [`modular`]: what is multiplied with them modulo 2^64, exactly.
 //! - `lab`: what papers compare with, apart from what serves.
 //! - `modules`, `launch`: the compiled kernels, and the one place that calls them.
 //!
@@ -23,7 +23,7 @@
 //! - The driver is loaded at run time. Without one, [`Cuda::open`] says so in one line, and nothing else here is reached.
 //! - Launchers only enqueue: on one stream each sees what those before it wrote. The host waits where it reads.
 //! - Sums are in 32 bits whatever the kind of the numbers; a result is compared with the CPU's by tolerance, not by bits;
-//!   but those of `ring` are the CPU's to the last bit.
+//!   but those of `modular` are the CPU's to the last bit.
 //! - Everything runs on the CPU too, on a stand-in for the driver (`kernels/cuda/on_cpu`): so do the tests.
 
 pub mod attention;

@@ -20,8 +20,8 @@
 //!
 //! - `form`: panels, and how they are made. `pack`: matrices of them. `part`: what the products share. `chunk`: what a thread takes.
 //! - `packings`: how integer panels lie. `rows`: how activations meet them.
-//! - `rounded`: over `tile`s, which `float` and `integer` panels sum, and `tiled`, where a matrix unit does. `unrounded`, `transposed`: over `values`.
-//! - `ring`: over whole numbers.
+//! - `quantized_activations`: over `tile`s, which `float` and `integer` panels sum, and `amx`, where a matrix unit does. `float_activations`, `transposed`: over `values`.
+//! - `modular`: over whole numbers.
 
 mod amx;
 mod chunk;

@@ -2,7 +2,7 @@
 //!
 //! Rows that use the same adapter are a *segment*; rows without one are in no segment and cost nothing. Every adapter
 //! keeps its own rank: nothing is padded. `layout` says how the factors lie in memory, `shrink` multiplies with A,
-//! `expand` with B, `unit` puts the two together for the rows one thread takes.
+//! `expand` with B, `work_item` puts the two together for the rows one thread takes.
 //!
 //! The order of sums is part of the contract: an output element's delta is one chain of multiply-adds over the ranks,
 //! ascending, from 0, which is then added to the output once. So the sum can be handed over at *any* rank: whoever

@@ -8,7 +8,7 @@
 //! Once that happens the caller works alone for a while: a neighbour then has a core, and so has the caller. The
 //! helpers are tried again after pauses that grow while the stalls go on.
 //!
-//! [`shared`] is how chunks are claimed and threads wait for each other; [`rehearsal`] tells how work would be cut for more
+//! [`shared`] is how chunks are claimed and threads wait for each other; [`simulated_pool`] tells how work would be cut for more
 //! threads than there are.
 
 mod shared;

@@ -8,20 +8,20 @@
 //!
 //! - [`settings`]: what the service holds itself to.
 //! - [`registry`]: sessions and what tenants may hold; in front of the hub, asked from the doors' threads.
-//! - [`inbox`]: what the doors tell the hub, and how it answers a remote door.
-//! - [`hub`]: the compute thread's side: takes calls in, checks them, computes what is due, answers.
-//! - [`batcher`], [`lane`], [`policy`]: which calls are computed next; pure, with the time as an argument. `elevator`: where, of
+//! - [`event_queue`]: what the doors tell the hub, and how it answers a remote door.
+//! - [`dispatcher`]: the compute thread's side: takes calls in, checks them, computes what is due, answers.
+//! - [`batcher`], [`call_queue`], [`batching_policy`]: which calls are computed next; pure, with the time as an argument. `sweep_order`: where, of
 //!   a base that comes from a disk.
 //! - `slab_charge`: what a channel takes of a tenant's memory.
 //! - [`quota`]: rows that a tenant has waiting, and rows a second.
 //! - [`session`]: one session as the hub knows it; what it has used.
-//! - `figures`: what the operator is told.
-//! - [`blobs`]: what a client must know of the base.
+//! - `stats`: what the operator is told.
+//! - [`base_files`]: what a client must know of the base.
 //! - [`local`]: the door for clients of this host.
 //! - [`remote`]: the door for clients that speak ZeroMQ, over [`tls`] or a private socket.
 //! - [`start`]: from the settings to open doors.
 //! - [`auth`]: who a client is, from a key or a certificate.
-//! - `numbers`: how rows travel.
+//! - `wire_dtype`: how rows travel.
 //!
 //! # Invariants
 //!

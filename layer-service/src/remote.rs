@@ -6,10 +6,10 @@
 //! # Layout
 //!
 //! - `accept`: listening, and what becomes of a connection; `handshakes`: those without a session, so many and no more
-//! - `greet`: from the first byte to an open session, under one deadline
+//! - `handshake`: from the first byte to an open session, under one deadline
 //! - `connection`: a session: calls in, answers out
 //! - `gateways`: connections of gateways of other hosts, which drive the executor
-//! - `link`, `outbox`: bytes to events and messages to bytes, both ways at once
+//! - `link`, `send_queue`: bytes to events and messages to bytes, both ways at once
 //!
 //! # Principles
 //!

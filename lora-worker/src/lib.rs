@@ -9,10 +9,10 @@
 //! - [`config`]: the settings.
 //! - `control`: the thread that talks to the executor: finds it, asks for a seat, maps adapters.
 //! - `library`: the adapters it has mapped, and how they reach the thread that computes.
-//! - `post`: where that thread is sent: a seat, and what comes with it.
+//! - `assignment`: where that thread is sent: a seat, and what comes with it.
 //! - `compute`: the thread that computes.
-//! - `watch`: the thread that ends the process, and tells systemd how it is.
-//! - `signs`: what the threads show each other; `systemd`: the words for it.
+//! - `signals`: the thread that ends the process, and tells systemd how it is.
+//! - `thread_status`: what the threads show each other; `systemd`: the words for it.
 //! - `confine`: the system calls each thread gives up.
 //! - `process`: core and log.
 //! - `failpoints`: where tests may interfere.

@@ -2,7 +2,7 @@
 //!
 //! Without `NOTIFY_SOCKET` nothing is said. A worker is ready when it is on its core and looks for an executor: one that
 //! waits has started well, and systemd should not wait with it. The watchdog is fed only while the thread that computes
-//! turns (`watch`).
+//! turns (`signals`).
 
 use sd_notify::NotifyState;
 

@@ -8,8 +8,8 @@
 //!
 //! # Layout
 //!
-//! - [`open`]: a model, or first layers, made ready to guess.
-//! - [`drafter`]: the model that guesses, and for whom. `texts`: whose keys and values are kept. `vocabulary`: which tokens it knows.
+//! - [`load`]: a model, or first layers, made ready to guess.
+//! - [`drafter`]: the model that guesses, and for whom. `kv_slots`: whose keys and values are kept. `vocabulary`: which tokens it knows.
 //! - [`draft`]: what it guesses for one text, and how far that is to be trusted.
 //!
 //! # Principles

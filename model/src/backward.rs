@@ -6,10 +6,10 @@
 //!
 //! # Layout
 //!
-//! - [`trainer`]: both passes, over whole batches. [`tape`]: what is kept between them, and how it is noted.
+//! - [`trainer`]: both passes, over whole batches. [`saved_activations`]: what is kept between them, and how it is noted.
 //! - `reverse`: back through the blocks; `experts`: through those of mixtures. `head`: logits, log-probabilities, and back from them. `deltas`: back through a linear
-//!   group. `pass`: what all three have in hand; `place`: where something learns. [`dropout`]: what matrices are not given.
-//! - [`gradients`]: sums for the numbers of an adapter. [`turns`]: how batches add to them that are under way at the same time.
+//!   group. `pass`: what all three have in hand; `trainable_site`: where something learns. [`dropout`]: what matrices are not given.
+//! - [`gradients`]: sums for the numbers of an adapter. [`ordered_reduction`]: how batches add to them that are under way at the same time.
 //! - [`error`]: why a batch was not learned from.
 //!
 //! # Principles

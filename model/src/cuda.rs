@@ -2,9 +2,9 @@
 //!
 //! # Layout
 //!
-//! - [`model`]: the whole, as an engine runs it. `weights`: from files to the device. `ring`: what is promised of these.
+//! - [`model`]: the whole, as an engine runs it. `weights`: from files to the device. `modular`: what is promised of these.
 //! - `device`: rows on the device ([`Device`](crate::forward::Device)). `layers`: linear layers, and the calls that join
-//!   them. `kv`: keys and values. `records`: decode steps that are replayed. `experts`: which rows go to which expert.
+//!   them. `kv`: keys and values. `graph_cache`: decode steps that are replayed. `experts`: which rows go to which expert.
 //! - `deltas`, `plan` and `direct`: adapters. [`copies`]: on their way here. [`assist`]: who sums what is not here yet.
 //!
 //! # Principles

@@ -11,9 +11,9 @@
 //! # Layout
 //!
 //! - `batch`: slices of sequences, their rows, and which of these give logits.
-//! - `frame`: what the pass knows of a model. `device`: where rows lie and who computes with them.
-//! - `mixture`: the feed-forward of blocks with experts. `routing`: which rows these take.
-//! - `parts`: who does the rest. `interface`: the whole pass, as an engine runs it.
+//! - `model_context`: what the pass knows of a model. `device`: where rows lie and who computes with them.
+//! - `moe`: the feed-forward of blocks with experts. `expert_routing`: which rows these take.
+//! - `traits`: who does the rest. `forward_pass`: the whole pass, as an engine runs it.
 //! - `failpoints`: where tests interrupt it.
 
 mod batch;

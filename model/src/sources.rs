@@ -3,7 +3,7 @@
 //! # Layout
 //!
 //! - [`open`]: whatever the files are; [`identity`]: which base they are. [`gguf`]; [`safetensors`], with `config.json` ([`hf_config`]) and names ([`hf_names`]).
-//! - `family`: the families that are read; `fused`: those whose linear layers share tensors; `gemma`, `others`: what all files of these leave unsaid. `norms`: weights that are not stored as they are used. `quantization`: how
+//! - `family`: the families that are read; `fused`: those whose linear layers share tensors; `gemma`, `families`: what all files of these leave unsaid. `norms`: weights that are not stored as they are used. `quantization`: how
 //!   linear layers were quantized, as `config.json` says it.
 //! - [`random`]: weights that nobody trained. [`dequantized`]: those of another source, exact.
 

@@ -6,7 +6,7 @@
 //! - [`embedding`]: the token embedding. [`tensors`]: single tensors, checked. `packing`: many at once.
 //! - [`host`]: base layers on the host's cores, wherever their weights are. [`streamed`]: most of them on a disk. [`served`]: either.
 //!   [`first`]: the first ones of these as a model of their own.
-//! - `ring`: the sites in whole numbers, and what is promised of these. `joined`: a pass's layers that serve others' calls too.
+//! - `modular`: the sites in whole numbers, and what is promised of these. `co_batched`: a pass's layers that serve others' calls too.
 
 pub(crate) mod co_batched;
 pub mod embedding;

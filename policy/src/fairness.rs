@@ -12,7 +12,7 @@
 //!
 //! - here: the queue.
 //! - [`service_rate`]: how fast those who wait are served.
-//! - [`headroom`]: how much some may have under way beside others.
+//! - [`burst_limit`]: how much some may have under way beside others.
 
 pub mod burst_limit;
 pub mod service_rate;

@@ -8,7 +8,7 @@
 //! - [`admission`]: who is let in when more ask than can be served.
 //! - [`batch`]: who takes part in a step, with how many tokens.
 //! - [`clock`]: where the time comes from.
-//! - [`deference`]: what may be taken of a disk beside whoever comes first there.
+//! - [`background_io`]: what may be taken of a disk beside whoever comes first there.
 //! - [`fairness`]: whose turn it is, of tenants who share what there is.
 //! - [`perf`]: what things will take: lines fitted to timings, and what follows from them.
 //! - [`random`]: numbers drawn by key and counter.

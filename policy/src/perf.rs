@@ -7,8 +7,8 @@
 //!
 //! # Layout
 //!
-//! - [`line`]: a line by least squares.
-//! - [`plane`]: the same for several kinds of work at once.
+//! - [`linear_fit`]: a line by least squares.
+//! - [`linear_model`]: the same for several kinds of work at once.
 //! - [`fit`]: a line or plane that follows its timings, and is not led astray by a few.
 //! - [`serving`]: what a whole executor takes for prompts and steps, for those who choose among several.
 

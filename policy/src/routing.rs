@@ -7,9 +7,9 @@
 //!
 //! - here: what is asked, who could take it, and the policies.
 //! - `score`: what Algorithm 1 makes of a candidate, as printed and mended; forecasts.
-//! - [`ledger`]: how the load of an executor is kept, request by request.
+//! - [`in_flight`]: how the load of an executor is kept, request by request.
 //! - [`prefixes`]: who computed the beginning of a prompt last.
-//! - [`seen`]: what executors are taken to need, from what was seen of them.
+//! - [`cost_estimates`]: what executors are taken to need, from what was seen of them.
 
 pub mod cost_estimates;
 pub mod in_flight;

@@ -1,4 +1,4 @@
-"""Rows that do not travel: a key, from which both sides make them (``shmproto/src/layer/draw.rs``).
+"""Rows that do not travel: a key, from which both sides make them (``shmproto/src/layer/seeded_rows.rs``).
 
 Row ``n`` of a key is the keystream of ChaCha20 with the 64-bit nonce ``n``, every 6 or 8 bytes of it a number. The cipher is that of the
 package `cryptography`.

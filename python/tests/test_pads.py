@@ -198,7 +198,7 @@ def test_a_pool_is_closed_behind_a_take_that_runs(pads, monkeypatch):
 
 
 def test_a_pool_of_another_machine_is_refused_as_a_copy(pads, place, monkeypatch):
-    # The same numbers stand in client/src/masking/pads/journal.rs.
+    # The same numbers stand in client/src/masking/one_time_pads/journal.rs.
     assert pool.identity_of(7, b"0123456789abcdef0123456789abcdef") == 6534307493119828681
     (place / "machine-id").write_text("fedcba9876543210fedcba9876543210\n")
     monkeypatch.setattr(pool, "_MACHINE", place / "machine-id")

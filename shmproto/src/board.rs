@@ -8,7 +8,7 @@
 //!
 //! - [`Board`]: the executor's handle for seating and fencing workers; any thread.
 //! - [`Producer`]: the engine thread's end. [`Consumer`] and [`ClaimedSlice`]: the worker's end. [`ActivationSlab`]: where a device writes rows itself.
-//! - `shared`: what the executor's threads have in common. `slice`: what a slice asks for, and its checks. [`SliceSums`]: what came of it. `word`: a slice's state. `layout`: what lies where.
+//! - `shared`: what the executor's threads have in common. `slice`: what a slice asks for, and its checks. [`SliceSums`]: what came of it. `slice_state`: a slice's state. `layout`: what lies where.
 //! - `memory`: regions, and the heap, as atomics.
 //!
 //! # Principles

@@ -9,7 +9,7 @@
 //!
 //! - this file: calls and replies
 //! - [`control`]: control messages, and the catalog of sites
-//! - [`draw`]: rows that do not travel, because both sides can make them
+//! - [`seeded_rows`]: rows that do not travel, because both sides can make them
 
 pub mod control;
 pub mod seeded_rows;

@@ -7,15 +7,15 @@
 //! - [`private_socket`]: where a process listens: a directory that nobody else may enter.
 //! - [`region`]: sealed shared memory, named by nothing but its descriptor.
 //! - [`image`]: an adapter as a sealed region.
-//! - [`handover`]: how a worker is given regions over a Unix socket.
+//! - [`fd_passing`]: how a worker is given regions over a Unix socket.
 //! - [`board`]: jobs of the executor for its workers, one to many.
 //! - [`layer`]: what a split client and the executor say to each other: calls, replies, control messages.
 //! - [`channel`]: how calls travel on one host: two rings and a slab in one region.
-//! - [`far`]: what a gateway asks of an executor on another host, before it drives it.
+//! - [`remote_executor`]: what a gateway asks of an executor on another host, before it drives it.
 //! - [`zmtp`]: how they travel between hosts: ZeroMQ's wire protocol, bounded, without sockets.
 //! - [`file`]: regular files that others may write, mapped read-only.
 //! - [`notify`]: what a process tells systemd, or `holobiont up`.
-//! - `line`, `memory`, `atomic`, `futex`: what regions are made of.
+//! - `cache_line`, `memory`, `atomic`, `futex`: what regions are made of.
 //!
 //! # Principles
 //!

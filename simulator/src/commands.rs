@@ -9,7 +9,7 @@
 //! - `fleet`: several executors behind one gateway.
 //! - `flood`: some tenants beside one that asks for too much.
 //! - `forecast`: what a load would see on a number of executors.
-//! - `worlds`: small fleets in which everything goes wrong.
+//! - `fault_scenarios`: small fleets in which everything goes wrong.
 //! - `drawing`: charts of a run. `bench`: what decisions take.
 
 mod bench;

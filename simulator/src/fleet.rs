@@ -9,7 +9,7 @@
 //! - here: requests, and what they came to.
 //! - `load`: requests made from a seed. `server`: an executor. `gateway`: what is before them.
 //! - `measured`: executors as they were measured.
-//! - `run`: the clock, and messages between both, which may be lost. `world`: what may happen to them, and what must hold.
+//! - `run`: the clock, and messages between both, which may be lost. `fault_scenario`: what may happen to them, and what must hold.
 //! - `summary`: the figures of a run.
 
 pub mod fault_scenario;

@@ -13,7 +13,7 @@ const CLASSES: [f64; 8] = [0.0, 0.1, 0.25, 0.4, 0.6, 0.8, 0.9, 0.97];
 const USUAL: f64 = 0.6;
 
 /// How far a model's guesses are to be trusted. It is learned within a sequence, and handed on to the next of the same adapter
-/// and client ([`LruTable`](crate::recent::Recent)).
+/// and client ([`LruTable`](crate::lru::LruTable)).
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Calibration {
     /// By class, the likeliest guess of a place and the others.

@@ -1,6 +1,6 @@
 //! How long a draft that computes may take: what it has earned, and a little beside.
 //!
-//! What is worth a guess follows from how often guesses come true and from what steps take ([`worth`](crate::worth)). Both are
+//! What is worth a guess follows from how often guesses come true and from what steps take ([`verify_selection`](crate::verify_selection)). Both are
 //! estimates. So it is kept count of what came of them: a draft that costs more time than its tokens save stops, and is
 //! tried again seldom, whatever the estimates say. Reading a text before the first guess is paid out of the same.
 

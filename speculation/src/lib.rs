@@ -11,17 +11,17 @@
 //! # Layout
 //!
 //! - [`tree`]: drafted tokens, and how they lie in rows of a pass.
-//! - [`verdict`]: what the target says of them.
+//! - [`verification`]: what the target says of them.
 //! - [`threshold`]: how unlikely a tree becomes before it is verified, learned from verdicts.
-//! - [`draft`]: who guesses. [`ngram`]: out of what the sequence said before, without a model. [`combined`]: a model where that
+//! - [`draft`]: who guesses. [`ngram`]: out of what the sequence said before, without a model. [`hybrid_drafter`]: a model where that
 //!   does not know.
-//! - [`calibration`]: how often what a model guesses comes true; `counted`: how often anything does.
-//! - [`growth`]: which branch of a tree gets the next token.
-//! - [`baseline`]: the shapes of trees that the paper compares with.
-//! - [`worth`]: which drafted tokens are worth a row of the pass, and which guesses the time they take. [`allowance`]: how much of
+//! - [`calibration`]: how often what a model guesses comes true; `acceptance_rate`: how often anything does.
+//! - [`tree_expansion`]: which branch of a tree gets the next token.
+//! - [`baselines`]: the shapes of trees that the paper compares with.
+//! - [`verify_selection`]: which drafted tokens are worth a row of the pass, and which guesses the time they take. [`draft_budget`]: how much of
 //!   it there is.
-//! - [`ahead`]: what is drafted while the target is busy, and what of it is kept. [`overtime`]: for how long.
-//! - [`recent`]: what was learned about the adapters and clients that came last.
+//! - [`draft_ahead`]: what is drafted while the target is busy, and what of it is kept. [`draft_deadline`]: for how long.
+//! - [`lru`]: what was learned about the adapters and clients that came last.
 //!
 //! # Principles
 //!

@@ -1,9 +1,9 @@
 //! Processes that die at named places while golden requests run.
 //!
-//! - [`places`]: where a process may be made to die, and what has to happen for it to get there
+//! - [`failpoints`]: where a process may be made to die, and what has to happen for it to get there
 //! - [`traffic`]: clients that ask for golden answers all the time and take nothing else
 //! - [`names`]: what the registry was told, what it acknowledged, and what it may hold after a crash
-//! - [`ledger`]: what was survived, a line for each run
+//! - [`report`]: what was survived, a line for each run
 
 pub mod failpoints;
 pub mod names;

@@ -7,7 +7,7 @@
 //! - [`client`]: the requests the tests make, each with a time limit
 //! - [`answer`]: what came back, exact to the last bit of every log-probability
 //! - [`stream`]: server-sent events, and the ways in which a stream may end
-//! - `place`: the directories it has to itself
+//! - `state_directory`: the directories it has to itself
 //! - [`fixtures`]: programs, model and adapters
 //! - [`direct_adapters`]: IA3 adapters and prefixes for that model
 //! - [`gpu`]: a small model for tests of a GPU, and whether there is one
@@ -17,7 +17,7 @@
 //! - [`tinker`]: training step by step, as the `tinker` package asks for it
 //! - [`jobs`]: fine-tuning jobs, as the `openai` package asks for them
 //! - [`fleet`]: several hosts behind Envoy and endpoint pickers
-//! - [`far`]: executors of other hosts, and the wires to them
+//! - [`remote_executor`]: executors of other hosts, and the wires to them
 //! - [`network`]: networks of their own for hosts, that can be cut
 //! - [`servers`]: the PostgreSQL and the bucket that the hosts of a fleet share
 //! - [`split`]: split clients of a deployment: honest ones, the program, and those that mean harm

@@ -1,7 +1,7 @@
 //! A conversation in tokens: rendered by the model's chat template, with what people wrote quoted.
 //!
 //! What somebody wrote that looks like a special token must not become one: it could end their turn and begin another's.
-//! So it is quoted before it goes into the template (`tokenizer::quoted`).
+//! So it is quoted before it goes into the template (`tokenizer::escape_special_tokens`).
 
 use std::time::SystemTime;
 

@@ -9,7 +9,7 @@
 //!
 //! - `gbnf`: another way to write a grammar. `lark`: schemas within one in Lark. `schema`: what becomes of a schema before the
 //!   library sees it.
-//! - `thought`: what may stand before an answer. `matcher`: one answer on its way through a grammar. `digits`: an end to numbers.
+//! - `reasoning`: what may stand before an answer. `matcher`: one answer on its way through a grammar. `digits`: an end to numbers.
 //! - `tokens`: what the tokens of a vocabulary are to a grammar.
 //!
 //! # Principles

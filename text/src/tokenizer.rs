@@ -14,7 +14,7 @@
 //! - `pre_tokenizer`: how text is split into words, by the names GGUF files use
 //! - `sentencepiece`: merges from pieces and scores
 //! - `pipeline`: text to ids
-//! - `names`, `quoted`: special tokens' names in a text; those that people wrote, told from those that a template wrote
+//! - `names`, `escape_special_tokens`: special tokens' names in a text; those that people wrote, told from those that a template wrote
 //! - `vocabulary`, `byte_level`: ids to bytes
 
 mod byte_level;

@@ -12,7 +12,7 @@
 //! # Layout
 //! - `lines`: the lines of a file, and its hash, in one reading
 //! - `kind`, `fields`: what a line is, field by field
-//! - `sample`: what it means, whatever its form was; `said`: what a model said
+//! - `sample`: what it means, whatever its form was; `distillation_data`: what a model said
 //! - `encode`: the same in tokens
 //! - `prompts`: what is asked, without the answers
 //! - `fault`: what can be wrong with it

@@ -5,11 +5,11 @@
 //!
 //! - [`data`]: training data as people have it, checked to the last line before anything runs, and turned into tokens with
 //!   weights.
-//! - [`order`]: which examples a step sees, and which are held out.
+//! - [`batch_sampler`]: which examples a step sees, and which are held out.
 //! - [`loss`]: what is wrong with the log-probabilities of tokens, and how much each matters.
 //! - [`optimizer`], [`schedule`]: what is done about it.
 //! - [`adapter`]: what an adapter begins as. [`draft`]: one that guesses what the base says. [`plan`]: every choice of a job.
-//! - [`learn`]: one step over a rented base. [`job`]: all of them. [`checkpoint`]: where a job was.
+//! - [`step`]: one step over a rented base. [`job`]: all of them. [`checkpoint`]: where a job was.
 //! - [`session`]: one adapter, trained order by order, as Tinker has it.
 //! - [`peft`]: the adapter, as others read it.
 //! - [`cli`]: the program `holobiont-trainer`.

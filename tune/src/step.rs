@@ -4,8 +4,8 @@
 //!
 //! - this file: steps from examples and from pairs
 //! - `distil`: what another model says, learned
-//! - `gather`: gradients gathered over several batches
-//! - `part`: batches cut into parts; [`lanes`]: parts that go through the model at the same time
+//! - `grad_accumulation`: gradients gathered over several batches
+//! - `microbatch`: batches cut into parts; [`microbatch_pool`]: parts that go through the model at the same time
 
 mod distil;
 mod grad_accumulation;

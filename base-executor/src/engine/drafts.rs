@@ -2,7 +2,7 @@
 //!
 //! Whoever decodes may have a tree of drafted tokens behind the one that is pending: its rows are computed with all others, and what
 //! the model would have said anyway is kept. How many rows that is worth follows from what a row adds to a step and from how often such
-//! drafts came true; what others wait longer for it has a bound ([`speculation::worth`]).
+//! drafts came true; what others wait longer for it has a bound ([`speculation::verify_selection`]).
 
 use std::time::Duration;
 

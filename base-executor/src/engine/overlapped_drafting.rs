@@ -7,8 +7,8 @@
 //! ```
 //!
 //! What is verified is behind tokens that are not known to come, so each such guess is *provisional*
-//! ([`speculation::ahead`]). A guess is begun only if it will be done before the disk would idle or an answer be late, by what
-//! both took so far, or little later ([`speculation::overtime`]). It takes no memory: whoever drafts took its own at the start, and a
+//! ([`speculation::draft_ahead`]). A guess is begun only if it will be done before the disk would idle or an answer be late, by what
+//! both took so far, or little later ([`speculation::draft_deadline`]). It takes no memory: whoever drafts took its own at the start, and a
 //! tree has a bound.
 
 use std::time::Duration;

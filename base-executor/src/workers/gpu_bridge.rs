@@ -13,7 +13,7 @@
 //!
 //! # Layout
 //!
-//! - Here: the engine's end, and the words. `attendant`: the thread. `cuda`: the words as CUDA has them.
+//! - Here: the engine's end, and the words. `bridge_thread`: the thread. `cuda`: the words as CUDA has them.
 //!
 //! # Why nothing is overwritten too early
 //!

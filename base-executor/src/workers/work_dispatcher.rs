@@ -1,12 +1,12 @@
 //! The executor's side of the board: asks workers for heads, and computes itself what they do not.
 //!
-//! A pass on the CPU asks from its own thread, with the rows at hand. For a device the bridge asks (`super::bridge`): the
+//! A pass on the CPU asks from its own thread, with the rows at hand. For a device the bridge asks (`super::gpu_bridge`): the
 //! rows lie in the slab already, and the sums go elsewhere. What is different between the two is in [`JobIo`]; how work is
 //! cut, how long a worker is waited for, and when one is given up is the same.
 //!
 //! # Layout
 //!
-//! - `share`: how asks are cut. `pace`: how long a slice should take.
+//! - `split`: how asks are cut. `worker_speed`: how long a slice should take.
 
 mod split;
 mod worker_speed;

@@ -1,7 +1,7 @@
 //! What `a:0.7+b:0.3` stands for: several adapters at once, each times a weight.
 //!
 //! A sum is an adapter made of others, which nobody has registered. What it is follows from what they are: it has a generation of its
-//! own, is loaded, evicted and used like any other, and goes with the first of its parts that goes ([`super::added`]). It is
+//! own, is loaded, evicted and used like any other, and goes with the first of its parts that goes ([`super::merged_load`]). It is
 //! remembered here alone, and made again when somebody asks for it again.
 
 use std::{

@@ -3,12 +3,12 @@
 //!
 //! - [`address`]: where that PostgreSQL is, as it is set: never with a password in it.
 //! - `changes`: what gateways change; [`instances`]: which of them are alive.
-//! - [`link`]: the connection to it: changes of other gateways as they come, and how old what is known is.
-//! - [`mirror`]: what of it lies on this host, for when it is away.
+//! - [`change_feed`]: the connection to it: changes of other gateways as they come, and how old what is known is.
+//! - [`cache`]: what of it lies on this host, for when it is away.
 //! - [`postgres`]: what is said to it; `layout` has its tables.
-//! - [`sweep`]: what of the bucket belongs to no adapter, removed.
+//! - [`cleanup`]: what of the bucket belongs to no adapter, removed.
 //! - [`transfer`]: a registry copied from the one kind to the other.
-//! - [`visit`]: what is asked of it by who is none of its gateways.
+//! - [`read_only`]: what is asked of it by who is none of its gateways.
 //!
 //! A change names the version of what it changes, and is refused if another gateway was first.
 

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! - [`content`]: what files are called by.
-//! - [`arriving`]: files that come over HTTP, until they can be copied like any.
+//! - [`incoming`]: files that come over HTTP, until they can be copied like any.
 //! - [`address`]: where a store is that many hosts share.
 //! - [`bucket`]: such a store, over `transport`. The directory is its cache then, and goes by `cache`.
 //! - [`fetch`]: what is needed here brought from the bucket, and what came in brought there.

@@ -4,7 +4,7 @@
 //! here refuses at once.
 //!
 //! It takes more than it computes together, but in the order in which they come, whosever they are. So that tenants have
-//! their turns ([`crate::turns`]), no more are sent to it than keep it busy: [`SlotUsage::room`].
+//! their turns ([`crate::admission_queue`]), no more are sent to it than keep it busy: [`SlotUsage::room`].
 
 use std::{
     fmt,

@@ -2,7 +2,7 @@
 //!
 //! - here: a connection to the door, and what it is for.
 //! - [`tunnel`]: what goes to the executor's socket and comes from it, carried through TLS.
-//! - [`lending`]: an adapter's files, which the other host does not have.
+//! - [`adapter_files`]: an adapter's files, which the other host does not have.
 //!
 //! The link is the same as to an executor of this host: the same messages over the same socket library, to a private socket of
 //! our own whose other end is the tunnel. So silence, losses and reconnections are dealt with in one place.

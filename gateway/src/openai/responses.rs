@@ -4,7 +4,7 @@
 //!
 //! - [`request`]: what may be asked; [`items`]: what a conversation is made of there.
 //! - `output`: an answer's items as they are made, and the events that tell of them; `object`: the response itself.
-//! - `writing`: an answer as one body or as events, and into what is kept of it ([`crate::kept`]).
+//! - `writing`: an answer as one body or as events, and into what is kept of it ([`crate::response_store`]).
 
 pub mod items;
 mod object;

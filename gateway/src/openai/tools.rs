@@ -2,12 +2,12 @@
 //!
 //! # Layout
 //!
-//! - [`asked`]: which there are, and whether they are to be called.
+//! - [`tool_params`]: which there are, and whether they are to be called.
 //! - [`format`]: how models write calls, and which way a chat template shows its model.
 //! - [`grammar`]: what an answer with calls has to look like, where it has to.
-//! - [`scan`]: calls out of an answer's text, as it comes, and what is [`found`]. `object`: one that is a JSON object; `bare`: the same
+//! - [`scan`]: calls out of an answer's text, as it comes, and what is [`scan_result`]. `object`: one that is a JSON object; `bare`: the same
 //!   as all of an answer; `pythonic`: a list of Python's, with its literals in `python`; `tagged`: one in tags, whose values mean what
-//!   [`kinds`] of them the function takes.
+//!   [`parameter_kinds`] of them the function takes.
 
 mod bare;
 pub mod format;
@@ -215,7 +215,7 @@ impl ToolCallDelta {
     }
 }
 
-/// Adds what was `found` to what goes out.
+/// Appends `found` to what goes out.
 pub fn append(
     found: ScanResult,
     answering: &ToolCallReader,

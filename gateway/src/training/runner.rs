@@ -1,7 +1,7 @@
 //! Who gets a trainer when, and what it says.
 //!
 //! The trainer service says how many trainers there may be, by refusing more. So jobs are tried one after the other, each in its
-//! turn among the jobs and the models of sessions that wait ([`places`](crate::trainers::places)). A trainer that dies is replaced by
+//! turn among the jobs and the models of sessions that wait ([`trainer_slots`](crate::trainer_client::trainer_slots)). A trainer that dies is replaced by
 //! one that goes on from the checkpoint; one that says why it failed is believed.
 
 use std::{

@@ -3,7 +3,7 @@
 //! # Layout
 //!
 //! - `exposition`: histograms out of `/metrics`
-//! - `figures`: what one look sees
+//! - `stats`: what one look sees
 //! - `cells`: the same for people, cell by cell
 //! - `page`: looks one after the other, drawn
 //! - `live`: looks and keys, until somebody quits

@@ -11,11 +11,11 @@
 //! - [`record`]: what is kept of a run, and where
 //! - [`gateway`]: what has the name before, and the adapter put under it
 //! - [`trainer`]: the child
-//! - [`watch`]: what is shown of a run under way; [`words`]: its figures for people
+//! - [`progress`]: what is shown of a run under way; [`format`]: its figures for people
 //! - [`plot`]: losses drawn
 //! - [`request`]: a run as it is asked for; [`run`]: from its plan to its end
-//! - [`questions`]: of a draft, whom it is to guess, who is asked for it; [`prompts`]: what; [`answers`]: what is answered
-//! - [`past`]: runs that are kept: listed, shown, stopped
+//! - [`teacher_prompts`]: of a draft, whom it is to guess, who is asked for it; [`prompts`]: what; [`teacher_outputs`]: what is answered
+//! - [`history`]: runs that are kept: listed, shown, stopped
 //! - [`errors`]: what may go wrong
 
 mod errors;

@@ -7,12 +7,12 @@
 //! - [`log`]: what all processes say, kept in a file of bounded size
 //! - [`plan`]: a configuration turned into checked command lines
 //! - [`state_dir`]: the state directory's lock and this start's private run directory
-//! - [`process`]: one child process; [`managed`]: the same over its lives; [`processes`]: all of them
+//! - [`process`]: one child process; [`supervised`]: the same over its lives; [`processes`]: all of them
 //! - [`restart`]: how often and how soon a dead process is started again
-//! - [`notices`]: how a child says that it lives; [`service`]: what systemd hears of us
+//! - [`sd_notify`]: how a child says that it lives; [`service`]: what systemd hears of us
 //! - [`stop`]: a stop under way
 //! - [`supervisor`]: the loop over everything that can happen
-//! - [`greeting`]: what is printed once requests are welcome
+//! - [`banner`]: what is printed once requests are welcome
 
 mod banner;
 mod detach;

@@ -16,9 +16,9 @@
 //! # Layout
 //!
 //! - this file: both products. `modulus`: how numbers of rows lie. `form`: the exponent, and rows of whole numbers.
-//! - `whole`: whole numbers decoded in registers. `words`: sums over them, of any weights.
-//! - `planes`: sums over codes, where the set multiplies bytes faster than words.
-//! - `digits`: sums over digits of many rows, where there is a matrix unit.
+//! - `integer_weights`: whole numbers decoded in registers. `word_sums`: sums over them, of any weights.
+//! - `byte_planes`: sums over codes, where the set multiplies bytes faster than words.
+//! - `digit_tiles`: sums over digits of many rows, where there is a matrix unit.
 //! - `share`: how all of them are shared out to threads. `bytes`: words as bytes.
 
 mod byte_planes;

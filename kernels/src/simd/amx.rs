@@ -5,7 +5,7 @@
 //!
 //! The compiler keeps nothing in these registers, and has no stable intrinsics for them: here is assembly.
 //!
-//! [`Tiles`] are laid out for groups of activations and codes, [`squares`] for digits of any numbers.
+//! [`Tiles`] are laid out for groups of activations and codes, [`gemm`] for digits of any numbers.
 
 pub(crate) mod gemm;
 

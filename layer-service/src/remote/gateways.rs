@@ -3,7 +3,7 @@
 //! A connection whose handshake asks for [`far::ALPN`] is a gateway's. Only a certificate whose name the settings list opens
 //! it: a gateway owns everything on an executor, so neither a key nor a tenant's certificate is enough. Whoever is let in
 //! gets a *tunnel*, which is joined to the executor's own socket (one protocol, one implementation of both ends), or
-//! brings an adapter's files (`lending`).
+//! brings an adapter's files (`adapter_files`).
 
 mod adapter_files;
 

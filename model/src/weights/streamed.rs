@@ -13,7 +13,7 @@
 //!
 //! - this file: the linear groups over all of it. [`WeightStreamStats`]: what it costs.
 //! - `layout`: what lies where, and what is loaded together. `file`: it is made, read and checked.
-//! - `window`: who brings what is next. `plan`: what is pinned under a bound.
+//! - `double_buffer`: who brings what is next. `plan`: what is pinned under a bound.
 //!
 //! # Principles
 //!

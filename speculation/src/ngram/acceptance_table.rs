@@ -11,7 +11,7 @@ const EXPECTED: [[f64; 2]; 7] =
     [[0.13, 0.05], [0.30, 0.05], [0.48, 0.05], [0.57, 0.05], [0.67, 0.05], [0.78, 0.04], [0.85, 0.02]];
 
 /// How often guesses came true, by the length of their match, newer ones counting more. It is learned within a sequence, and
-/// handed on to the next of the same adapter and client ([`LruTable`](crate::recent::Recent)).
+/// handed on to the next of the same adapter and client ([`LruTable`](crate::lru::LruTable)).
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct AcceptanceTable {
     counted: [[RateEstimate; 2]; CLASSES.len()],

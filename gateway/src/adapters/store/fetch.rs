@@ -98,7 +98,7 @@ impl AdapterStore {
     }
 
     /// Brings a content there once more if it is not there now. Whoever removes what nobody refers to may have done so while it
-    /// was being registered ([`crate::adapters::records::sweep`]); after that it is never done.
+    /// was being registered ([`crate::adapters::records::cleanup`]); after that it is never done.
     pub(crate) async fn assure(&self, content: ContentId) -> Result<(), StoreError> {
         let Some(remote) = &self.remote else { return Ok(()) };
         match remote.bucket.written(content).await? {

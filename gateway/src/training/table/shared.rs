@@ -9,7 +9,7 @@
 
 //!
 //! - [`leases`]: who works on what.
-//! - [`litter`]: what may be removed from the bucket.
+//! - [`garbage`]: what may be removed from the bucket.
 //! - `changes`: what is changed in one transaction.
 
 mod changes;

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! That is 26 products of tiles of eight, or 21 where three digits hold all weights of a panel, and 18 or 15 of six; scales and minima
-//! need none of their own: they are in the whole numbers. A group of planes (`planes`) takes less of a single row, but more of many: it
+//! need none of their own: they are in the whole numbers. A group of planes (`byte_planes`) takes less of a single row, but more of many: it
 //! is scaled for each. Sums of a place are whole numbers of 32 bits, and meet in words once for 1536 elements: those of one product
 //! while the unit makes the next.
 //!
