@@ -9,19 +9,19 @@
 
 # Layout
 
-- `attaching`: `attach` and `detach`, for any Hugging Face model
-- `building`: `model` and `tokenizer`, from an endpoint alone; `gguf_file` and `safetensors_folder` read what it gives out
+- `patch`: `attach` and `detach`, for any Hugging Face model
+- `load`: `model` and `tokenizer`, from an endpoint alone; `gguf_file` and `safetensors_folder` read what it gives out
 - `training`: what a trainer's steps cost on the wire
 - `layers`: the modules that take the place of frozen layers, and what autograd makes of them; `placeholder`: what stands
   where their weights were
-- `matching`: which module is which layer of the executor's catalog
-- `masking`: what is done to activations before they leave; `ring`: exact arithmetic, `fixed_point`: rows as whole numbers;
-  `shares`: two executors that do not collude, `draws`: their pads, `apart`: that they stay two; `pads`: one executor, and pads from
-  a disk, `pool`: each of them once; `checks`: whether answers are true
-- `skeleton`: everything of a model but its linear weights
-- `session`: calls and reconnection; `retries`, `counters`; `link`: one ZeroMQ connection; `relay`: TLS for it; `forks`: what child
-  processes begin anew
-- `protocol`, `wire`, `numbers`: the bytes
+- `name_matching`: which module is which layer of the executor's catalog
+- `masking`: what is done to activations before they leave; `modular`: exact arithmetic, `fixed_point`: rows as whole
+  numbers; `secret_sharing`: two executors that do not collude, `seeded_rows`: their pads, `distinct`: that they stay two;
+  `one_time_pads`: one executor, and pads from a disk, `pool`: each of them once; `verification`: whether answers are true
+- `client_weights`: everything of a model but its linear weights
+- `session`: calls and reconnection; `retries`, `counters`; `connection`: one ZeroMQ connection; `tls_proxy`: TLS for it;
+  `fork_safety`: what child processes begin anew
+- `protocol`, `wire`, `wire_dtype`: the bytes
 
 What needs torch (the first three lines and `layers`) is imported when first used: protocol clients do without.
 """
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .checks import Checks
+from .client_weights import skeleton
 from .counters import Counters
 from .errors import (
     AlreadyAttached,
@@ -57,12 +57,12 @@ from .pool import Pool
 from .protocol import Class, Dtype, Op, Path
 from .retries import Limits
 from .session import Session
-from .skeleton import skeleton
+from .verification import Checks
 
 if TYPE_CHECKING:
-    from .attaching import Attached, attach, detach
-    from .building import model, tokenizer
     from .layers import VirtConv1D, VirtLayer, VirtLinear, traffic
+    from .load import model, tokenizer
+    from .patch import Attached, attach, detach
     from .training import TrafficCallback
 
 __version__ = "0.1.0"
@@ -110,11 +110,11 @@ __all__ = [
 ]
 
 _NEED_TORCH = {
-    "Attached": "attaching",
-    "attach": "attaching",
-    "detach": "attaching",
-    "model": "building",
-    "tokenizer": "building",
+    "Attached": "patch",
+    "attach": "patch",
+    "detach": "patch",
+    "model": "load",
+    "tokenizer": "load",
     "VirtConv1D": "layers",
     "VirtLayer": "layers",
     "VirtLinear": "layers",

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .numbers import Rows
 from .protocol import Op, Site
+from .wire_dtype import Rows
 
 __all__ = ["Exponents", "Room", "Whole", "from_whole", "less", "pack", "room_for", "room_of", "to_whole", "unpack"]
 

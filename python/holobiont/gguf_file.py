@@ -16,10 +16,10 @@ from gguf import GGMLQuantizationType, dequantize, quant_shape_to_byte_shape
 from torch import Tensor
 from transformers import AutoConfig
 
+from .client_weights import is_given
 from .errors import UnsupportedModel
 from .gguf_header import read_header
 from .protocol import SkeletonFile
-from .skeleton import is_given
 
 __all__ = ["GgufFile"]
 

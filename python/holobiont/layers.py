@@ -20,11 +20,11 @@ from torch.autograd.function import once_differentiable
 
 from .errors import CallRefused, RemoteWeights
 from .masking import Evaluator
-from .numbers import Rows
 from .placeholder import placeholder, unpicklable
 from .pool import Pool
 from .protocol import Class, Dtype, Op
 from .session import Session
+from .wire_dtype import Rows
 
 Conv1D: Any
 try:

@@ -16,16 +16,16 @@ from typing import Protocol
 
 import numpy as np
 
-from .checks import Checks
 from .errors import MaskingRefused
-from .forks import renewed_in_forks
-from .numbers import Rows
-from .pads import Padded
+from .fork_safety import renewed_in_forks
+from .modular import Bare, Exact, Route
+from .one_time_pads import Padded
 from .pool import Pool
 from .protocol import Class, Dtype, Op, Path
-from .ring import Bare, Exact, Route
+from .secret_sharing import Shares
 from .session import Session
-from .shares import Shares
+from .verification import Checks
+from .wire_dtype import Rows
 
 __all__ = ["Evaluator", "Paper", "Plain", "evaluator", "path_of"]
 

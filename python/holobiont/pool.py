@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .draws import KEY_BYTES, Draw
 from .errors import MaskingRefused
-from .forks import renewed_in_forks
+from .fork_safety import renewed_in_forks
+from .seeded_rows import KEY_BYTES, Draw
 
 try:
     from blake3 import blake3

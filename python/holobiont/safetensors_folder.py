@@ -11,8 +11,8 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig
 
+from .client_weights import is_given
 from .protocol import SkeletonFile
-from .skeleton import is_given
 
 __all__ = ["SafetensorsFolder"]
 

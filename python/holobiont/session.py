@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .apart import Apart
+from .connection import Link
 from .counters import Counters
+from .distinct import Apart
 from .endpoint import Credentials, LocalEndpoint, parse_endpoint
 from .errors import (
     BaseChanged,
@@ -30,9 +31,7 @@ from .errors import (
     SessionRefused,
 )
 from .fixed_point import room_of
-from .forks import renewed_in_forks
-from .link import Link
-from .numbers import Rows, decode_rows, encode_rows
+from .fork_safety import renewed_in_forks
 from .protocol import (
     CATALOG,
     CONTROL,
@@ -65,6 +64,7 @@ from .protocol import (
     encode_to_layers,
 )
 from .retries import Backoff, Limits, TryLater, refusal
+from .wire_dtype import Rows, decode_rows, encode_rows
 
 __all__ = ["Ask", "Session"]
 

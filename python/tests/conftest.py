@@ -90,7 +90,7 @@ class TlsDoor:
                 threading.Thread(target=self._serve, args=(plain,), daemon=True).start()
 
     def _serve(self, plain):
-        from holobiont.relay import _Pump
+        from holobiont.tls_proxy import _Pump
 
         with contextlib.suppress(OSError):
             remote = self._context.wrap_socket(plain, server_side=True)

@@ -16,9 +16,7 @@ import numpy as np
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from holobiont.draws import Draw
 from holobiont.fixed_point import pack, room_of, unpack
-from holobiont.numbers import decode_rows, encode_rows
 from holobiont.protocol import (
     CATALOG,
     CONTROL,
@@ -48,6 +46,8 @@ from holobiont.protocol import (
     encode_catalog,
     encode_from_layers,
 )
+from holobiont.seeded_rows import Draw
+from holobiont.wire_dtype import decode_rows, encode_rows
 
 
 @dataclass

@@ -10,10 +10,10 @@ import numpy as np
 from blake3 import blake3
 from fake_executor import integers
 
-from holobiont.draws import Draw
 from holobiont.fixed_point import pack, room_of
 from holobiont.pool import identity_of
 from holobiont.protocol import Op
+from holobiont.seeded_rows import Draw
 
 GENERATION = 2
 

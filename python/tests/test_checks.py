@@ -13,8 +13,8 @@ from test_ring import PATIENT, asks, bare, rows
 
 import holobiont
 from holobiont import Checks, Class, Op, Path, Pool, Session, WrongAnswer
-from holobiont.checks import _equal
 from holobiont.masking import evaluator
+from holobiont.verification import _equal
 
 SECRET_BITS, CHECKS = 30, 2
 

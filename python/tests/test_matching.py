@@ -6,7 +6,7 @@ import pytest
 
 from holobiont.endpoint import LocalEndpoint, TlsEndpoint, parse_endpoint
 from holobiont.errors import EndpointError
-from holobiont.matching import Layer, Match, match_layers
+from holobiont.name_matching import Layer, Match, match_layers
 from holobiont.protocol import Catalog, Part, Site
 
 

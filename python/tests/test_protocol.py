@@ -7,7 +7,7 @@ import pytest
 
 from holobiont import protocol as p
 from holobiont.errors import ProtocolError
-from holobiont.numbers import decode_rows, encode_rows
+from holobiont.wire_dtype import decode_rows, encode_rows
 
 CALL = p.CallHeader(p.Op.BACKWARD, p.Path.LINEAR, p.Class.TRAINING, p.Dtype.BF16, 0x01020304, 2, 0x1122334455667788, 3, 64, 128)
 CALL_BYTES = bytes.fromhex(

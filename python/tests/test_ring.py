@@ -13,11 +13,11 @@ from conftest import some_sites
 from fake_executor import WEIGHT_EXPONENT, FakeExecutor, integers
 
 import holobiont
-from holobiont import Class, Dtype, Limits, Op, Path, Session, draws
-from holobiont.draws import Draw
+from holobiont import Class, Dtype, Limits, Op, Path, Session, seeded_rows
 from holobiont.fixed_point import Room, from_whole, less, pack, room_for, room_of, to_whole, unpack
 from holobiont.masking import evaluator
 from holobiont.protocol import Source, Status
+from holobiont.seeded_rows import Draw
 
 GOLDEN = json.loads((pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden" / "ring.json").read_text())
 PATIENT = Limits(connect_s=5, answer_s=20, retry_s=20)
@@ -281,6 +281,6 @@ def test_a_row_that_is_no_number_is_named_and_not_sent(pair):
 
 
 def test_without_the_cipher_the_package_that_has_it_is_named(pair, monkeypatch):
-    monkeypatch.setattr(draws, "ChaCha20", None)
+    monkeypatch.setattr(seeded_rows, "ChaCha20", None)
     with pytest.raises(holobiont.MaskingRefused, match=r"holobiont\[privacy\]"):
         shares(*pair)

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from .errors import CallRefused, MaskingRefused
 from .fixed_point import Room, Whole, from_whole, pack, room_of, to_whole, unpack
-from .numbers import Rows
 from .protocol import Class, Dtype, Op, Path, Ring, Site
 from .session import Ask, Session
+from .wire_dtype import Rows
 
 __all__ = ["Bare", "Checker", "Exact", "Route", "offer_of", "offers"]
 

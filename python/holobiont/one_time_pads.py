@@ -10,9 +10,9 @@ import numpy as np
 
 from .errors import MaskingRefused
 from .fixed_point import Room, Whole, less, pack, room_of, unpack
+from .modular import offers
 from .pool import Pad, Pool, Shape, hash_of
 from .protocol import Op, Site
-from .ring import offers
 from .session import Ask, Session
 
 __all__ = ["Padded"]

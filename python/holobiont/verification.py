@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from .errors import MaskingRefused, WrongAnswer
 from .fixed_point import Whole
+from .modular import offers
 from .protocol import Op
-from .ring import offers
 from .session import Ask, Session
 
 __all__ = ["Checks"]

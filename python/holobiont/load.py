@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Any, Protocol
 
@@ -17,12 +16,12 @@ from accelerate import init_empty_weights
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from .attaching import attach, sessions
-from .checks import Checks
+from .client_weights import cached_skeleton
 from .errors import UnsupportedModel
+from .patch import attach, sessions
 from .pool import Pool
 from .session import Session
-from .skeleton import cached_skeleton
+from .verification import Checks
 
 __all__ = ["model", "tokenizer"]
 

@@ -14,7 +14,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from .endpoint import Credentials, Endpoint, TlsEndpoint
 from .errors import AuthenticationFailed, ConnectionLost, TimedOut
-from .relay import Relay
+from .tls_proxy import Relay
 
 __all__ = ["Link"]
 

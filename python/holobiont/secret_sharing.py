@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from .draws import ROWS_OF_KEY, Draw, fresh_key
 from .errors import MaskingRefused
 from .fixed_point import Room, Whole, less, pack, unpack
-from .forks import renewed_in_forks
+from .fork_safety import renewed_in_forks
+from .modular import offers
 from .protocol import Source
 from .retries import Backoff
-from .ring import offers
+from .seeded_rows import ROWS_OF_KEY, Draw, fresh_key
 from .session import Ask, Session
 
 __all__ = ["Shares"]

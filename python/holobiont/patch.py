@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from .checks import Checks
 from .errors import (
     AlreadyAttached,
     BaseChanged,
@@ -27,10 +26,11 @@ from .errors import (
 )
 from .layers import Place, SharedInput, VirtLayer, is_linear, shape_of, virtual
 from .masking import Evaluator, evaluator, path_of
-from .matching import Layer, Match, canonical, match_layers
+from .name_matching import Layer, Match, canonical, match_layers
 from .pool import Pool, default_pads
 from .protocol import Class, Dtype, Op, Path
 from .session import Session
+from .verification import Checks
 
 __all__ = ["Attached", "LocalLayer", "RemoteLayer", "attach", "detach"]
 
