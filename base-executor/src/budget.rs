@@ -109,7 +109,7 @@ fn no_room(account: &MemoryAccount, full: &OutOfBudget, remedy: &str) -> anyhow:
 ///
 /// # Errors
 /// If there are not so many; `remedy` says what to do.
-pub(crate) fn take(account: &MemoryAccount, bytes: u64, remedy: &str) -> anyhow::Result<()> {
+pub(crate) fn reserve(account: &MemoryAccount, bytes: u64, remedy: &str) -> anyhow::Result<()> {
     account.charge(bytes).map(MemoryReservation::for_good).map_err(|full| no_room(account, &full, remedy))
 }
 
@@ -200,8 +200,8 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused_with_what_to_do() {
         let budget = MemoryBudget::new(100, 50);
-        take(&budget.weights, 80, "choose a smaller one").unwrap();
-        let refused = take(&budget.blocks, 30, "lower --device-bytes").unwrap_err().to_string();
+        reserve(&budget.weights, 80, "choose a smaller one").unwrap();
+        let refused = reserve(&budget.blocks, 30, "lower --device-bytes").unwrap_err().to_string();
         assert!(refused.starts_with("no memory for blocks: 30 bytes are more than is left"), "{refused}");
         assert!(refused.contains("memory of this machine") && refused.ends_with("lower --device-bytes"));
         assert_eq!(

@@ -89,7 +89,7 @@ impl ColdStartModel {
         }
         let (config, cores, copied) = (config.clone(), cores.to_vec(), CopyStats::default());
         let costs = Self { perf, config, cores, whole_pass, copied };
-        costs.tell();
+        costs.log_costs();
         costs.tell_crossover();
         Ok(costs)
     }
@@ -163,7 +163,7 @@ impl ColdStartModel {
     }
 
     /// Publishes what was measured, with CaraServe's c for an attention adapter of a usual rank and prompt.
-    fn tell(&self) {
+    fn log_costs(&self) {
         let ModelConfig { hidden_size, layers, .. } = self.config;
         let work = LayerWork { multiply_adds: 8 * (USUAL_RANK * hidden_size) as u64, slices: 4 };
         let slope = |fit: &Fit| fit.line().map_or(0.0, |line| line.alpha);

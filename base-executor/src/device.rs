@@ -144,7 +144,7 @@ impl AdapterDeviceTier {
     }
 
     /// Sees to it that the adapter is there or comes, if there is room.
-    fn bring(
+    fn load(
         &mut self,
         pool: &mut Cache,
         id: AdapterId,
@@ -156,7 +156,7 @@ impl AdapterDeviceTier {
         if size.blocks == 0 {
             return TransferStatus::There;
         }
-        self.residency.bring(pool, id, adapter, size, class)
+        self.residency.load(pool, id, adapter, size, class)
     }
 
     /// What it takes of the pool.
@@ -194,7 +194,7 @@ impl AdapterDeviceTier {
     /// Gives adapters that are computed from the host tier alone the room that others have left.
     fn bring_those_left_out(&mut self, pool: &mut Cache) {
         for (id, adapter) in self.residency.left_out() {
-            self.bring(pool, id, &adapter, CopyPriority::Demand);
+            self.load(pool, id, &adapter, CopyPriority::Demand);
         }
     }
 
@@ -206,17 +206,18 @@ impl AdapterDeviceTier {
 }
 
 impl Placement<PreparedAdapter> for AdapterDeviceTier {
-    fn settle(&mut self, pool: &mut Cache) {
-        self.residency.settle(pool);
+    fn apply_evictions(&mut self, pool: &mut Cache) {
+        self.residency.apply_evictions(pool);
         // What keys and values have left is room, too.
         for (id, adapter) in self.residency.left_out() {
-            self.bring(pool, id, &adapter, CopyPriority::Demand);
+            self.load(pool, id, &adapter, CopyPriority::Demand);
         }
     }
 
-    fn depart(&mut self, pool: &Cache) {
+    fn start_copies(&mut self, pool: &Cache) {
         let Self { residency, carrier, .. } = self;
-        residency.depart(pool, |id, adapter, blocks, class| carrier.send(id, adapter, blocks, class).ok());
+        residency
+            .start_copies(pool, |id, adapter, blocks, class| carrier.send(id, adapter, blocks, class).ok());
     }
 
     fn blocks_of(&self, id: AdapterId, adapter: &PreparedAdapter) -> Option<u32> {
@@ -249,9 +250,9 @@ impl Placement<PreparedAdapter> for AdapterDeviceTier {
         if !pool.has_adapter_place(id) && blocks as usize > room {
             return if must_fit { Err(self.no_room(pool, bytes)) } else { Ok(LoadCompletion::Now) };
         }
-        let way = self.bring(pool, id, adapter, class);
+        let way = self.load(pool, id, adapter, class);
         if must_fit && way != TransferStatus::NoRoom && self.kept.insert(id) {
-            self.residency.hold(pool, id);
+            self.residency.add_user(pool, id);
         }
         match way {
             TransferStatus::Missing { .. } if must_fit => Ok(LoadCompletion::Later),
@@ -275,14 +276,14 @@ impl Placement<PreparedAdapter> for AdapterDeviceTier {
         self.residency.arrived(pool, id);
     }
 
-    fn enter(
+    fn begin_use(
         &mut self,
         pool: &mut Cache,
         id: AdapterId,
         adapter: &Arc<PreparedAdapter>,
         tokens: usize,
     ) -> AdapterAvailability {
-        let found = match self.bring(pool, id, adapter, CopyPriority::Demand) {
+        let found = match self.load(pool, id, adapter, CopyPriority::Demand) {
             TransferStatus::There => AdapterAvailability::OnDevice,
             TransferStatus::Missing { bytes } if self.should_wait(adapter, tokens, bytes) => {
                 self.residency.await_arrival(pool, id);
@@ -296,19 +297,19 @@ impl Placement<PreparedAdapter> for AdapterDeviceTier {
             }
         };
         if found != AdapterAvailability::MustWait {
-            self.residency.hold(pool, id);
+            self.residency.add_user(pool, id);
         }
         found
     }
 
-    fn leave(&mut self, pool: &mut Cache, id: AdapterId) {
+    fn end_use(&mut self, pool: &mut Cache, id: AdapterId) {
         if self.residency.release(pool, id) {
             self.bring_those_left_out(pool);
         }
     }
 
     fn observe(&mut self, rows: usize, took: Duration) {
-        self.carrier.memory.settle();
+        self.carrier.memory.poll_arrivals();
         if let Some(costs) = &mut self.costs {
             costs.pass(rows, took);
         }

@@ -43,7 +43,7 @@ pub trait SequenceDrafter: Draft<Error = Infallible> + Send {
     }
 
     /// It is about to be asked what comes behind `at`: a model may say that along with what others are about to ask.
-    fn foresee(&mut self, tree: &TokenTree, at: Option<NodeId>) {
+    fn prefetch_logits(&mut self, tree: &TokenTree, at: Option<NodeId>) {
         let _ = (tree, at);
     }
 
@@ -89,8 +89,8 @@ impl<L: HostLayers<Error = Infallible> + Send> SequenceDrafter for HybridDrafter
         Self::set_price(self, price);
     }
 
-    fn foresee(&mut self, tree: &TokenTree, at: Option<NodeId>) {
-        Self::foresee(self, tree, at);
+    fn prefetch_logits(&mut self, tree: &TokenTree, at: Option<NodeId>) {
+        Self::prefetch_logits(self, tree, at);
     }
 
     fn owed_s(&self) -> f64 {

@@ -270,11 +270,11 @@ impl<P: ForwardPass> Engine<P> {
     pub fn step(&mut self) {
         self.tell_cache_the_time();
         self.expire();
-        self.warm_up();
+        self.admit_ready();
         self.admit();
         let mut plan = self.schedule();
         self.draft(&mut plan);
-        self.carry(plan.iter().map(|portion| portion.count).sum());
+        self.run_transfers(plan.iter().map(|portion| portion.count).sum());
         if !plan.is_empty() {
             self.stats.steps += 1;
             self.run_plan(&plan);
@@ -287,9 +287,9 @@ impl<P: ForwardPass> Engine<P> {
         }
         self.flush();
         // Those who have left made room for others. If nobody runs any more, nothing else would wake the loop.
-        self.warm_up();
+        self.admit_ready();
         if !self.queues.has_work() {
-            self.carry(0);
+            self.run_transfers(0);
         }
         if !plan.is_empty() {
             failpoint::pass("executor.after_outputs");
@@ -362,7 +362,7 @@ impl<P: ForwardPass> Engine<P> {
         self.kv.release(&sequence.blocks);
         let adapter = sequence.adapter_id();
         if let Some(id) = sequence.held_adapter() {
-            self.tiers.leave(&mut self.kv, id);
+            self.tiers.end_use(&mut self.kv, id);
         }
         failpoint::pass("executor.retire");
         // The sequence's hold on the adapter ends before its unloading is reported.

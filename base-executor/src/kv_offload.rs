@@ -142,7 +142,7 @@ impl CopySource for WriteRequest {
     fn copy_next(&mut self) {
         failpoint::pass("executor.block_written");
         let written = self.store.write(StoreSlot(self.slot), &self.record, &self.bytes);
-        let is_written = written.map_err(|error| tell(&error)).is_ok();
+        let is_written = written.map_err(|error| log_store_error(&error)).is_ok();
         let outcome = if is_written { CopyOutcome::Done } else { CopyOutcome::Failed };
         self.asked.end(FileCopy::Written { node: self.node, slot: self.slot, outcome });
     }
@@ -168,13 +168,13 @@ impl CopySource for Reading {
         failpoint::pass("executor.block_read");
         let bytes = self.room.block().and_then(|mut bytes| {
             let read = self.store.read(StoreSlot(self.slot), &self.record, &mut bytes);
-            read.map_err(|error| tell(&error)).ok().map(|_| bytes)
+            read.map_err(|error| log_store_error(&error)).ok().map(|_| bytes)
         });
         self.asked.end(FileCopy::Read { node: self.node, block: self.block, bytes });
     }
 }
 
-fn tell(error: &StoreError) {
+fn log_store_error(error: &StoreError) {
     tracing::warn!(%error, "keys and values are computed again instead of being kept");
 }
 
@@ -335,7 +335,7 @@ impl KvOffload {
     }
 
     /// Somebody waits for a block by now that is being read.
-    pub fn hasten(&mut self, node: NodeId) {
+    pub fn raise_priority(&mut self, node: NodeId) {
         let Some(disk) = &mut self.disk else { return };
         let [urgent, others] = &mut disk.unread;
         let (wanted, left) =

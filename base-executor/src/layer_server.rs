@@ -76,7 +76,7 @@ pub(crate) async fn run(
     let hub: DispatcherSender = opened.context(fault)??;
     systemd::ready();
     let bell = hub.clone();
-    let posted = tokio::spawn(systemd::keep_posted(pulse, move || bell.ring()));
+    let posted = tokio::spawn(systemd::keep_posted(pulse, move || bell.wake()));
     on_ready();
     wait_for_end(&hub, shutdown, compute_ended).await;
     posted.abort();
@@ -223,7 +223,7 @@ fn open(
     let budget = MemoryBudget::of_this_machine(config.process_memory, 0);
     if matches!(base, LayerModel::Cpu(_)) {
         let account = budget.bounded_weights(config.weights.bytes);
-        budget::take(&account, told.bytes as u64, "serve a smaller base, or one of fewer bits")?;
+        budget::reserve(&account, told.bytes as u64, "serve a smaller base, or one of fewer bits")?;
     }
     let (hub, doors) = start(settings, places, base.evaluate_sites(), facts, budget.clients)?;
     Ok((base, hub, doors))

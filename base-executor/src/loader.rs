@@ -119,7 +119,7 @@ pub fn run<L: Loader>(
     while let Some(LoadCall { connection, call }) = calls.blocking_recv() {
         let caller = RequestKey { connection, request: call.request };
         let loaded = catch_unwind(AssertUnwindSafe(|| load(loader, budget, &call)))
-            .unwrap_or_else(|_| Err(LoadError::Internal { path: told(&call) }));
+            .unwrap_or_else(|_| Err(LoadError::Internal { path: paths_text(&call) }));
         let loaded = match loaded {
             Ok(prepared) => AdapterLoadOutcome::New(prepared),
             Err(LoadError::Claim(ClaimError::Known(id))) => AdapterLoadOutcome::Known(id),
@@ -148,11 +148,11 @@ fn load<L: Loader>(
     let (virtual_tokens, invocation) = (method.virtual_tokens(), method.invocation().cloned());
     failpoint::pass("executor.adapter_claimed");
     let PassReadyAdapter { adapter, bytes, role } = loader.prepare(adapter).map_err(|error| match error {
-        PrepareError::Invalid(cause) => LoadError::Invalid { path: told(call), cause },
-        PrepareError::NoRoom(cause) => LoadError::NoRoom { path: told(call), cause },
+        PrepareError::Invalid(cause) => LoadError::Invalid { path: paths_text(call), cause },
+        PrepareError::NoRoom(cause) => LoadError::NoRoom { path: paths_text(call), cause },
     })?;
     if failpoint::hit("executor.adapter_prepared") == FailpointOutcome::Fail {
-        return Err(LoadError::Internal { path: told(call) });
+        return Err(LoadError::Internal { path: paths_text(call) });
     }
     claim.resize(bytes)?;
     Ok(ResidentAdapter { adapter, claim, generation, rank, modules, virtual_tokens, invocation, role })
@@ -174,7 +174,7 @@ fn read<L: Loader>(loader: &L, call: &LoadAdapter) -> Result<AnyAdapter, LoadErr
 }
 
 /// Where its files are, for a person.
-fn told(call: &LoadAdapter) -> String {
+fn paths_text(call: &LoadAdapter) -> String {
     call.parts.iter().map(|part| part.path.as_str()).collect::<Vec<_>>().join(" + ")
 }
 

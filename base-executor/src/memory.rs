@@ -124,7 +124,7 @@ pub(crate) fn open<P: ForwardPass>(
     let OpenedStore { store, found, blocks, damaged } =
         when_free(&path, &layout).context("--disk-bytes: the file of keys and values cannot be had")?;
     let restored = cache.restore(blocks);
-    tell(&path, found, restored.blocks, damaged + restored.dropped);
+    log_store(&path, found, restored.blocks, damaged + restored.dropped);
     let first = pass.sweep_figures().map(|figures| figures as Arc<dyn ForegroundIo>);
     let below = below.with_store(store, told, first).context("cannot start the thread of the disk tier")?;
     Ok((cache, below))
@@ -141,7 +141,7 @@ fn when_free(path: &Path, layout: &StoreLayout) -> Result<OpenedStore, OpenError
     }
 }
 
-fn tell(path: &Path, found: StoreContents, blocks: usize, dropped: usize) {
+fn log_store(path: &Path, found: StoreContents, blocks: usize, dropped: usize) {
     match found {
         StoreContents::Same => {
             tracing::info!(file = %path.display(), blocks, dropped, "keys and values of the past are there")

@@ -7,7 +7,7 @@ use ids::AdapterId;
 use shmproto::message::{AdapterStats, ErrorCode, Stats, WireError};
 
 /// What a request finds that wants its adapter. Unless it must wait, the adapter stays where it is, or on its way,
-/// until [`Placement::leave`].
+/// until [`Placement::end_use`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdapterAvailability {
     /// All of it is on the device.
@@ -55,10 +55,10 @@ impl From<PlacementError> for WireError {
 /// nothing in it waits.
 pub trait Placement<A>: Send {
     /// Takes in who has given up its place, before anything is written to blocks that were given to others.
-    fn settle(&mut self, pool: &mut Cache);
+    fn apply_evictions(&mut self, pool: &mut Cache);
 
     /// Starts the ways of adapters to their places, when what was there before has been copied away.
-    fn depart(&mut self, pool: &Cache);
+    fn start_copies(&mut self, pool: &Cache);
 
     /// Blocks of the pool that an adapter would have a place in; `None` if it needs none, or cannot have one.
     fn blocks_of(&self, id: AdapterId, adapter: &A) -> Option<u32>;
@@ -81,7 +81,7 @@ pub trait Placement<A>: Send {
     fn arrived(&mut self, pool: &mut Cache, id: AdapterId);
 
     /// A request of so many pending tokens wants to run.
-    fn enter(
+    fn begin_use(
         &mut self,
         pool: &mut Cache,
         id: AdapterId,
@@ -90,7 +90,7 @@ pub trait Placement<A>: Send {
     ) -> AdapterAvailability;
 
     /// A request that entered has ended.
-    fn leave(&mut self, pool: &mut Cache, id: AdapterId);
+    fn end_use(&mut self, pool: &mut Cache, id: AdapterId);
 
     /// A pass over so many rows took so long.
     fn observe(&mut self, rows: usize, took: Duration);
@@ -107,9 +107,9 @@ pub trait Placement<A>: Send {
 pub struct HostOnlyPlacement;
 
 impl<A> Placement<A> for HostOnlyPlacement {
-    fn settle(&mut self, _: &mut Cache) {}
+    fn apply_evictions(&mut self, _: &mut Cache) {}
 
-    fn depart(&mut self, _: &Cache) {}
+    fn start_copies(&mut self, _: &Cache) {}
 
     fn blocks_of(&self, _: AdapterId, _: &A) -> Option<u32> {
         None
@@ -123,11 +123,11 @@ impl<A> Placement<A> for HostOnlyPlacement {
 
     fn arrived(&mut self, _: &mut Cache, _: AdapterId) {}
 
-    fn enter(&mut self, _: &mut Cache, _: AdapterId, _: &Arc<A>, _: usize) -> AdapterAvailability {
+    fn begin_use(&mut self, _: &mut Cache, _: AdapterId, _: &Arc<A>, _: usize) -> AdapterAvailability {
         AdapterAvailability::OnDevice
     }
 
-    fn leave(&mut self, _: &mut Cache, _: AdapterId) {}
+    fn end_use(&mut self, _: &mut Cache, _: AdapterId) {}
 
     fn observe(&mut self, _: usize, _: Duration) {}
 

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use sd_notify::NotifyState;
-use shmproto::{message::Loading, notify::tell};
+use shmproto::{message::Loading, notify::send_status};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::heartbeat::{ComputeHeartbeat, EngineGauges};
@@ -21,17 +21,17 @@ const PATIENCE_US: u32 = 60_000_000;
 /// How far the loading is.
 pub(crate) fn loading(loading: &Loading) {
     let status = format!("loading: {}, {} %", loading.stage, loading.percent);
-    tell(&[NotifyState::Status(&status), NotifyState::ExtendTimeoutUsec(PATIENCE_US)]);
+    send_status(&[NotifyState::Status(&status), NotifyState::ExtendTimeoutUsec(PATIENCE_US)]);
 }
 
 /// Gateways are served from now on.
 pub(crate) fn ready() {
-    tell(&[NotifyState::Ready, NotifyState::Status(&serving(EngineGauges::default()))]);
+    send_status(&[NotifyState::Ready, NotifyState::Status(&serving(EngineGauges::default()))]);
 }
 
 /// The process is about to end.
 pub(crate) fn stopping() {
-    tell(&[NotifyState::Stopping, NotifyState::Status("finishing what runs")]);
+    send_status(&[NotifyState::Stopping, NotifyState::Status("finishing what runs")]);
 }
 
 /// Feeds the watchdog and keeps the status line true, for ever. `poke` makes an idle compute thread turn.
@@ -45,10 +45,10 @@ pub(crate) async fn keep_posted(pulse: ComputeHeartbeat, poke: impl Fn()) {
         clock.tick().await;
         let now = (pulse.beats(), pulse.figures());
         if now.0 != beats && watchdog.is_some() {
-            tell(&[NotifyState::Watchdog]);
+            send_status(&[NotifyState::Watchdog]);
         }
         if now.1 != figures {
-            tell(&[NotifyState::Status(&serving(now.1))]);
+            send_status(&[NotifyState::Status(&serving(now.1))]);
         }
         (beats, figures) = now;
         poke();

@@ -74,7 +74,7 @@ struct ServiceThread {
 impl Drop for ServiceThread {
     fn drop(&mut self) {
         self.shared.is_let_go.store(true, Ordering::Relaxed);
-        self.library.ring();
+        self.library.notify();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -179,7 +179,7 @@ impl ImageLeakFixture {
         id[..8].copy_from_slice(&name.to_le_bytes());
         let adapter = publish(encoded(), &config(), &self.library).unwrap();
         self.device.loaded(&mut self.pool, AdapterId(id), &adapter).unwrap();
-        self.device.depart(&self.pool);
+        self.device.start_copies(&self.pool);
         (AdapterId(id), adapter)
     }
 }
@@ -202,8 +202,11 @@ fn a_thousand_adapters_come_and_go_and_nothing_of_them_stays() {
             until(&true, || numbers(&first).contains(&image));
         }
         if name % 3 == 0 {
-            assert_ne!(house.device.enter(&mut house.pool, id, &adapter, 10), AdapterAvailability::MustWait);
-            house.device.leave(&mut house.pool, id);
+            assert_ne!(
+                house.device.begin_use(&mut house.pool, id, &adapter, 10),
+                AdapterAvailability::MustWait
+            );
+            house.device.end_use(&mut house.pool, id);
         }
         house.device.unloaded(&mut house.pool, id);
         if name % 5 == 0 {

@@ -76,7 +76,7 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
         for run in 0..config.runs {
             let requests = load(per_s).make(run as u64 + 1);
             real.push(ask(config, cores, policy, &requests)?);
-            forecast.push(foretell(&costs, policy, &requests)?);
+            forecast.push(simulate(&costs, policy, &requests)?);
         }
         all.push(PolicyForecast { policy, real, forecast });
     }
@@ -175,7 +175,7 @@ fn job(number: usize, request: &FleetRequest) -> BenchRequest {
 }
 
 /// By the simulator.
-fn foretell(costs: &[CostModel], policy: RoutingPolicy, requests: &[FleetRequest]) -> Result<ForecastSample> {
+fn simulate(costs: &[CostModel], policy: RoutingPolicy, requests: &[FleetRequest]) -> Result<ForecastSample> {
     let measured = MeasuredFleet {
         limits: LIMITS,
         adapter_slots: ADAPTERS,

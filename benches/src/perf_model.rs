@@ -92,7 +92,7 @@ fn compare(kernel: LoraForm, steps: &[Timing], prompts: &[Timing]) -> Result<Vec
         LoraForm::TrueRank => LoraForm::Padded,
         LoraForm::Padded => LoraForm::TrueRank,
     };
-    let [own, others] = [kernel, other].map(|form| told(form, steps, prompts));
+    let [own, others] = [kernel, other].map(|form| explained_variance(form, steps, prompts));
     let ([own_steps, own_prompts], [other_steps, other_prompts]) = (own?, others?);
     let added = [added_by_a_line(kernel, steps)?, added_by_a_line(other, steps)?];
     let rows = [
@@ -127,7 +127,7 @@ fn name(form: LoraForm) -> &'static str {
 }
 
 /// How much of the variance of steps and passes that were not fitted to is foretold.
-fn told(form: LoraForm, steps: &[Timing], prompts: &[Timing]) -> Result<[f64; 2]> {
+fn explained_variance(form: LoraForm, steps: &[Timing], prompts: &[Timing]) -> Result<[f64; 2]> {
     let mut fit = ServingFit::new(form, ColdStart::Assisted);
     steps.iter().for_each(|timing| fit.observe_decode(timing.load, timing.took));
     prompts.iter().for_each(|timing| fit.observe_prefill(timing.load, timing.took));

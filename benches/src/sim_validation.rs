@@ -83,7 +83,7 @@ fn compare(
     let mut blocks = None;
     for _ in 0..config.runs {
         let deployment = Deployment::start(config, cores, workload.adapters.len(), case.memory)?;
-        real.push(figures(&dialogue::hold(&deployment.server, &workload, case.recipe.end)?)?);
+        real.push(figures(&dialogue::run_dialogues(&deployment.server, &workload, case.recipe.end)?)?);
         blocks = Some(deployment.blocks);
     }
     let blocks = blocks.context("nothing was run")?;

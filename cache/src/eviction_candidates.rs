@@ -47,14 +47,14 @@ impl EvictionCandidates {
     }
 
     /// A tenant has one block more in the tier.
-    pub(crate) fn enter(&mut self, owner: TenantId, now: Duration) {
+    pub(crate) fn add_block(&mut self, owner: TenantId, now: Duration) {
         let share = self.shares.entry(owner).or_default();
         share.blocks += 1;
         share.visited_at = now;
     }
 
     /// A tenant has one block less.
-    pub(crate) fn leave(&mut self, owner: TenantId) {
+    pub(crate) fn remove_block(&mut self, owner: TenantId) {
         let Some(share) = self.shares.get_mut(&owner) else { return };
         share.blocks -= 1;
         if share.blocks == 0 {
@@ -131,10 +131,10 @@ mod tests {
     fn who_has_more_than_a_share_gives_first_and_who_has_not_is_spared() {
         let (mut frontier, now) = (EvictionCandidates::default(), Duration::from_secs(1));
         for index in 0..10 {
-            frontier.enter(FLOODER, now);
+            frontier.add_block(FLOODER, now);
             frontier.list(FLOODER, key_of(1000.0), index);
         }
-        frontier.enter(GUEST, now);
+        frontier.add_block(GUEST, now);
         frontier.list(GUEST, key_of(1.0), 10);
         assert_eq!(frontier.first_block(11, now), Some((key_of(1000.0), 0)));
         let all_fit = frontier.first_block(100, now);

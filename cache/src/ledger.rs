@@ -113,7 +113,7 @@ impl MemoryAccount {
         std::iter::successors(Some(self), |account| account.0.part_of.as_ref())
     }
 
-    fn take(&self, bytes: u64) -> Result<(), OutOfBudget> {
+    fn try_reserve(&self, bytes: u64) -> Result<(), OutOfBudget> {
         let limit = self.limit_bytes();
         let more = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= limit);
         let taken = self.0.held_bytes.fetch_update(Relaxed, Relaxed, more);
@@ -122,7 +122,7 @@ impl MemoryAccount {
         self.0
             .part_of
             .as_ref()
-            .map_or(Ok(()), |whole| whole.take(bytes))
+            .map_or(Ok(()), |whole| whole.try_reserve(bytes))
             .inspect_err(|_| self.0.give_back(bytes))
     }
 
@@ -186,7 +186,7 @@ impl MemoryReservation {
     /// If there are not so many; it holds what it held.
     pub fn resize(&mut self, bytes: u64) -> Result<(), OutOfBudget> {
         match bytes.checked_sub(self.bytes) {
-            Some(more) => self.account.take(more)?,
+            Some(more) => self.account.try_reserve(more)?,
             None => self.account.give_back(self.bytes - bytes),
         }
         self.bytes = bytes;

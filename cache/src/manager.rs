@@ -218,7 +218,7 @@ impl Cache {
     pub fn release(&mut self, blocks: &[BlockId]) {
         for &block in blocks {
             if self.pool.release(block) == Released::Cached {
-                self.let_go(block);
+                self.mark_released(block);
             }
         }
     }
@@ -236,7 +236,7 @@ impl Cache {
         for tokens in tokens.chunks_exact(self.settings.block_tokens) {
             let Some(id) = self.tree.child(&prefix.cursor, tokens) else { break };
             let TierSlot::Here(block) = self.tree.node(id.index).place(Tier::Device) else { break };
-            self.hold(BlockId(block), id.index);
+            self.mark_held(BlockId(block), id.index);
             self.visit(id.index);
             prefix.cursor = self.tree.cursor_of(id);
             prefix.blocks.push(BlockId(block));
@@ -265,7 +265,7 @@ impl Cache {
         };
         match self.tree.node(id.index).place(Tier::Device) {
             TierSlot::Here(other) => {
-                self.hold(BlockId(other), id.index);
+                self.mark_held(BlockId(other), id.index);
                 self.release(&[block]);
                 *cursor = self.tree.cursor_of(id);
                 return BlockId(other);
@@ -338,14 +338,14 @@ impl Cache {
         self.visit(id.index);
     }
 
-    fn hold(&mut self, block: BlockId, index: u32) {
+    fn mark_held(&mut self, block: BlockId, index: u32) {
         self.pool.retain(block);
         self.tree.node_mut(index).is_held = true;
         self.relist(index);
     }
 
     /// The last holder of a block of the tree has let go of it.
-    fn let_go(&mut self, block: BlockId) {
+    fn mark_released(&mut self, block: BlockId) {
         let Some(&index) = self.node_of.get(&block) else { return };
         let now = self.now;
         let node = self.tree.node_mut(index);
@@ -365,7 +365,7 @@ impl Cache {
             self.evict_block(Tier::Device)?;
         }
         loop {
-            if let Some(block) = self.pool.take() {
+            if let Some(block) = self.pool.allocate() {
                 return Some(block);
             }
             self.evict_any()?;

@@ -60,7 +60,7 @@ impl BlockPool {
     }
 
     /// Takes a free block; the caller is its one holder.
-    pub fn take(&mut self) -> Option<BlockId> {
+    pub fn allocate(&mut self) -> Option<BlockId> {
         let block = self.free.pop()?;
         self.slot(block).holders = 1;
         Some(block)
@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn a_block_is_free_used_or_cached_and_the_counts_say_which() {
         let mut pool = BlockPool::new(2);
-        let block = pool.take().unwrap();
+        let block = pool.allocate().unwrap();
         assert_eq!(pool.counts(), PoolCounts { total: 2, free: 1, used: 1, cached: 0 });
         pool.cache(block);
         assert_eq!(pool.release(block), Released::Cached);
@@ -151,15 +151,15 @@ mod tests {
     #[test]
     fn an_empty_pool_gives_nothing() {
         let mut pool = BlockPool::new(1);
-        assert!(pool.take().is_some());
-        assert_eq!(pool.take(), None);
+        assert!(pool.allocate().is_some());
+        assert_eq!(pool.allocate(), None);
     }
 
     #[test]
     #[should_panic(expected = "released more often")]
     fn releasing_twice_is_a_fault_of_the_caller() {
         let mut pool = BlockPool::new(1);
-        let block = pool.take().unwrap();
+        let block = pool.allocate().unwrap();
         pool.release(block);
         pool.release(block);
     }

@@ -2,7 +2,7 @@
 //!
 //! One state for each adapter. What a copy is, and how it travels, is its owner's: here it is asked how far it is, and
 //! told to hurry or to go. Places are those of a [`Cache`], which may take them back whenever it needs the room for others: who
-//! has lost its place is found out by [`Residency::settle`]. Who has got one sets out by [`Residency::depart`], when what was in
+//! has lost its place is found out by [`Residency::apply_evictions`]. Who has got one sets out by [`Residency::start_copies`], when what was in
 //! its blocks before has been copied away.
 
 use std::collections::{HashMap, VecDeque};
@@ -145,12 +145,12 @@ impl<A, C> Default for Residency<A, C> {
 impl<A: Clone, C: DeviceTransfer> Residency<A, C> {
     /// Takes in who has given up its place to others since this was last called. Nothing may be written where an adapter was
     /// before.
-    pub fn settle(&mut self, pool: &mut Cache) {
+    pub fn apply_evictions(&mut self, pool: &mut Cache) {
         pool.take_evicted_adapters().into_iter().for_each(|key| self.evict(key));
     }
 
-    /// Sees to it that an adapter is there or comes, if there is room. It sets out with the next [`depart`](Self::depart).
-    pub fn bring(
+    /// Sees to it that an adapter is there or comes, if there is room. It sets out with the next [`start_copies`](Self::start_copies).
+    pub fn load(
         &mut self,
         pool: &mut Cache,
         key: AdapterId,
@@ -158,7 +158,7 @@ impl<A: Clone, C: DeviceTransfer> Residency<A, C> {
         size: AdapterSize,
         class: CopyPriority,
     ) -> TransferStatus {
-        self.settle(pool);
+        self.apply_evictions(pool);
         if self.has_failed(key) {
             return TransferStatus::NoRoom;
         }
@@ -166,7 +166,7 @@ impl<A: Clone, C: DeviceTransfer> Residency<A, C> {
             PlacementOutcome::AlreadyThere => {}
             PlacementOutcome::NoRoom | PlacementOutcome::TooLarge => return TransferStatus::NoRoom,
             PlacementOutcome::Placed => {
-                self.settle(pool);
+                self.apply_evictions(pool);
                 let adapter = adapter.clone();
                 let entry = self.adapters.entry(key).or_default();
                 entry.state =
@@ -182,7 +182,7 @@ impl<A: Clone, C: DeviceTransfer> Residency<A, C> {
 
     /// Starts the ways of those that have a place. Nobody needs what was in their blocks any more. `send` starts one, or says that
     /// too much is on its way: then it sets out another time.
-    pub fn depart(
+    pub fn start_copies(
         &mut self,
         pool: &Cache,
         mut send: impl FnMut(AdapterId, &A, &[BlockId], CopyPriority) -> Option<C>,
@@ -214,7 +214,7 @@ impl<A: Clone, C: DeviceTransfer> Residency<A, C> {
     }
 
     /// Another request computes with it, wherever it is. It keeps its place until all have left.
-    pub fn hold(&mut self, pool: &mut Cache, key: AdapterId) {
+    pub fn add_user(&mut self, pool: &mut Cache, key: AdapterId) {
         let entry = self.adapters.entry(key).or_default();
         entry.users += 1;
         if entry.users == 1 {

@@ -74,7 +74,7 @@ impl FreeSlots {
         self.total as usize - self.free.len()
     }
 
-    pub(crate) fn take(&mut self) -> Option<u32> {
+    pub(crate) fn allocate(&mut self) -> Option<u32> {
         self.free.pop()
     }
 

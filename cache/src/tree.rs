@@ -119,7 +119,7 @@ impl DependencyTree {
             Position::Node(id) => self.get(id).map(|_| id.index)?,
             Position::Nowhere => return None,
         };
-        let namespace = self.namespaces.enter(cursor.namespace);
+        let namespace = self.namespaces.add_node(cursor.namespace);
         let index = self.push(Node::new(NodeKind::Block(tokens.into()), parent, namespace));
         self.link(index);
         self.index.insert(&self.nodes, index);
@@ -164,7 +164,7 @@ impl DependencyTree {
             None => {
                 self.index.remove(&self.nodes, index);
                 self.unlink(index);
-                self.namespaces.leave(namespace);
+                self.namespaces.remove_node(namespace);
             }
         }
         let node = &mut self.nodes[index as usize];

@@ -117,7 +117,7 @@ impl TieredModel {
         let sequences = self.sequences.len();
         match step {
             TieredStep::Begin { adapter, tokens } => self.begin(adapter, tokens),
-            TieredStep::Look { sequence } if sequence < sequences => self.look(sequence),
+            TieredStep::Look { sequence } if sequence < sequences => self.check_arrivals(sequence),
             TieredStep::Insert { sequence } if sequence < sequences => self.insert(sequence),
             TieredStep::End { sequence } if sequence < sequences => self.end(sequence),
             TieredStep::Look { .. } | TieredStep::Insert { .. } | TieredStep::End { .. } => {}
@@ -187,11 +187,11 @@ impl TieredModel {
             is_pinned,
         });
         self.take_copies();
-        self.look(self.sequences.len() - 1);
+        self.check_arrivals(self.sequences.len() - 1);
     }
 
     /// Goes on once everything it waits for has come, or will not.
-    fn look(&mut self, sequence: usize) {
+    fn check_arrivals(&mut self, sequence: usize) {
         let Self { cache, sequences, on_device, .. } = self;
         let TieredSequence { adapter, tokens, blocks, found, awaited, cursor, inserted, .. } =
             &mut sequences[sequence];

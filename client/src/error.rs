@@ -55,7 +55,7 @@ pub enum LinkError {
     #[error(transparent)]
     Credentials(#[from] tls::client::CredentialsError),
     /// The executor said no to a control message.
-    #[error("the executor refuses ({}): {}", word(.0.code), .0.message)]
+    #[error("the executor refuses ({}): {}", refusal_text(.0.code), .0.message)]
     Refused(SessionRefused),
     /// The executor is about to end.
     #[error("the executor is about to end: its successor will take the call")]
@@ -93,7 +93,7 @@ impl LinkError {
 }
 
 /// A refusal in a word.
-fn word(code: RefusalCode) -> &'static str {
+fn refusal_text(code: RefusalCode) -> &'static str {
     match code {
         RefusalCode::Version => "another version",
         RefusalCode::Unauthenticated => "not authenticated",

@@ -95,7 +95,7 @@ impl GenerationContext<'_, '_> {
     }
 
     /// Tells the caller a token, behind which the sequence has `tokens`. Whether, and why, it is the last.
-    fn tell(&mut self, token: u32, tokens: usize) -> Option<GenerateFinish> {
+    fn emit(&mut self, token: u32, tokens: usize) -> Option<GenerateFinish> {
         self.first_token.get_or_insert_with(|| self.begun.elapsed());
         let told = (self.on_token)(token);
         if self.task.stop_tokens.contains(&token) {
@@ -155,7 +155,7 @@ impl SplitModel {
                 drafted: DraftingStats::default(),
             });
         }
-        let mut sequence = self.enter(task, adapter)?;
+        let mut sequence = self.start_sequence(task, adapter)?;
         let first = sequence.tokens.len();
         let cached_tokens = sequence.computed.saturating_sub(first - task.prompt.len());
         let mut counts = TokenCounts::default();
@@ -163,7 +163,7 @@ impl SplitModel {
             counts = TokenCounts::of_prompt(&task.prompt);
         }
         let mut going = GenerationContext { task, end, begun, counts, drafting, first_token: None, on_token };
-        let finish = self.go_on(&mut sequence, &mut going);
+        let finish = self.decode_loop(&mut sequence, &mut going);
         self.cache.release(&sequence.blocks);
         self.cache.release(&sequence.forks.concat());
         let finish = finish?;
@@ -195,7 +195,7 @@ impl SplitModel {
     }
 
     /// Takes blocks for the prompt, those with its beginning among them.
-    fn enter<'a>(
+    fn start_sequence<'a>(
         &mut self,
         task: &GenerateRequest,
         adapter: Option<&'a ClientAdapter>,
@@ -240,7 +240,7 @@ impl SplitModel {
         Ok(())
     }
 
-    fn go_on(
+    fn decode_loop(
         &mut self,
         sequence: &mut SplitSequence<'_>,
         going: &mut GenerationContext<'_, '_>,
@@ -252,15 +252,15 @@ impl SplitModel {
             let finish = loop {
                 let row = segments.row(walk.at()).unwrap_or(0);
                 let token = self.choose(sequence, going, row)?;
-                let was_drafted = walk.take(token);
-                let finish = going.tell(token, sequence.tokens.len());
+                let was_drafted = walk.advance(token);
+                let finish = going.emit(token, sequence.tokens.len());
                 if finish.is_some() || !was_drafted {
                     break finish;
                 }
             };
             let verdict = walk.verdict();
             if !tree.is_empty() {
-                self.settle(sequence, &segments, &verdict);
+                self.commit_accepted(sequence, &segments, &verdict);
             }
             if let Some(drafting) = &mut going.drafting {
                 drafting.accept(&sequence.tokens[told..], &tree, &verdict);

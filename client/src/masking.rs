@@ -164,7 +164,7 @@ impl Default for NoiseSettings {
 impl Masking {
     /// The mode as [`shmproto::layer::control::Open`] has it.
     #[must_use]
-    pub fn word(&self) -> &'static str {
+    pub fn as_str(&self) -> &'static str {
         match self {
             Self::Off { .. } | Self::Exact(Exact { cover: RowProtection::Bare, .. }) => "off",
             Self::Paper(_) => "paper",

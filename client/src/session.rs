@@ -201,7 +201,7 @@ impl Session {
             return Err(CallError::OtherBase { had: hexadecimal(had), found: hexadecimal(found) });
         }
         if let Some(apart) = &self.apart {
-            apart.enter(&opened)?;
+            apart.register_instance(&opened)?;
         }
         self.usage.reconnections += 1;
         (self.transport, self.opened) = (Some(transport), opened);
@@ -228,7 +228,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         if let Some(transport) = &mut self.transport {
-            transport.tell(&ToLayers::Close);
+            transport.send_oneway(&ToLayers::Close);
         }
     }
 }

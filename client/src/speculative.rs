@@ -214,7 +214,7 @@ impl<'a> Drafting<'a> {
     pub(crate) fn meanwhile<T>(&mut self, takes: Option<Duration>, sweep: impl FnOnce() -> T) -> T {
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
-            let go_on = || self.go_on(takes, &is_over);
+            let go_on = || self.resume_drafting(takes, &is_over);
             // Where there is no thread to be had, nothing is guessed meanwhile.
             let _ = thread::Builder::new().name("draft".to_owned()).spawn_scoped(scope, go_on);
             let swept = sweep();
@@ -224,7 +224,7 @@ impl<'a> Drafting<'a> {
     }
 
     /// Goes on guessing until a sweep `is_over` that takes about so long.
-    fn go_on(&mut self, takes: Option<Duration>, is_over: &AtomicBool) {
+    fn resume_drafting(&mut self, takes: Option<Duration>, is_over: &AtomicBool) {
         let begun = Instant::now();
         let RerootedDraft { tree, pacer, .. } = std::mem::take(&mut self.settled);
         let mut ahead = self.ahead.take().unwrap_or_else(|| DraftAhead::new(tree, pacer));
@@ -262,7 +262,7 @@ impl<'a> Drafting<'a> {
             rule.learn(verdict);
         }
         self.settled =
-            self.ahead.take().map_or(RerootedDraft::default(), |ahead| ahead.settle(tokens).if_any());
+            self.ahead.take().map_or(RerootedDraft::default(), |ahead| ahead.reroot(tokens).if_any());
         self.figures.kept += self.settled.kept as u64;
         let Ok(()) = self.guesser.accept(tokens);
     }

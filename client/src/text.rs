@@ -50,7 +50,7 @@ pub enum ChatRole {
 }
 
 impl ChatRole {
-    fn word(self) -> &'static str {
+    fn as_str(self) -> &'static str {
         match self {
             Self::System => "system",
             Self::User => "user",
@@ -120,7 +120,7 @@ impl Text {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
         let messages: Vec<chat::Message<'_>> = messages
             .iter()
-            .map(|message| chat::Message { role: message.role.word(), content: &message.content })
+            .map(|message| chat::Message { role: message.role.as_str(), content: &message.content })
             .collect();
         Ok(Chat::new(&self.tokenizer, template, SystemTime::now())
             .encode(&messages, GenerationPrompt::Add)?)

@@ -34,7 +34,7 @@ pub trait Transport: Send + fmt::Debug {
     fn ask(&mut self, message: &ToLayers) -> Result<FromLayers, LinkError>;
 
     /// Sends a control message that is not answered, if that is possible.
-    fn tell(&mut self, message: &ToLayers);
+    fn send_oneway(&mut self, message: &ToLayers);
 
     /// Sends the rows of a call and waits for its reply, which is the call's own; writes `out` if it is
     /// [`Status::Done`].

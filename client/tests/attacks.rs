@@ -68,7 +68,7 @@ fn name(masking: &Masking) -> &'static str {
     match masking {
         Masking::Off { path: SitePath::Fast } => "off, fast",
         Masking::Off { path: SitePath::Linear } => "off, linear",
-        other => other.word(),
+        other => other.as_str(),
     }
 }
 

@@ -111,7 +111,7 @@ impl Exchange {
     ///
     /// # Errors
     /// If it makes no sense where it stands; the stream is to end.
-    pub fn take(
+    pub fn handle_message(
         &mut self,
         request: ProcessingRequest,
         out: &mut VecDeque<ProcessingResponse>,
@@ -179,7 +179,7 @@ impl Exchange {
                 self.body = Vec::new();
                 out.push_back(too_large(self.picker.max_body_bytes));
             }
-            ExchangeStage::Asking(head) if is_sent_back => self.hold(head, &body, out),
+            ExchangeStage::Asking(head) if is_sent_back => self.buffer_body(head, &body, out),
             ExchangeStage::Asking(head) => {
                 self.body = body.body;
                 self.choose(&head, choice_in_body, out);
@@ -190,7 +190,7 @@ impl Exchange {
     }
 
     /// Holds a piece of a body that is sent back, and places the request when the body is whole, or finds no room.
-    fn hold(&mut self, head: RequestHead, piece: &HttpBody, out: &mut VecDeque<ProcessingResponse>) {
+    fn buffer_body(&mut self, head: RequestHead, piece: &HttpBody, out: &mut VecDeque<ProcessingResponse>) {
         let has_room = self.reserve(piece.body.len());
         self.body.extend_from_slice(&piece.body);
         if has_room && !piece.end_of_stream {

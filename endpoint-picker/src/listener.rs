@@ -123,7 +123,9 @@ fn answers(
             }
             exchange.said();
             let Some(part) = next_part(&exchange, &mut parts).await? else { return Ok(None) };
-            exchange.take(part, &mut out).map_err(|error| Status::invalid_argument(error.to_string()))?;
+            exchange
+                .handle_message(part, &mut out)
+                .map_err(|error| Status::invalid_argument(error.to_string()))?;
         }
     })
 }

@@ -207,7 +207,7 @@ impl<T: Hash> Tagged<T> {
 
     /// The same for somebody else.
     #[must_use]
-    pub fn told(&self, known: Option<u64>) -> Self
+    pub fn unless_known(&self, known: Option<u64>) -> Self
     where
         T: Clone,
     {
@@ -294,7 +294,10 @@ mod tests {
         let adapters = || vec![ReportedAdapter { name: "a".to_owned(), rank: 8, bytes: 100, generation: 7 }];
         let told = Tagged::of(adapters(), None);
         assert_eq!(told.content, Some(adapters()));
-        assert_eq!((told.told(None), told.told(Some(told.tag)).content), (told.clone(), None));
+        assert_eq!(
+            (told.unless_known(None), told.unless_known(Some(told.tag)).content),
+            (told.clone(), None)
+        );
         assert_eq!(Tagged::of(adapters(), Some(told.tag)).content, None);
         assert_eq!(Tagged::of(adapters(), Some(told.tag ^ 1)), told);
         let have = KnownTags { registered: Some(told.tag), resident: None };

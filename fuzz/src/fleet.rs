@@ -46,7 +46,7 @@ pub(crate) fn messages(mut input: &[u8]) -> Outcome {
         let length = usize::try_from(u32::from_be_bytes(*length)).map_err(refused)?;
         let (message, rest) = rest.split_at_checked(length).ok_or("it breaks off")?;
         let message = ProcessingRequest::decode(message).map_err(refused)?;
-        exchange.take(message, &mut out).map_err(refused)?;
+        exchange.handle_message(message, &mut out).map_err(refused)?;
         out.clear();
         input = rest;
     }

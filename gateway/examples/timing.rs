@@ -96,14 +96,14 @@ struct Measurement {
 impl Measurement {
     /// Measures `work` on both classes and prints what came of it.
     fn report(&self, case: &str, classes: &Classes, expected: TimingExpectation, work: impl Fn(&str)) {
-        let t = largest_t(&self.take(classes, work));
+        let t = largest_t(&self.measure(classes, work));
         let found = if t.abs() < LIMIT { TimingExpectation::Agree } else { TimingExpectation::Differ };
         let t = (t * 100.0).round() / 100.0;
         let (samples, met) = (self.samples, found == expected);
         println!("{}", json!({ "case": case, "samples": samples, "t": t, "limit": LIMIT, "met": met }));
     }
 
-    fn take(&self, classes: &Classes, work: impl Fn(&str)) -> Vec<TimedCall> {
+    fn measure(&self, classes: &Classes, work: impl Fn(&str)) -> Vec<TimedCall> {
         let mut random = ClassRng(random_u64());
         let mut input = String::with_capacity(256);
         let mut times = Vec::with_capacity(self.samples);

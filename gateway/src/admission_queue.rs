@@ -123,7 +123,7 @@ impl AdmissionQueue {
             loop {
                 changed.notified().await;
                 let Some(shared) = shared.upgrade() else { return };
-                Self(shared).give();
+                Self(shared).dispatch();
             }
         });
         turns
@@ -189,7 +189,7 @@ impl AdmissionQueue {
     {
         let room = self.room();
         let (number, turn) = lock(&self.0.desk).join(asked, room)?;
-        self.give();
+        self.dispatch();
         Ok((QueueTicket { turns: self, number: Some(number) }, turn))
     }
 
@@ -198,8 +198,8 @@ impl AdmissionQueue {
     }
 
     /// Lets those go for whom there is room.
-    fn give(&self) {
-        let grants = lock(&self.0.desk).give(self.room());
+    fn dispatch(&self) {
+        let grants = lock(&self.0.desk).dispatch(self.room());
         for AdmittedRequest { principal, sequences, charged_tokens, waiter } in grants {
             let turn = AdmissionPermit {
                 turns: self.clone(),
@@ -219,7 +219,7 @@ impl AdmissionQueue {
 
 impl Drop for QueueTicket<'_> {
     fn drop(&mut self) {
-        let left = self.number.and_then(|number| lock(&self.turns.0.desk).leave(number));
+        let left = self.number.and_then(|number| lock(&self.turns.0.desk).cancel(number));
         drop(left);
     }
 }
@@ -251,7 +251,7 @@ impl Drop for AdmissionPermit {
         self.release();
         self.begin(self.unbegun);
         let tokens = [self.charged_tokens, self.served_tokens];
-        lock(&self.turns.0.desk).settle(&self.principal, self.sequences, tokens);
+        lock(&self.turns.0.desk).reconcile(&self.principal, self.sequences, tokens);
         self.turns.0.executors.room_changed().notify_one();
     }
 }

@@ -173,11 +173,11 @@ impl Executor {
     ///
     /// # Errors
     /// If it cannot be brought there, or the connection is lost meanwhile.
-    pub async fn lend(&self, path: &Path) -> Result<StagedFiles, CallError> {
+    pub async fn stage_files(&self, path: &Path) -> Result<StagedFiles, CallError> {
         let Some(far) = self.far() else { return Ok(StagedFiles::here(path)) };
         let mut link = self.link();
         tokio::select! {
-            lent = far.lend(path, self.silence) => lent.map_err(|error| CallError::NotLent(error.to_string())),
+            lent = far.upload_files(path, self.silence) => lent.map_err(|error| CallError::NotLent(error.to_string())),
             _ = link.wait_for(|link| !matches!(link, LinkState::Up { .. })) => {
                 Err(CallError::Unavailable("the connection was lost while an adapter was brought there".to_owned()))
             }

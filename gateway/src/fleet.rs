@@ -35,7 +35,7 @@ fn report(app: &App, have: KnownTags) -> GatewayReport {
         answer_tokens: app.executors.answer_tokens(),
         queued: app.turns.queued() as u64,
         executors: app.executors.all().iter().map(executor).collect(),
-        registered: listed.registered.told(have.registered),
+        registered: listed.registered.unless_known(have.registered),
         resident: Tagged::of(resident(app, &listed), have.resident),
     }
 }

@@ -211,7 +211,7 @@ fn training(app: &App) -> Value {
             "tokens_per_s": tokens_per_s, "estimated_finish": job.estimated_finish,
         })
     });
-    let runs = app.runs.book.live().into_iter().map(|live| {
+    let runs = app.runs.book.active_models().into_iter().map(|live| {
         let status = if live.progress.has_trainer { "running" } else { "queued" };
         json!({
             "name": live.run, "tenant": &*live.tenant, "status": status,

@@ -105,7 +105,7 @@ impl Keys {
             return std::future::pending().await;
         };
         loop {
-            followed.look();
+            followed.refresh();
             tokio::time::sleep(LOOK_EVERY).await;
         }
     }
@@ -116,8 +116,8 @@ impl WatchedKeyFile {
         Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn look(&self) {
-        let looked = self.file.lock().unwrap_or_else(PoisonError::into_inner).look();
+    fn refresh(&self) {
+        let looked = self.file.lock().unwrap_or_else(PoisonError::into_inner).poll();
         match looked {
             Ok(None) => {}
             Ok(Some(keys)) => {
@@ -180,11 +180,11 @@ mod tests {
         keys.caller(Some(ADMIN.as_bytes())).unwrap().limit.check().unwrap();
         let KeySource::File(followed) = &keys.0 else { panic!("it has a file") };
         fs::write(&path, line_of("admin", "ops", ADMIN)).unwrap();
-        followed.look();
+        followed.refresh();
         assert!(keys.caller(Some(USER.as_bytes())).is_none());
         keys.caller(Some(ADMIN.as_bytes())).unwrap().limit.check().unwrap_err();
         fs::write(&path, "nonsense").unwrap();
-        followed.look();
+        followed.refresh();
         assert!(keys.caller(Some(ADMIN.as_bytes())).is_some(), "a bad file changes nothing");
     }
 
@@ -194,11 +194,11 @@ mod tests {
         let path = directory.path().join("keys");
         let keys = Keys::brought(&path, None);
         let KeySource::File(followed) = &keys.0 else { panic!("it has a file") };
-        followed.look();
+        followed.refresh();
         assert!(keys.are_asked_for() && keys.caller(Some(USER.as_bytes())).is_none());
         assert!(keys.caller(None).is_none());
         fs::write(&path, two()).unwrap();
-        followed.look();
+        followed.refresh();
         assert!(keys.caller(Some(USER.as_bytes())).is_some());
     }
 }

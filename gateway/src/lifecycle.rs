@@ -137,7 +137,7 @@ impl Lifecycle {
         for (state, member) in states.zip(self.executors.all()) {
             match state {
                 ExecutorState::Ready(one) => ready.push(one),
-                other => others.push(self.told(other, member.name())),
+                other => others.push(self.unavailable_status(other, member.name())),
             }
         }
         let status = match (ready.is_empty(), &*face) {
@@ -154,7 +154,7 @@ impl Lifecycle {
     }
 
     /// What an executor that is not used means for a gateway that has no other.
-    fn told(&self, state: ExecutorState, name: &str) -> GatewayReadiness {
+    fn unavailable_status(&self, state: ExecutorState, name: &str) -> GatewayReadiness {
         let named = |text: String| {
             if self.executors.are_several() { format!("executor '{name}': {text}") } else { text }
         };

@@ -168,7 +168,7 @@ fn hash(digits: &str) -> Result<KeyHash, &'static str> {
 }
 
 async fn look_at_registry(address: PostgresAddress) -> Result<String, TaskError> {
-    Ok(match read_only::look(&address).await? {
+    Ok(match read_only::count_adapters(&address).await? {
         Some(count) => format!("{address}: {count} adapters"),
         None => format!("{address}: no registry yet; the first gateway makes it"),
     })

@@ -71,7 +71,7 @@ async fn answer(
     if let ResponseMode::Stream(_) = delivery {
         return Ok(sse::respond(answer, first, lines));
     }
-    answer.each(first, |answer, step| lines.take(answer, step)).await?;
+    answer.each(first, |answer, step| lines.record_step(answer, step)).await?;
     Ok(Json(lines.last(&answer)).into_response())
 }
 

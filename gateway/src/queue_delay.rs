@@ -83,7 +83,7 @@ impl DelayTracker {
         Arc::strong_count(&self.0) == 1
     }
 
-    fn leave(&self, first: Option<FirstToken>) {
+    fn finish_waiting(&self, first: Option<FirstToken>) {
         let mut state = lock(&self.0.state);
         if let Some(first) = first {
             state.delay.begun(first, self.0.clock.now());
@@ -116,7 +116,7 @@ impl WaitingEntry {
         let Some(line) = self.line.take() else { return };
         let now = line.0.clock.now();
         let launched = self.launched.unwrap_or(now);
-        line.leave(Some(FirstToken {
+        line.finish_waiting(Some(FirstToken {
             queued: launched - self.arrived + queued,
             computed: (now - launched).saturating_sub(queued),
         }));
@@ -126,7 +126,7 @@ impl WaitingEntry {
 impl Drop for WaitingEntry {
     fn drop(&mut self) {
         if let Some(line) = self.line.take() {
-            line.leave(None);
+            line.finish_waiting(None);
         }
     }
 }

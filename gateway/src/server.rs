@@ -4,7 +4,7 @@ use std::{io::Write as _, net::SocketAddr, sync::Arc, time::Duration};
 
 use policy::clock::SystemClock;
 use sd_notify::NotifyState;
-use shmproto::notify::{flush, tell};
+use shmproto::notify::{flush, send_status};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -229,7 +229,7 @@ impl Gateway {
         let mut background_tasks: Vec<_> = polled.collect();
         background_tasks.extend([
             tokio::spawn(async move { followed.keys.follow().await }),
-            tokio::spawn(systemd::follow(status.clone(), move || registry.len(), tell)),
+            tokio::spawn(systemd::follow(status.clone(), move || registry.len(), send_status)),
             tokio::spawn(systemd::feed(executors)),
             tokio::spawn(Runs::sweep(Arc::downgrade(&runs))),
             tokio::spawn(training.run()),
@@ -288,7 +288,7 @@ impl Gateway {
     pub async fn shut_down(self) -> Result<(), RunError> {
         let grace_ms = self.grace.as_millis();
         tracing::info!(grace_ms, "stopping");
-        tell(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
+        send_status(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
         self.app.drain();
         self.phase.send_replace(ShutdownPhase::Draining);
         let mut server = self.server;
@@ -312,7 +312,7 @@ impl Gateway {
             let _ = task.await;
         }
         self.app.training.let_all_go().await;
-        self.app.registry.leave().await;
+        self.app.registry.remove_presence().await;
         // It ends by itself now, unless it is what ended first.
         if !self.lifecycle.is_finished() {
             let _ = self.lifecycle.await;

@@ -14,10 +14,10 @@ use crate::{
 #[must_use]
 pub fn status(app: &App) -> Value {
     let tenants = app.turns.figures();
-    app.classes.all().map(|(id, class)| told(id, class, &tenants)).collect()
+    app.classes.all().map(|(id, class)| status_json(id, class, &tenants)).collect()
 }
 
-fn told(id: ClassId, class: &ClassState, tenants: &[TenantQueueStats]) -> Value {
+fn status_json(id: ClassId, class: &ClassState, tenants: &[TenantQueueStats]) -> Value {
     let settings = &class.settings;
     let [requests, throttled, tokens] = class.tally.counts();
     let own = || tenants.iter().filter(|tenant| tenant.principal.class == id);

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use sd_notify::NotifyState;
-use shmproto::notify::tell;
+use shmproto::notify::send_status;
 use tokio::{sync::watch, time::timeout};
 
 use crate::{executors::Executors, health::loading, lifecycle::GatewayReadiness};
@@ -59,7 +59,7 @@ pub async fn feed(executors: Executors) {
     loop {
         ticks.tick().await;
         match timeout(limit / 2, executors.links_answer()).await {
-            Ok(true) => tell(&[NotifyState::Watchdog]),
+            Ok(true) => send_status(&[NotifyState::Watchdog]),
             Ok(false) => return,
             Err(_) => {
                 tracing::error!("the connection to the base-executor is stuck; the watchdog is not fed")

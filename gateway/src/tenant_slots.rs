@@ -32,7 +32,7 @@ impl TenantSlots {
     }
 
     /// A slot of `tenant`, if one is free within `patience`.
-    pub async fn take(self: &Arc<Self>, tenant: &Arc<str>, patience: Duration) -> Option<TenantSlot> {
+    pub async fn acquire(self: &Arc<Self>, tenant: &Arc<str>, patience: Duration) -> Option<TenantSlot> {
         let member = self.member(tenant);
         let permits = async {
             // Neither semaphore is ever closed.
@@ -88,13 +88,13 @@ mod tests {
     #[tokio::test]
     async fn a_tenant_with_its_share_of_the_slots_waits_while_others_get_theirs() {
         let (slots, alice, bob) = (TenantSlots::new(3, 2), "alice".into(), "bob".into());
-        let first = slots.take(&alice, SHORT).await.unwrap();
-        let second = slots.take(&alice, SHORT).await.unwrap();
-        assert!(slots.take(&alice, SHORT).await.is_none(), "the tenant's own limit");
-        let others = slots.take(&bob, SHORT).await.unwrap();
-        assert!(slots.take(&bob, SHORT).await.is_none(), "the limit of all");
+        let first = slots.acquire(&alice, SHORT).await.unwrap();
+        let second = slots.acquire(&alice, SHORT).await.unwrap();
+        assert!(slots.acquire(&alice, SHORT).await.is_none(), "the tenant's own limit");
+        let others = slots.acquire(&bob, SHORT).await.unwrap();
+        assert!(slots.acquire(&bob, SHORT).await.is_none(), "the limit of all");
         drop(first);
-        let waited = slots.take(&bob, SHORT).await.unwrap();
+        let waited = slots.acquire(&bob, SHORT).await.unwrap();
         drop((second, others, waited));
         assert!(lock(&slots.by_tenant).is_empty(), "tenants without slots are forgotten");
     }
@@ -102,8 +102,8 @@ mod tests {
     #[tokio::test]
     async fn whoever_waits_gets_the_slot_that_is_given_back() {
         let (slots, alice) = (TenantSlots::new(1, 1), Arc::from("alice"));
-        let held = slots.take(&alice, SHORT).await.unwrap();
-        let (next, ()) = tokio::join!(slots.take(&alice, Duration::from_secs(60)), async { drop(held) });
+        let held = slots.acquire(&alice, SHORT).await.unwrap();
+        let (next, ()) = tokio::join!(slots.acquire(&alice, Duration::from_secs(60)), async { drop(held) });
         assert!(next.is_some());
     }
 }

@@ -253,7 +253,7 @@ impl Training {
         job.ok_or_else(|| TrainingError::NoJob(shown(id)))
     }
 
-    fn live(&self) -> MutexGuard<'_, HashMap<String, ActiveJob>> {
+    fn active_jobs(&self) -> MutexGuard<'_, HashMap<String, ActiveJob>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

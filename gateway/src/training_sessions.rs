@@ -137,7 +137,7 @@ impl Runs {
     /// registry every gateway is out of date for a moment.
     pub async fn unload_unwanted(self: &Arc<Self>, suspects: &mut HashSet<String>) {
         let registry = &self.means.registry;
-        let gone = match registry.stay().await {
+        let gone = match registry.renew_presence().await {
             Ok(living) => {
                 let entries = registry.entries();
                 let makers = entries.values().filter_map(|entry| entry.record.made_by.clone());

@@ -78,7 +78,7 @@ mod tests {
         for exit in Exit::ALL {
             let line = HELP.lines().find(|line| line.starts_with(&format!("  {} ", exit.number())));
             let line = line.unwrap_or_else(|| panic!("no line for {exit:?}"));
-            assert!(line.contains(&exit.word().replace('_', " ")), "{line:?} does not name {exit:?}");
+            assert!(line.contains(&exit.as_str().replace('_', " ")), "{line:?} does not name {exit:?}");
         }
     }
 }

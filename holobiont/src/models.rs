@@ -40,7 +40,7 @@ pub(crate) enum ModelFormat {
 
 impl ModelFormat {
     /// The word `ls` shows.
-    pub(crate) fn word(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Gguf => "gguf",
             Self::Safetensors => "safetensors",

@@ -242,7 +242,7 @@ pub(crate) fn quoted(word: &str) -> String {
 fn error_json(error: &dyn Explain) -> serde_json::Value {
     json!({"error": {
         "message": error.to_string(),
-        "code": error.exit().word(),
+        "code": error.exit().as_str(),
         "why": why(error),
         "next": error.next(),
     }})

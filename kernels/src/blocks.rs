@@ -38,7 +38,7 @@ impl LeasedBlocks {
     /// # Panics
     ///
     /// If one of them does not exist, or is lent already.
-    pub(crate) fn lend(&self, blocks: &[u32]) {
+    pub(crate) fn mark_leased(&self, blocks: &[u32]) {
         for &block in blocks {
             assert!((block as usize) < self.blocks(), "block {block} of {}", self.blocks());
             let was_lent = self.0[block as usize].swap(true, Ordering::Relaxed);
@@ -89,8 +89,8 @@ impl BlockMemory {
     ///
     /// If a block does not exist, or is lent already.
     #[must_use]
-    pub fn lend(self: &Arc<Self>, blocks: &[u32]) -> Arc<BlockLease> {
-        self.ledger.lend(blocks);
+    pub fn lease(self: &Arc<Self>, blocks: &[u32]) -> Arc<BlockLease> {
+        self.ledger.mark_leased(blocks);
         Arc::new(BlockLease { memory: Arc::clone(self), blocks: blocks.into(), is_over: RwLock::new(false) })
     }
 
@@ -123,7 +123,7 @@ impl BlockLease {
     }
 
     /// Keeps them from being given back; `None` if they were.
-    pub(crate) fn hold(&self) -> Option<LeaseGuard<'_>> {
+    pub(crate) fn guard(&self) -> Option<LeaseGuard<'_>> {
         let is_over = self.is_over.read().unwrap_or_else(PoisonError::into_inner);
         (!*is_over).then_some(LeaseGuard(is_over))
     }

@@ -109,7 +109,7 @@ pub fn add_deltas(
     let out = out.as_mut_ptr();
     let mut units = Vec::with_capacity(segments.len());
     // What is read stays where it is until all is computed.
-    let _held: Vec<_> = segments.iter().filter_map(|segment| Some(segment.staged?.hold())).collect();
+    let _held: Vec<_> = segments.iter().filter_map(|segment| Some(segment.staged?.guard())).collect();
     for segment in segments {
         let matrix = segment.matrix;
         assert_rows(x, matrix, segment.first_row, segment.rows);

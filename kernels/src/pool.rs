@@ -169,7 +169,7 @@ impl ThreadPool {
 impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.ring();
+        self.shared.wake_helpers();
         for helper in self.helpers.drain(..) {
             let _ = helper.join();
         }

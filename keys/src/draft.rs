@@ -62,7 +62,7 @@ impl KeyFileEdit {
     ///
     /// # Errors
     /// If a line is none, or the file cannot be read or written; then it is as it was.
-    pub fn hold(path: &Path, lines: &[String]) -> Result<bool, KeyFileError> {
+    pub fn write_keys(path: &Path, lines: &[String]) -> Result<bool, KeyFileError> {
         let wanted = Self(parse(&lines.join("\n"), path)?);
         if Self::read(path).is_ok_and(|there| there.keys().eq(wanted.keys())) {
             return Ok(false);
@@ -166,15 +166,15 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("api-keys");
         let (a, b) = (key("a", "1").to_string(), key("b", "2").to_string());
-        assert!(KeyFileEdit::hold(&path, &[]).unwrap(), "a file without a key is a file");
-        assert!(KeyFileEdit::hold(&path, &[a.clone(), b.clone()]).unwrap());
-        assert!(!KeyFileEdit::hold(&path, &[a.clone(), b.clone()]).unwrap());
+        assert!(KeyFileEdit::write_keys(&path, &[]).unwrap(), "a file without a key is a file");
+        assert!(KeyFileEdit::write_keys(&path, &[a.clone(), b.clone()]).unwrap());
+        assert!(!KeyFileEdit::write_keys(&path, &[a.clone(), b.clone()]).unwrap());
         let text = fs::read_to_string(&path).unwrap() + "# mine\n";
         fs::write(&path, text).unwrap();
-        assert!(KeyFileEdit::hold(&path, std::slice::from_ref(&b)).unwrap(), "what was revoked goes");
+        assert!(KeyFileEdit::write_keys(&path, std::slice::from_ref(&b)).unwrap(), "what was revoked goes");
         let text = fs::read_to_string(&path).unwrap();
         assert!(text.contains("# mine") && text.contains(&b) && !text.contains(&a), "{text}");
-        assert!(KeyFileEdit::hold(&path, &["nonsense".to_owned()]).is_err());
+        assert!(KeyFileEdit::write_keys(&path, &["nonsense".to_owned()]).is_err());
         assert_eq!(KeyFileEdit::read(&path).unwrap().keys().count(), 1);
     }
 

@@ -91,7 +91,7 @@ impl KeyFile {
     ///
     /// # Errors
     /// If it has changed into something that cannot be used; said once for each such change.
-    pub fn look(&mut self) -> Result<Option<Vec<Key>>, KeyFileError> {
+    pub fn poll(&mut self) -> Result<Option<Vec<Key>>, KeyFileError> {
         let now = stamp(&self.path);
         if now == self.seen {
             return Ok(None);
@@ -205,7 +205,7 @@ mod tests {
         let (mut file, keys) = KeyFile::open(place.path()).unwrap();
         assert_eq!(keys.len(), 2);
         fs::write(place.path(), "# nobody is left\n").unwrap();
-        assert!(file.look().unwrap().unwrap().is_empty());
+        assert!(file.poll().unwrap().unwrap().is_empty());
         assert!(KeyFile::open(place.path()).is_err(), "nobody starts with such a file by mistake");
     }
 
@@ -262,13 +262,13 @@ mod tests {
         fs::write(&path, two()).unwrap();
         let (mut file, keys) = KeyFile::open(&path).unwrap();
         assert_eq!(keys.len(), 2);
-        assert!(file.look().unwrap().is_none());
+        assert!(file.poll().unwrap().is_none());
         fs::write(&path, line_of("admin", "ops", ADMIN)).unwrap();
-        assert_eq!(file.look().unwrap().unwrap().len(), 1);
+        assert_eq!(file.poll().unwrap().unwrap().len(), 1);
         fs::write(&path, "nonsense").unwrap();
-        file.look().unwrap_err();
-        assert!(file.look().unwrap().is_none());
+        file.poll().unwrap_err();
+        assert!(file.poll().unwrap().is_none());
         fs::remove_file(&path).unwrap();
-        assert!(matches!(file.look(), Err(KeyFileError::Read { .. })));
+        assert!(matches!(file.poll(), Err(KeyFileError::Read { .. })));
     }
 }

@@ -95,9 +95,9 @@ impl Authenticator {
     }
 
     /// Looks at the file, and says whether the keys have changed. A file that became bad changes nothing.
-    pub fn look(&self) -> bool {
+    pub fn refresh_keys(&self) -> bool {
         let Some(followed) = &self.0 else { return false };
-        match followed.file.lock().unwrap_or_else(PoisonError::into_inner).look() {
+        match followed.file.lock().unwrap_or_else(PoisonError::into_inner).poll() {
             Ok(None) => false,
             Ok(Some(keys)) => {
                 tracing::info!(keys = keys.len(), "the layer clients' keys have changed");
@@ -151,10 +151,10 @@ mod tests {
     fn a_key_that_is_taken_out_or_given_to_another_tenant_admits_no_longer() {
         let (directory, keeper) = file(&keys::line_of("user", "alice", "a"));
         let alice = keeper.by_key(b"a").unwrap();
-        assert!(keeper.still_admits(&alice) && !keeper.look());
+        assert!(keeper.still_admits(&alice) && !keeper.refresh_keys());
         for lines in [keys::line_of("user", "bob", "a"), keys::line_of("user", "alice", "b")] {
             fs::write(directory.path().join("keys"), lines).unwrap();
-            assert!(keeper.look());
+            assert!(keeper.refresh_keys());
             assert!(!keeper.still_admits(&alice));
         }
     }

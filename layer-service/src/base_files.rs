@@ -42,7 +42,7 @@ pub fn catalog_sites(sites: &[Site]) -> Vec<CatalogSite> {
     let sites = sites.iter().map(|site| CatalogSite {
         columns: word(site.columns),
         paths: paths(site),
-        ring: site.ring.map(ring),
+        ring: site.ring.map(to_wire),
         parts: site
             .parts
             .iter()
@@ -62,7 +62,7 @@ fn paths(site: &Site) -> u8 {
     FAST | LINEAR | same | ring
 }
 
-fn ring(site: ModularSite) -> ModularWeights {
+fn to_wire(site: ModularSite) -> ModularWeights {
     let ModularSite { weight_exponent, l1, commitment } = site;
     ModularWeights { weight_exponent, l1, commitment }
 }

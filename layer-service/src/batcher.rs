@@ -144,7 +144,7 @@ impl Batcher {
     pub fn remove(&mut self, call: SiteCall, id: CallId) {
         let Some(lane) = self.calls.lanes.get_mut(&call) else { return };
         let connections = &mut self.calls.connections;
-        lane.remove(|waiting| waiting.id == id, |waiting| leave(connections, waiting.connection));
+        lane.remove(|waiting| waiting.id == id, |waiting| remove_waiting(connections, waiting.connection));
         self.sweep(call);
     }
 
@@ -274,7 +274,7 @@ impl Batcher {
         let elevator = self.elevator.as_ref()?;
         let is_meant =
             |(call, lane): &(&SiteCall, &CallQueue)| elevator.floor(call.site) == floor && lane.has(allowed);
-        let turn = |(_, lane): &(&SiteCall, &CallQueue)| lane.turn(now, self.batching.aging);
+        let turn = |(_, lane): &(&SiteCall, &CallQueue)| lane.next_order(now, self.batching.aging);
         let call = self.calls.lanes.iter().filter(is_meant).min_by_key(turn).map(|(&call, _)| call)?;
         let portion = BatchPortion { allowed, ..self.portion(now) };
         self.take(now, call, portion, pieces);
@@ -329,7 +329,7 @@ impl Batcher {
             (is_early || lane.due() <= now) && lane.oldest().is_some_and(|call| call.id <= portion.until)
         };
         let due = self.calls.lanes.iter().filter(|(call, lane)| is_due(lane) && is_meant(call, lane));
-        let turn = |(_, lane): &(&SiteCall, &CallQueue)| lane.turn(now, self.batching.aging);
+        let turn = |(_, lane): &(&SiteCall, &CallQueue)| lane.next_order(now, self.batching.aging);
         let call = due.min_by_key(turn).map(|(&call, _)| call)?;
         self.take(now, call, portion, pieces);
         (!pieces.is_empty()).then_some(call)
@@ -340,7 +340,7 @@ impl Batcher {
         let connections = &mut self.calls.connections;
         lane.take(now, self.batching.aging, portion, |waiting, piece| {
             if piece.is_last {
-                leave(connections, waiting.connection);
+                remove_waiting(connections, waiting.connection);
             }
             pieces.push(piece);
         });
@@ -371,7 +371,7 @@ pub fn joinable(site: SiteId) -> SiteCall {
     SiteCall { site, part: None, op: SiteOp::Forward, path: SitePath::Fast }
 }
 
-fn leave(connections: &mut BTreeMap<ConnectionId, Presence>, connection: ConnectionId) {
+fn remove_waiting(connections: &mut BTreeMap<ConnectionId, Presence>, connection: ConnectionId) {
     if let Some(presence) = connections.get_mut(&connection) {
         presence.waiting = presence.waiting.saturating_sub(1);
     }

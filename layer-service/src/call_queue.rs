@@ -143,7 +143,7 @@ impl CallQueue {
 
     /// When it is its turn.
     #[must_use]
-    pub fn turn(&self, now: Instant, aging: Duration) -> Option<CallOrder> {
+    pub fn next_order(&self, now: Instant, aging: Duration) -> Option<CallOrder> {
         self.heads().map(|call| CallOrder::of(call.class, call.arrived, now, aging)).min()
     }
 

@@ -190,21 +190,21 @@ impl Dispatcher {
     pub fn poll(&mut self) {
         self.give_up_joined();
         let mut events = std::mem::take(&mut self.scratch.events);
-        self.inbox.take(&mut events);
+        self.inbox.drain_into(&mut events);
         for event in events.drain(..) {
             self.handle(event);
         }
         self.scratch.events = events;
-        self.look_into_rings();
-        self.let_go();
+        self.poll_rings();
+        self.disconnect_faulty();
     }
 
-    fn look_into_rings(&mut self) {
+    fn poll_rings(&mut self) {
         let mut taken = std::mem::take(&mut self.scratch.taken);
         for (&connection, client) in &mut self.clients {
             // As many as the ring has places: a client that refills it meanwhile has its next turn with the others.
             for _ in 0..MAX_CALLS {
-                match client.peer.take() {
+                match client.peer.next_call() {
                     Ok(Some(header)) => taken.push((connection, header)),
                     Ok(None) => break,
                     Err(violation) => {
@@ -215,7 +215,7 @@ impl Dispatcher {
             }
         }
         for (connection, header) in taken.drain(..) {
-            self.take_in(connection, header, None);
+            self.accept_call(connection, header, None);
         }
         self.scratch.taken = taken;
     }
@@ -237,7 +237,7 @@ impl Dispatcher {
         match event {
             DispatcherEvent::Open(opening) => self.open(opening),
             DispatcherEvent::Call { connection, header, payload } => {
-                self.take_in(connection, header, Some(payload))
+                self.accept_call(connection, header, Some(payload))
             }
             DispatcherEvent::Channel { connection, channel } => self.connect(connection, channel),
             DispatcherEvent::Close { connection } => self.forget(connection),
@@ -284,7 +284,7 @@ impl Dispatcher {
     }
 
     /// Closes those that broke the protocol or take nothing.
-    fn let_go(&mut self) {
+    fn disconnect_faulty(&mut self) {
         while let Some((connection, fault)) = self.gone.pop() {
             let Some(client) = self.clients.get(&connection) else { continue };
             let (number, tenant) = (client.facts.number.0, client.facts.tenant.clone());
@@ -303,7 +303,7 @@ impl Dispatcher {
     }
 
     /// Takes a call in, or refuses it.
-    fn take_in(&mut self, connection: ConnectionId, header: CallHeader, payload: Option<Payload>) {
+    fn accept_call(&mut self, connection: ConnectionId, header: CallHeader, payload: Option<Payload>) {
         let Some(client) = self.clients.get(&connection) else { return };
         self.is_warm = true;
         // A remote one was counted when its message came.
@@ -337,7 +337,7 @@ impl Dispatcher {
         }
         let asked = ResolvedCall::by(header, &self.sites, self.settings.quotas.tenant_rows)?;
         let Some(client) = self.clients.get_mut(&connection) else { return Err(CallStatus::Failed.into()) };
-        let draw = client.look(header, &asked, payload.as_ref())?;
+        let draw = client.check_payload(header, &asked, payload.as_ref())?;
         if let Some(older) = client.check_sequence(header.sequence)? {
             self.forget_call(connection, older);
         }

@@ -158,7 +158,7 @@ impl EventQueue {
 
 impl DispatcherSender {
     /// Makes the compute thread turn.
-    pub fn ring(&self) {
+    pub fn wake(&self) {
         self.0.bell.ring();
     }
 
@@ -174,7 +174,7 @@ impl DispatcherSender {
             if waiting.has_ended {
                 return Err(SendError::Ended);
             }
-            replaced = waiting.make_way(&event)?;
+            replaced = waiting.admit_event(&event)?;
             waiting.events.push_back(event);
         }
         // Unmaps memory, which the hub need not wait for.
@@ -186,7 +186,7 @@ impl DispatcherSender {
 
 impl QueuedEvents {
     /// Counts a call; takes out the channel that `event` replaces.
-    fn make_way(&mut self, event: &DispatcherEvent) -> Result<Option<DispatcherEvent>, SendError> {
+    fn admit_event(&mut self, event: &DispatcherEvent) -> Result<Option<DispatcherEvent>, SendError> {
         match event {
             DispatcherEvent::Call { .. } if self.calls == MAX_CALLS => Err(SendError::Full),
             DispatcherEvent::Call { .. } => {
@@ -204,7 +204,7 @@ impl QueuedEvents {
 
 impl Inbox {
     /// Moves what has come to `events`, which must be empty.
-    pub(super) fn take(&mut self, events: &mut VecDeque<DispatcherEvent>) {
+    pub(super) fn drain_into(&mut self, events: &mut VecDeque<DispatcherEvent>) {
         let mut waiting = self.0.waiting();
         std::mem::swap(&mut waiting.events, events);
         waiting.calls = 0;

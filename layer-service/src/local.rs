@@ -198,7 +198,7 @@ impl LocalCaller {
             return Err(LocalDisconnect::Barred);
         }
         if let Some(answer) = self.owed.take() {
-            self.say(answer)?;
+            self.reply(answer)?;
         }
         for _ in 0..MAX_MESSAGES {
             if self.owed.is_some() {
@@ -225,7 +225,7 @@ impl LocalCaller {
         let is_news = parts.registry.is_draining() && self.session.is_some() && !self.knows_of_end;
         if is_news && self.owed.is_none() {
             self.knows_of_end = true;
-            self.say(FromLayers::Draining)?;
+            self.reply(FromLayers::Draining)?;
         }
         Ok(())
     }
@@ -234,16 +234,16 @@ impl LocalCaller {
         match (message, &mut self.session) {
             (ToLayers::Close, _) => Err(LocalDisconnect::Done),
             (ToLayers::Open(open), None) => self.open(&open, parts),
-            (ToLayers::Open(_), Some(_)) => self.say(malformed("the session is open: close it first")),
-            (_, None) => self.say(malformed("open a session first")),
-            (ToLayers::Fetch(fetch), Some(_)) => self.say(fetched(&fetch, &*parts.blobs)),
+            (ToLayers::Open(_), Some(_)) => self.reply(malformed("the session is open: close it first")),
+            (_, None) => self.reply(malformed("open a session first")),
+            (ToLayers::Fetch(fetch), Some(_)) => self.reply(fetched(&fetch, &*parts.blobs)),
             (ToLayers::GetStats, Some(session)) => {
                 let stats = session.stats();
-                self.say(FromLayers::Stats(stats))
+                self.reply(FromLayers::Stats(stats))
             }
             (ToLayers::Channel(bytes), Some(session)) => match connect(session, &self.connection, bytes) {
                 Ok(()) => Ok(()),
-                Err(refused) => self.say(FromLayers::Refused(refused)),
+                Err(refused) => self.reply(FromLayers::Refused(refused)),
             },
         }
     }
@@ -256,17 +256,17 @@ impl LocalCaller {
                 tracing::info!(pid = self.pid, session = opened.session, %tenant, name, masking, "a client has opened a session");
                 (self.session, self.principal) = (Some(session), Some(principal));
                 self.owes_since = None;
-                self.say(FromLayers::Opened(opened))
+                self.reply(FromLayers::Opened(opened))
             }
             Err(refused) => {
                 let reason = refused.message.clone();
-                self.say(FromLayers::Refused(refused))?;
+                self.reply(FromLayers::Refused(refused))?;
                 Err(LocalDisconnect::Refused(reason))
             }
         }
     }
 
-    fn say(&mut self, answer: FromLayers) -> Result<(), LocalDisconnect> {
+    fn reply(&mut self, answer: FromLayers) -> Result<(), LocalDisconnect> {
         match self.connection.send(&answer, &[]) {
             Ok(()) => {
                 if self.session.is_some() {

@@ -200,7 +200,7 @@ impl Registry {
     pub fn figures(&self) -> LayerStats {
         let table = self.table();
         let open = table.sessions.values().map(|entry| (&*entry.facts, &*entry.account));
-        self.0.counts.tell(&table.past, open)
+        self.0.counts.report(&table.past, open)
     }
 
     /// Counts a client that a door refused.
@@ -271,7 +271,7 @@ impl Registry {
         }
     }
 
-    fn leave(&self, connection: ConnectionId) {
+    fn remove_session(&self, connection: ConnectionId) {
         let mut table = self.table();
         // Gone already if it was taken over.
         if let Some(entry) = table.sessions.remove(&connection) {

@@ -281,7 +281,7 @@ impl RemoteShared {
     async fn follow(&self) {
         loop {
             sleep(keys::LOOK_EVERY).await;
-            let have_keys_changed = self.authenticator.look();
+            let have_keys_changed = self.authenticator.refresh_keys();
             let is_draining = self.registry.is_draining();
             self.news.send_if_modified(|news| {
                 let before = *news;

@@ -56,7 +56,7 @@ impl ClosedSessions {
 
 impl ServiceCounts {
     /// All figures: of sessions that are over, and of those that are `open`.
-    pub(super) fn tell<'a>(
+    pub(super) fn report<'a>(
         &self,
         past: &ClosedSessions,
         open: impl Iterator<Item = (&'a SessionFacts, &'a SessionCounters)>,

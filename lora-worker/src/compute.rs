@@ -35,10 +35,10 @@ pub(crate) fn run(
     signs: &ThreadStatus,
 ) -> Option<VisitError> {
     while !signs.leaving() {
-        signs.turn();
+        signs.beat();
         match posts.recv_timeout(TURN) {
             Ok(Ok(post)) => {
-                attend(post, spin, signs);
+                serve_slices(post, spin, signs);
                 failpoint::pass("worker.left");
             }
             Ok(Err(why)) => return Some(why),
@@ -49,17 +49,17 @@ pub(crate) fn run(
     None
 }
 
-fn attend(post: Assignment, spin: Duration, signs: &ThreadStatus) {
+fn serve_slices(post: Assignment, spin: Duration, signs: &ThreadStatus) {
     let Assignment { mut seat, handoff, connection, over } = post;
     let mut bench = SliceWorkspace::new(seat.geometry());
     let mut refused = 0;
     let ended = || signs.leaving() || over.load(Ordering::Relaxed);
     while !ended() {
-        signs.turn();
+        signs.beat();
         match seat.wait(spin) {
             WakeReason::Job => {
                 // What was mapped before the job was posted is on the handoff by now.
-                handoff.take(&mut bench.library);
+                handoff.receive_newest(&mut bench.library);
                 while !ended() && bench.serve(&mut seat) {}
             }
             WakeReason::Fenced => {
@@ -69,7 +69,7 @@ fn attend(post: Assignment, spin: Duration, signs: &ThreadStatus) {
             }
             WakeReason::Rest => {
                 failpoint::pass("worker.parked");
-                handoff.take(&mut bench.library);
+                handoff.receive_newest(&mut bench.library);
                 report_refused(&seat, &mut refused);
             }
         }
@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn no_slice_takes_an_allocation_neither_done_nor_given_back() {
         let (board, mut poster) = Board::in_process(GEOMETRY).unwrap();
-        let mut seat = board.seat().unwrap().join_here();
+        let mut seat = board.seat().unwrap().join_in_process();
         let (mut bench, x) = (bench(), vec![1.0; 200 * 64]);
         let unknown = Slice { width: 63, rows: 1, sums_elements: 48, ..slice(1) };
         let ends = [(slice(1), true), (slice(2), true), (slice(3), true), (unknown, false)];
@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn a_slice_that_nobody_waits_for_any_more_is_given_up() {
         let (board, mut poster) = Board::in_process(GEOMETRY).unwrap();
-        let mut seat = board.seat().unwrap().join_here();
+        let mut seat = board.seat().unwrap().join_in_process();
         let bench = bench();
         poster.post(&vec![1.0; 200 * 64], &[slice(1)]).unwrap();
         let claim = seat.claim(|_, _| true).unwrap();
@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn a_fault_in_a_slice_gives_it_back_and_is_not_the_end() {
         let (board, mut poster) = Board::in_process(GEOMETRY).unwrap();
-        let mut seat = board.seat().unwrap().join_here();
+        let mut seat = board.seat().unwrap().join_in_process();
         let (mut bench, x) = (bench(), vec![1.0; 200 * 64]);
         poster.post(&x, &[slice(1)]).unwrap();
         let claim = seat.claim(|_, _| true).unwrap();

@@ -238,7 +238,7 @@ impl ConsumerSession<'_> {
                 continue;
             }
             match receive(self.connection)? {
-                (ToWorker::AdapterOffered(offered), fds) => self.take_in(&offered, fds)?,
+                (ToWorker::AdapterOffered(offered), fds) => self.map_adapter(&offered, fds)?,
                 (ToWorker::AdapterWithdrawn(image), _) => {
                     failpoint::pass("worker.image_withdrawn");
                     self.library.remove(image);
@@ -257,7 +257,7 @@ impl ConsumerSession<'_> {
     }
 
     /// Maps an adapter, and says so once the thread that computes can know it.
-    fn take_in(&mut self, offered: &AdapterOffered, fds: Vec<OwnedFd>) -> Result<(), VisitError> {
+    fn map_adapter(&mut self, offered: &AdapterOffered, fds: Vec<OwnedFd>) -> Result<(), VisitError> {
         failpoint::pass("worker.image_received");
         let image = offered.image;
         let answer = match self.map(offered, fds) {

@@ -173,7 +173,7 @@ impl Handoff {
     }
 
     /// Makes `library` the newest, if there is a newer one and nobody uses the handoff at this moment.
-    pub(crate) fn take(&self, library: &mut MappedAdapters) {
+    pub(crate) fn receive_newest(&self, library: &mut MappedAdapters) {
         if !self.fresh.load(Ordering::Acquire) {
             return;
         }

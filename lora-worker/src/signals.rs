@@ -82,7 +82,7 @@ impl ShutdownWatch {
         }
         failpoint::pass("worker.leaving");
         systemd::stopping();
-        self.signs.leave();
+        self.signs.announce_exit();
         thread::park_timeout(GRACE);
         exit(0)
     }

@@ -10,22 +10,22 @@ use crate::thread_status::ConsumerStatus;
 
 /// The process is on its core and looks for an executor.
 pub(crate) fn ready() {
-    tell(&[NotifyState::Ready, NotifyState::Status(&in_words(ConsumerStatus::Waiting))]);
+    notify_systemd(&[NotifyState::Ready, NotifyState::Status(&in_words(ConsumerStatus::Waiting))]);
 }
 
 /// What it does has changed.
 pub(crate) fn status(seating: ConsumerStatus) {
-    tell(&[NotifyState::Status(&in_words(seating))]);
+    notify_systemd(&[NotifyState::Status(&in_words(seating))]);
 }
 
 /// The thread that computes has turned.
 pub(crate) fn alive() {
-    tell(&[NotifyState::Watchdog]);
+    notify_systemd(&[NotifyState::Watchdog]);
 }
 
 /// The process is about to end.
 pub(crate) fn stopping() {
-    tell(&[NotifyState::Stopping]);
+    notify_systemd(&[NotifyState::Stopping]);
 }
 
 fn in_words(seating: ConsumerStatus) -> String {
@@ -35,7 +35,7 @@ fn in_words(seating: ConsumerStatus) -> String {
     }
 }
 
-fn tell(state: &[NotifyState<'_>]) {
+fn notify_systemd(state: &[NotifyState<'_>]) {
     // It may not listen any more; that is no reason to stop.
     if let Err(error) = sd_notify::notify(state) {
         tracing::debug!(%error, "systemd could not be told");

@@ -31,7 +31,7 @@ impl ThreadStatus {
     }
 
     /// Says that the thread that computes has turned.
-    pub(crate) fn turn(&self) {
+    pub(crate) fn beat(&self) {
         self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
@@ -50,7 +50,7 @@ impl ThreadStatus {
     }
 
     /// Says that the process is about to end.
-    pub(crate) fn leave(&self) {
+    pub(crate) fn announce_exit(&self) {
         self.leaving.store(true, Ordering::Relaxed);
     }
 

@@ -191,11 +191,11 @@ impl<L: HostLayers<Error = Infallible>> CostedDraft for ModelDraft<L> {
         self.calibration.usual()
     }
 
-    fn foresee(&mut self, tree: &TokenTree, at: Option<NodeId>) {
+    fn prefetch_logits(&mut self, tree: &TokenTree, at: Option<NodeId>) {
         let (text, mut guessing) = (self.text(tree, at), self.drafter.lock());
         // Of what takes long to read, others would wait for their answers.
         if guessing.can_read(&text) && guessing.missing(self.id, &text) <= FEW_TOKENS {
-            guessing.foresee(self.id, text);
+            guessing.prefetch_logits(self.id, text);
         }
     }
 }

@@ -149,7 +149,7 @@ impl<L: HostLayers<Error = Infallible>> DraftRunner<L> {
     }
 
     /// Somebody is about to ask what comes behind `text`, which can be read.
-    pub(crate) fn foresee(&mut self, id: TextId, text: Vec<u32>) {
+    pub(crate) fn prefetch_logits(&mut self, id: TextId, text: Vec<u32>) {
         self.forget(id);
         let missing = self.missing(id, &text);
         self.foreseen.push(PrefetchedLogits { id, text, missing });

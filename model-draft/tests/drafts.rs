@@ -105,7 +105,7 @@ fn what_several_texts_are_about_to_be_asked_is_said_in_one_pass_and_as_alone() {
         for level in 0..6 {
             for (text, tree, at) in &mut texts {
                 text.read_ahead(10.0);
-                text.foresee(tree, *at);
+                text.prefetch_logits(tree, *at);
             }
             texts.iter_mut().for_each(|(text, ..)| _ = text.take_spent());
             for (index, (text, tree, at)) in texts.iter_mut().enumerate() {
@@ -127,7 +127,7 @@ fn what_was_foreseen_and_is_not_asked_for_is_not_read() {
     let mut texts = [1, 2].map(|salt| drafter.text(&prompt(salt, 10), Calibration::default()));
     let expected = texts.each_mut().map(|text| chain(text, 1));
     for text in &mut texts {
-        text.foresee(&TokenTree::new(), None);
+        text.prefetch_logits(&TokenTree::new(), None);
     }
     let owed_s = texts[0].owed_s();
     assert!(owed_s > 0.0);

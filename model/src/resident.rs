@@ -184,7 +184,7 @@ impl<L: HostLayers> ForwardPass for ResidentModel<L> {
         true
     }
 
-    fn take(&mut self, path: SitePath) {
+    fn set_path(&mut self, path: SitePath) {
         self.path = path;
     }
 

@@ -49,7 +49,7 @@ impl BackgroundThrottle {
     }
 
     /// A piece of so many bytes took so long. What the system has only taken note of the disk has still to do.
-    pub fn owe(&mut self, first: &dyn ForegroundIo, bytes: usize, took: Duration) {
+    pub fn add_debt(&mut self, first: &dyn ForegroundIo, bytes: usize, took: Duration) {
         self.debt += took.max(first.takes(bytes));
     }
 }
@@ -86,12 +86,12 @@ mod tests {
         let (mut told, mut others, began) =
             (FakeForeground { used: ms(0), byte: ms(0) }, BackgroundThrottle::default(), Instant::now());
         assert_eq!(others.wait(&told, began), ms(0));
-        others.owe(&told, 1, ms(10));
+        others.add_debt(&told, 1, ms(10));
         told.used = ms(40);
         assert_eq!(others.wait(&told, began + ms(40)), ms(6));
         told.used = ms(100);
         assert_eq!(others.wait(&told, began + ms(100)), ms(0));
-        others.owe(&told, 1, ms(10));
+        others.add_debt(&told, 1, ms(10));
         assert_eq!(others.wait(&told, began + ms(110)), ms(0), "it idles");
     }
 
@@ -99,9 +99,9 @@ mod tests {
     fn what_is_written_later_counts_as_what_the_disk_will_take_for_it() {
         let (told, mut others, now) =
             (FakeForeground { used: ms(0), byte: ms(2) }, BackgroundThrottle::default(), Instant::now());
-        others.owe(&told, 10, ms(1));
+        others.add_debt(&told, 10, ms(1));
         assert_eq!(others.wait(&told, now), ms(20));
-        others.owe(&told, 10, ms(25));
+        others.add_debt(&told, 10, ms(25));
         assert_eq!(others.wait(&told, now), ms(45));
     }
 
@@ -131,7 +131,7 @@ mod tests {
                 let Some(&took) = left.next() else { break };
                 now += ms(took);
                 told.used = now - start;
-                others.owe(&told, 1, ms(took));
+                others.add_debt(&told, 1, ms(took));
                 taken += took;
             }
         }

@@ -4,7 +4,7 @@
 //! next. Who comes back after a pause begins no lower than the least of those who waited meanwhile, so that idleness earns
 //! nothing; and somebody always goes while anybody waits.
 //!
-//! What a request will cost is charged when it goes, as an estimate, and [settled](FairQueue::settle) when it is known. Urgent
+//! What a request will cost is charged when it goes, as an estimate, and [settled](FairQueue::reconcile) when it is known. Urgent
 //! classes go first, but a class is passed over only so many times in a row. What is too late never goes
 //! ([`FairQueue::expire`]). The queue is bounded; when it is full, who has the longest queue gives.
 //!
@@ -250,7 +250,7 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
     }
 
     /// What a request of a tenant of this `weight` came to, instead of what it was charged when it went.
-    pub fn settle(&mut self, tenant: &K, weight: u64, charged_tokens: u64, cost_tokens: u64) {
+    pub fn reconcile(&mut self, tenant: &K, weight: u64, charged_tokens: u64, cost_tokens: u64) {
         let floor = self.floor;
         // Whoever was forgotten would begin at the floor, and owes what is beyond the charge.
         let new =

@@ -45,7 +45,7 @@ impl TokenBucket {
     }
 
     /// Takes so much, also what is not there.
-    pub fn take(&mut self, amount: u64, now_us: u64) {
+    pub fn consume(&mut self, amount: u64, now_us: u64) {
         self.fill(now_us);
         self.left -= amount as f64;
     }
@@ -68,7 +68,7 @@ mod tests {
         let mut bucket = TokenBucket::new(60, 0);
         for _ in 0..60 {
             bucket.check(0).unwrap();
-            bucket.take(1, 0);
+            bucket.consume(1, 0);
         }
         assert_eq!(bucket.check(0), Err(TokensExhausted { wait_us: 1_000_000 }));
         assert_eq!(bucket.check(400_000), Err(TokensExhausted { wait_us: 600_000 }));
@@ -79,7 +79,7 @@ mod tests {
     fn what_cost_more_than_was_left_is_paid_before_anything_else_begins() {
         let mut bucket = TokenBucket::new(600, 0);
         bucket.check(0).unwrap();
-        bucket.take(900, 0);
+        bucket.consume(900, 0);
         let TokensExhausted { wait_us } = bucket.check(0).unwrap_err();
         assert!(wait_us.abs_diff(30_100_000) <= 1, "{wait_us}");
         bucket.check(wait_us + 1).unwrap();
@@ -100,7 +100,7 @@ mod tests {
                     prop_assert!(bucket.check(now_us + 1).is_ok());
                     now_us += 1;
                 }
-                bucket.take(cost, now_us);
+                bucket.consume(cost, now_us);
                 (begun, last) = (begun + cost, cost);
             }
             // A minute's worth at first, what time brought, and what the last one cost.

@@ -56,7 +56,7 @@ impl Exit {
 
     /// A stable word for the number, for JSON.
     #[must_use]
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",
             Self::Failed => "failed",

@@ -20,7 +20,7 @@ macro_rules! words {
 
             /// The word for it.
             #[must_use]
-            pub const fn word(self) -> &'static str {
+            pub const fn as_str(self) -> &'static str {
                 match self { $( Self::$value => $word, )* }
             }
         }
@@ -31,7 +31,7 @@ macro_rules! words {
             }
 
             fn to_possible_value(&self) -> Option<PossibleValue> {
-                Some(PossibleValue::new(self.word()))
+                Some(PossibleValue::new(self.as_str()))
             }
         }
 
@@ -39,20 +39,20 @@ macro_rules! words {
             type Err = String;
 
             fn from_str(text: &str) -> Result<Self, String> {
-                let known = Self::ALL.iter().find(|value| value.word() == text);
-                known.copied().ok_or_else(|| no_such($what, text, Self::ALL.iter().map(|value| value.word())))
+                let known = Self::ALL.iter().find(|value| value.as_str() == text);
+                known.copied().ok_or_else(|| no_such($what, text, Self::ALL.iter().map(|value| value.as_str())))
             }
         }
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.pad(self.word())
+                f.pad(self.as_str())
             }
         }
 
         impl Value for $name {
             fn text(&self) -> OsString {
-                self.word().into()
+                self.as_str().into()
             }
         }
     )* };

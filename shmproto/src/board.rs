@@ -315,7 +315,7 @@ impl ConsumerHandle {
     ///
     /// If the board is one of regions: there the executor may not write sums, and [`Consumer::join`] maps what the worker may.
     #[must_use]
-    pub fn join_here(self) -> Consumer {
+    pub fn join_in_process(self) -> Consumer {
         let Self { seat, worker, shared, sums } = self;
         assert_eq!(
             shared.transport,

@@ -244,7 +244,7 @@ pub struct ReplyHeader {
 
 type Header = [u8; HEADER_BYTES];
 
-fn word(header: &Header, at: usize) -> u32 {
+fn read_u32(header: &Header, at: usize) -> u32 {
     u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"))
 }
 
@@ -258,7 +258,7 @@ fn zero(header: &Header, ranges: &[std::ops::Range<usize>]) -> Result<(), Header
 }
 
 fn magic(header: &Header, wanted: u32) -> Result<(), HeaderError> {
-    match word(header, 0) {
+    match read_u32(header, 0) {
         found if found == wanted => Ok(()),
         found => Err(HeaderError::Magic(found)),
     }
@@ -288,7 +288,7 @@ impl CallHeader {
     pub fn from_bytes(header: &Header) -> Result<Self, HeaderError> {
         magic(header, CALL_MAGIC)?;
         zero(header, &[14..16, 28..32, 48..HEADER_BYTES])?;
-        let rows = word(header, 24);
+        let rows = read_u32(header, 24);
         if rows == 0 || rows > MAX_ROWS {
             return Err(HeaderError::Range { what: "rows", value: rows.into(), most: MAX_ROWS.into() });
         }
@@ -297,7 +297,7 @@ impl CallHeader {
             path: Path::from_code(header[5])?,
             class: CallClass::from_code(header[6])?,
             dtype: Dtype::from_code(header[7])?,
-            site: word(header, 8),
+            site: read_u32(header, 8),
             part: (header[12] != ALL_PARTS).then_some(header[12]),
             source: RowSource::from_code(header[13])?,
             sequence: long(header, 16),
@@ -340,11 +340,11 @@ impl ReplyHeader {
         Ok(Self {
             status: CallStatus::from_code(header[4])?,
             dtype: Dtype::from_code(header[5])?,
-            retry_after_ms: word(header, 8),
-            rows: word(header, 12),
+            retry_after_ms: read_u32(header, 8),
+            rows: read_u32(header, 12),
             sequence: long(header, 16),
-            waited_us: word(header, 24),
-            batch_rows: word(header, 28),
+            waited_us: read_u32(header, 24),
+            batch_rows: read_u32(header, 28),
         })
     }
 }

@@ -29,7 +29,7 @@ enum NotifyCommand {
 }
 
 /// Tells it, soon. Without `NOTIFY_SOCKET` nothing is said.
-pub fn tell(state: &[NotifyState<'_>]) {
+pub fn send_status(state: &[NotifyState<'_>]) {
     if std::env::var_os("NOTIFY_SOCKET").is_none() {
         return;
     }

@@ -53,7 +53,7 @@ fn slice(index: u32) -> Slice {
 fn posting_claiming_and_taking_back_take_no_memory() {
     let geometry = Geometry { x_elements: 64, sums_elements: 128, slices: 8, seats: 2 };
     let (board, mut poster) = Board::in_process(geometry).unwrap();
-    let (mut seat, x) = (board.seat().unwrap().join_here(), [1.0; 64]);
+    let (mut seat, x) = (board.seat().unwrap().join_in_process(), [1.0; 64]);
     let slices: Vec<Slice> = (0..8).map(slice).collect();
     let (mut rows, mut sums) = ([0.0; 8], [0.0; 16]);
     assert_eq!(poster.workers(), 1);

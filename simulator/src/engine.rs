@@ -100,7 +100,7 @@ impl<'a> Engine<'a> {
     pub fn run(mut self) -> Result<Observation, SimulationError> {
         let mut turns = 0;
         loop {
-            self.turn();
+            self.iterate();
             turns += 1;
             if self.setup.audit_every > 0 && turns % self.setup.audit_every == 0 {
                 self.cache.audit()?;
@@ -121,7 +121,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn turn(&mut self) {
+    fn iterate(&mut self) {
         while let Some(&Reverse((at, origin))) = self.arrivals.peek()
             && at + self.setup.cost.request() <= self.now
         {
@@ -131,7 +131,7 @@ impl<'a> Engine<'a> {
             self.waiting.push_back(sequence);
         }
         self.tiers.end_copies(&mut self.cache, self.now);
-        self.warm_up();
+        self.admit_ready();
         self.look_at_fetched();
         self.admit();
         if self.now >= self.next_swap {
@@ -146,7 +146,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Lets those go on whose adapter has arrived: ahead of all that came while they waited.
-    fn warm_up(&mut self) {
+    fn admit_ready(&mut self) {
         let mut warm = Vec::new();
         for mut sequence in std::mem::take(&mut self.cold) {
             if self.hold_adapter(&mut sequence) {
@@ -161,7 +161,8 @@ impl<'a> Engine<'a> {
 
     /// Holds the sequence's adapter on the device until it ends; false if it must wait for that.
     fn hold_adapter(&mut self, sequence: &mut SimSequence) -> bool {
-        let is_there = self.tiers.hold(&mut self.cache, self.now, sequence.adapter, &mut sequence.is_pinned);
+        let is_there =
+            self.tiers.pin_adapter(&mut self.cache, self.now, sequence.adapter, &mut sequence.is_pinned);
         is_there || (sequence.is_pinned && self.starts_cold(sequence))
     }
 
@@ -176,7 +177,7 @@ impl<'a> Engine<'a> {
 
     fn look_at_fetched(&mut self) {
         for mut sequence in std::mem::take(&mut self.fetching) {
-            match sequence.look(&mut self.cache) {
+            match sequence.check_arrivals(&mut self.cache) {
                 EntryOutcome::Awaits => self.fetching.push(sequence),
                 EntryOutcome::Ready => {
                     // Whoever gave way before its first token has been computed for, and its time counts as that.
@@ -202,7 +203,7 @@ impl<'a> Engine<'a> {
                 continue;
             }
             let beside = self.running.len() + self.fetching.len();
-            match sequence.enter(&mut self.cache, self.workload, (&self.setup.limits, beside)) {
+            match sequence.try_admit(&mut self.cache, self.workload, (&self.setup.limits, beside)) {
                 EntryOutcome::NoRoom => return self.waiting.push_front(sequence),
                 EntryOutcome::Ready => self.begin(sequence),
                 EntryOutcome::Awaits => {
@@ -228,7 +229,7 @@ impl<'a> Engine<'a> {
             match snapshot.step(&self.setup.limits) {
                 StepDecision::GiveWay => {
                     let Some(mut youngest) = self.running.pop() else { return Vec::new() };
-                    youngest.leave(&mut self.cache);
+                    youngest.release_blocks(&mut self.cache);
                     self.observer.preemptions += 1;
                     self.waiting.push_front(youngest);
                 }
@@ -298,7 +299,7 @@ impl<'a> Engine<'a> {
     }
 
     fn retire(&mut self, mut sequence: SimSequence) {
-        sequence.leave(&mut self.cache);
+        sequence.release_blocks(&mut self.cache);
         if sequence.is_pinned {
             self.cache.unpin_adapter(crate::workload::adapter_id(sequence.adapter));
         }

@@ -164,11 +164,11 @@ fn everybody_is_answered_once_and_a_seed_gives_the_same_run() {
 fn worlds_hold_whatever_goes_wrong_and_a_seed_gives_the_same_one() {
     let (mut sent_again, mut unanswered) = (0, 0);
     for seed in 1..=3000 {
-        let world = fault_scenario::live(seed).unwrap();
+        let world = fault_scenario::run_scenario(seed).unwrap();
         sent_again += world.sent_again;
         unanswered += world.requests - world.answered;
         if seed % 100 == 0 {
-            assert_eq!(fault_scenario::live(seed), Ok(world));
+            assert_eq!(fault_scenario::run_scenario(seed), Ok(world));
         }
     }
     // Something does go wrong.

@@ -47,7 +47,7 @@ fn run(setup: Setup, workload: &Workload) -> Observation {
     Engine::new(setup, workload).unwrap().run().unwrap()
 }
 
-fn turn(prompt: usize, reply: usize) -> ConversationTurn {
+fn conversation_turn(prompt: usize, reply: usize) -> ConversationTurn {
     ConversationTurn { think: SECOND, prompt, reply }
 }
 
@@ -71,7 +71,10 @@ fn prefill(tokens: usize) -> Duration {
 fn in_an_executor_as_it_is_a_request_takes_its_way_in_and_waits_for_no_adapter() {
     let cost = CostModel { request_s: 0.5, prefill_pair_s: 1e-6, context_token_s: 1e-5, ..CostModel::GPU };
     let setup = Setup { design: Design::Executor, cost, cpu_assist: Some(1.0), ..setup(Variant::Elora) };
-    let work = workload(vec![talk(SECOND, 1, vec![turn(100, 1)]), talk(10 * SECOND, 1, vec![turn(100, 1)])]);
+    let work = workload(vec![
+        talk(SECOND, 1, vec![conversation_turn(100, 1)]),
+        talk(10 * SECOND, 1, vec![conversation_turn(100, 1)]),
+    ]);
     let observation = run(setup, &work);
     let [first, second] = [0, 1].map(|index| observation.records[index]);
     let step = |prefill_tokens, context_tokens, prefill_pairs| {
@@ -88,7 +91,10 @@ fn a_step_waits_for_the_blocks_that_are_taken_off_the_device_beside_it() {
     let decode = |block_copy_s: f64| {
         let cost = CostModel { block_copy_s, ..CostModel::GPU };
         let setup = Setup { design: Design::Executor, cost, cpu_assist: Some(1.0), ..setup(Variant::Elora) };
-        let talks = vec![talk(SECOND, 1, vec![turn(100, 1)]), talk(SECOND, 2, vec![turn(20, 50)])];
+        let talks = vec![
+            talk(SECOND, 1, vec![conversation_turn(100, 1)]),
+            talk(SECOND, 2, vec![conversation_turn(20, 50)]),
+        ];
         let observation = run(setup, &workload(talks));
         observation.records.iter().find(|record| record.conversation == 1).unwrap().decode
     };
@@ -106,8 +112,10 @@ fn an_executor_with_nothing_to_do_pushes_no_adapter_out_for_another() {
         cpu_assist: Some(1.0),
         ..setup(Variant::Elora)
     };
-    let mut work =
-        workload(vec![talk(SECOND, 1, vec![turn(100, 1)]), talk(10 * SECOND, 2, vec![turn(100, 1)])]);
+    let mut work = workload(vec![
+        talk(SECOND, 1, vec![conversation_turn(100, 1)]),
+        talk(10 * SECOND, 2, vec![conversation_turn(100, 1)]),
+    ]);
     work.adapters.push(WorkloadAdapter { rank: 32, tenant: 0 });
     work.conversations[1].adapter = 1;
     assert_eq!(run(setup, &work).loaded_adapters, 2);
@@ -115,8 +123,10 @@ fn an_executor_with_nothing_to_do_pushes_no_adapter_out_for_another() {
 
 #[test]
 fn one_request_alone_takes_what_the_cost_model_says() {
-    let observation =
-        run(setup(Variant::Elora), &workload(vec![talk(Duration::ZERO, 1, vec![turn(1000, 11)])]));
+    let observation = run(
+        setup(Variant::Elora),
+        &workload(vec![talk(Duration::ZERO, 1, vec![conversation_turn(1000, 11)])]),
+    );
     let record = observation.records[0];
     let copy = CostModel::GPU.over_link(CostModel::GPU.adapter_bytes(32));
     assert_eq!((record.queue, record.kv_wait), (Duration::ZERO, Duration::ZERO));
@@ -130,7 +140,7 @@ fn one_request_alone_takes_what_the_cost_model_says() {
 
 #[test]
 fn a_second_turn_computes_what_is_new_and_what_fills_no_block() {
-    let turns = vec![turn(100, 30), turn(20, 5)];
+    let turns = vec![conversation_turn(100, 30), conversation_turn(20, 5)];
     let observation = run(setup(Variant::Elora), &workload(vec![talk(Duration::ZERO, 1, turns)]));
     let [first, second] = observation.records[..] else { panic!("two turns") };
     // 129 tokens were computed: the last one generated never is. Four blocks of 32 are full.
@@ -142,7 +152,7 @@ fn a_second_turn_computes_what_is_new_and_what_fills_no_block() {
 
 #[test]
 fn with_help_a_cold_request_starts_at_once_and_more_slowly() {
-    let talks = || workload(vec![talk(Duration::ZERO, 1, vec![turn(600, 1)])]);
+    let talks = || workload(vec![talk(Duration::ZERO, 1, vec![conversation_turn(600, 1)])]);
     // Over this link the adapter comes in 200 ms, and help adds 120.
     let slow = CostModel { link_bytes_per_s: 0.5e9, ..CostModel::GPU };
     let helped = Setup { cpu_assist: Some(2.0), cost: slow, ..setup(Variant::Elora) };
@@ -160,8 +170,10 @@ fn of_an_adapter_that_gave_up_some_blocks_only_these_are_copied_again() {
     // 24 blocks: an adapter has 6 and its history 3, the other one 6 and a prompt of 11.
     let mut setup = Setup { host_blocks: 0, cpu_assist: Some(3.0), ..setup(Variant::Elora) };
     setup.device_blocks = 24;
-    let turns = vec![turn(100, 1), ConversationTurn { think: 20 * SECOND, prompt: 20, reply: 1 }];
-    let mut work = workload(vec![talk(Duration::ZERO, 1, turns), talk(10 * SECOND, 2, vec![turn(352, 1)])]);
+    let turns =
+        vec![conversation_turn(100, 1), ConversationTurn { think: 20 * SECOND, prompt: 20, reply: 1 }];
+    let mut work =
+        workload(vec![talk(Duration::ZERO, 1, turns), talk(10 * SECOND, 2, vec![conversation_turn(352, 1)])]);
     work.adapters.push(WorkloadAdapter { rank: 32, tenant: 0 });
     work.conversations[1].adapter = 1;
     let second = |setup: Setup| {
@@ -182,8 +194,10 @@ fn what_fell_to_the_host_tier_is_waited_for_and_not_computed() {
     let mut setup = setup(Variant::Elora);
     setup.device_blocks = 60;
     let far = ConversationTurn { think: 100 * SECOND, prompt: 20, reply: 5 };
-    let conversations =
-        vec![talk(Duration::ZERO, 1, vec![turn(640, 2), far]), talk(20 * SECOND, 2, vec![turn(1600, 2)])];
+    let conversations = vec![
+        talk(Duration::ZERO, 1, vec![conversation_turn(640, 2), far]),
+        talk(20 * SECOND, 2, vec![conversation_turn(1600, 2)]),
+    ];
     let observation = run(setup, &workload(conversations));
     let record = observation.records.iter().find(|record| record.turn == 1).unwrap();
     assert_eq!(record.device_blocks + record.lower_blocks, 20);
@@ -205,7 +219,7 @@ fn one_server(load: f64, seed: u64) -> (Vec<Duration>, Duration) {
     let mut at = 10.0;
     let mut arrival = |number: u64| {
         at -= (1.0 - rng.uniform(number)).ln() / load * service.as_secs_f64();
-        talk(Duration::from_secs_f64(at), number, vec![turn(400, 1)])
+        talk(Duration::from_secs_f64(at), number, vec![conversation_turn(400, 1)])
     };
     let conversations = (0..REQUESTS).map(&mut arrival).collect();
     let observation = run(setup, &workload(conversations));
@@ -316,7 +330,8 @@ fn what_can_never_fit_is_refused_at_once() {
     let mut setup = setup(Variant::Elora);
     setup.device_blocks = 20;
     let error =
-        Engine::new(setup, &workload(vec![talk(Duration::ZERO, 1, vec![turn(1000, 1)])])).unwrap_err();
+        Engine::new(setup, &workload(vec![talk(Duration::ZERO, 1, vec![conversation_turn(1000, 1)])]))
+            .unwrap_err();
     assert!(error.to_string().contains("never fits into 20 blocks"), "{error}");
     let mut out = Vec::new();
     let cli = SimulatorCli::try_parse_from(["holobiont-simulator", "run", "--drift", "2"]).unwrap();

@@ -48,7 +48,7 @@ pub trait CostedDraft: Draft {
     fn usual(&self) -> f64;
 
     /// It is about to be asked what comes behind `at`, and may answer that along with what else is foreseen.
-    fn foresee(&mut self, tree: &TokenTree, at: Option<NodeId>) {
+    fn prefetch_logits(&mut self, tree: &TokenTree, at: Option<NodeId>) {
         let _ = (tree, at);
     }
 }

@@ -67,7 +67,7 @@ impl DraftAhead {
 
     /// What is left behind the tokens that the target has `said` since, those it accepted and its own.
     #[must_use]
-    pub fn settle(self, said: &[u32]) -> RerootedDraft {
+    pub fn reroot(self, said: &[u32]) -> RerootedDraft {
         let Self { tree, pacer, before } = self;
         let provisional = tree.len() - before;
         let Some(rerooted) = tree.rerooted(said) else {
@@ -115,7 +115,7 @@ mod tests {
         ) {
             let before = before.min(tree.len());
             let ahead = DraftAhead { pacer: BranchSelector::new(&tree), before, tree: tree.clone() };
-            let settled = ahead.settle(&said);
+            let settled = ahead.reroot(&said);
             let behind = paths(&tree).into_iter().filter_map(|(path, probability)| {
                 let rest = path.strip_prefix(&said[..])?;
                 (!rest.is_empty()).then(|| (rest.to_vec(), probability))
@@ -162,7 +162,7 @@ mod tests {
             for _ in 0..more {
                 prop_assert!(ahead.step(&mut draft).unwrap());
             }
-            let RerootedDraft { mut tree, mut pacer, kept, discarded } = ahead.settle(&[best]);
+            let RerootedDraft { mut tree, mut pacer, kept, discarded } = ahead.reroot(&[best]);
             prop_assert_eq!(kept + discarded, more);
             let had = tree.len();
             for _ in 0..then {

@@ -130,14 +130,14 @@ impl<M: CostedDraft> HybridDrafter<M> {
     }
 
     /// It is about to be asked what comes behind `at`: if it is to ask the model there, that may answer others along.
-    pub fn foresee(&mut self, tree: &TokenTree, at: Option<NodeId>)
+    pub fn prefetch_logits(&mut self, tree: &TokenTree, at: Option<NodeId>)
     where
         M: Draft<Error = Infallible>,
     {
         let Ok(table) = self.table.guesses(tree, at);
         let asks = self.asks(tree, at, &table);
         if asks == DraftSource::Model {
-            self.model.foresee(tree, at);
+            self.model.prefetch_logits(tree, at);
         }
         self.foreseen = Some((way(tree, at), asks));
     }

@@ -150,7 +150,7 @@ impl BranchSelector {
 
     /// What it does with `tree` next.
     #[must_use]
-    pub fn turn(&self, tree: &TokenTree) -> ExpandAction {
+    pub fn next_action(&self, tree: &TokenTree) -> ExpandAction {
         match next_branch(&self.competing(tree)).filter(|_| !tree.is_full()).map(|index| self.branches[index])
         {
             Some(OpenBranch::At { tip, .. }) => ExpandAction::Ask(tip),

@@ -29,7 +29,7 @@ impl<'a> TreeVerifier<'a> {
 
     /// The target has drawn `token` where the walk stands. True if that was guessed: the walk stands there now, and goes on
     /// unless the answer ends with it. False: it is the target's own, and the walk is at its end.
-    pub fn take(&mut self, token: u32) -> bool {
+    pub fn advance(&mut self, token: u32) -> bool {
         match self.tree.child(self.at(), token) {
             Some(node) => self.accepted.push(node),
             None => self.bonus = Some(token),
@@ -105,7 +105,7 @@ mod tests {
         let (mut walk, mut asked) = (TreeVerifier::new(tree), Vec::new());
         loop {
             asked.push(segments.row(walk.at()).unwrap());
-            if !walk.take(drawn[asked[asked.len() - 1]]) {
+            if !walk.advance(drawn[asked[asked.len() - 1]]) {
                 return (walk.verdict(), asked);
             }
         }
@@ -143,7 +143,7 @@ mod tests {
         let a = tree.push(None, 1, 0.5);
         tree.push(a, 2, 0.5);
         let mut walk = TreeVerifier::new(&tree);
-        assert!(walk.take(1));
+        assert!(walk.advance(1));
         let verdict = walk.verdict();
         assert_eq!((verdict.bonus, verdict.all, verdict.correct), (None, 1, 1));
         assert_eq!((verdict.confidence, verdict.suffix), (0.5, 1.0));

@@ -91,13 +91,22 @@ pub fn worth(step: &StepEstimate, trees: &[&TokenTree]) -> VerifySelection {
     // Stable: of equal confidence, parents stay before their children.
     order.sort_by(|a, b| confidence(b).total_cmp(&confidence(a)));
     let order: Vec<_> = order.into_iter().map(|node| (node, confidence(&node))).collect();
-    let best = take(step, trees.len(), &order, f64::INFINITY);
-    if is_fair(step, trees, &best.kept) { best } else { take(step, trees.len(), &order, 1.0 + MAX_SLOWDOWN) }
+    let best = select_nodes(step, trees.len(), &order, f64::INFINITY);
+    if is_fair(step, trees, &best.kept) {
+        best
+    } else {
+        select_nodes(step, trees.len(), &order, 1.0 + MAX_SLOWDOWN)
+    }
 }
 
 /// Takes nodes in `order`, each with its confidence, as long as they are worth their rows and the step takes no more than `times` as
 /// long.
-fn take(step: &StepEstimate, trees: usize, order: &[((usize, NodeId), f64)], times: f64) -> VerifySelection {
+fn select_nodes(
+    step: &StepEstimate,
+    trees: usize,
+    order: &[((usize, NodeId), f64)],
+    times: f64,
+) -> VerifySelection {
     let mut worth = VerifySelection { kept: vec![NodeSet::EMPTY; trees], least_confidence: 0.0 };
     let mut expected = step.sequences as f64;
     for (taken, next) in order.iter().map(Some).chain([None]).enumerate() {

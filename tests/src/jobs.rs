@@ -52,7 +52,7 @@ pub fn job(client: &Client, id: &str) -> Option<Value> {
 
 /// Asks for something to happen to a job; returns the status that it has then.
 #[must_use]
-pub fn turn(client: &Client, id: &str, action: &str) -> String {
+pub fn request_action(client: &Client, id: &str, action: &str) -> String {
     let turned = client.try_post(&format!("{ROUTE}/{id}/{action}"), &json!({})).expect("it can be done");
     turned["status"].as_str().expect("a status").to_owned()
 }

@@ -96,7 +96,7 @@ impl Network {
     ///
     /// # Errors
     /// This machine does not allow it.
-    pub fn enter() -> Result<Self, String> {
+    pub fn create() -> Result<Self, String> {
         let holder = NamespaceHolder::start(&["--net", "--mount"])?;
         let file = File::open(holder.path("net")).map_err(|error| error.to_string())?;
         let entered = move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network));

@@ -211,8 +211,8 @@ impl HostLink {
         thread::spawn(move || {
             for near in listener.incoming().flatten() {
                 let Ok(far) = TcpStream::connect(address) else { continue };
-                carry(&near, &far, &shared);
-                carry(&far, &near, &shared);
+                relay(&near, &far, &shared);
+                relay(&far, &near, &shared);
             }
         });
         wire
@@ -234,7 +234,7 @@ impl HostLink {
     }
 }
 
-fn carry(from: &TcpStream, to: &TcpStream, shared: &Arc<LinkShared>) {
+fn relay(from: &TcpStream, to: &TcpStream, shared: &Arc<LinkShared>) {
     let (from, to) = (from.try_clone().expect("a descriptor"), to.try_clone().expect("a descriptor"));
     from.set_read_timeout(Some(TICK)).expect("a socket takes time limits");
     let shared = Arc::clone(shared);

@@ -84,12 +84,12 @@ impl CompletionStream {
     pub fn step(&mut self) -> Option<StreamEnd> {
         patience::step();
         let Some(data) = self.event() else { return Some(StreamEnd::Cut) };
-        let ending = self.take(&data);
+        let ending = self.handle_event(&data);
         assert!(ending.is_none() || self.told.standing.is_empty(), "{:?} stands at the end", self.told);
         ending
     }
 
-    fn take(&mut self, data: &str) -> Option<StreamEnd> {
+    fn handle_event(&mut self, data: &str) -> Option<StreamEnd> {
         if data == "[DONE]" {
             assert!(self.answer.finish.is_some(), "[DONE] without a finish reason");
             return Some(StreamEnd::Done);

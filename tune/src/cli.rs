@@ -77,7 +77,7 @@ pub fn run(cli: TrainerCli) -> ProgramExit {
 
 /// The line of a trainer that failed.
 fn failure(message: String, exit: Exit) -> String {
-    serde_json::to_string(&TrainingEvent::Failed { message, exit: exit.word().to_owned() })
+    serde_json::to_string(&TrainingEvent::Failed { message, exit: exit.as_str().to_owned() })
         .unwrap_or_default()
 }
 

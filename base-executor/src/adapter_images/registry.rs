@@ -47,7 +47,7 @@ impl ImageRegistry {
     pub fn publish(&self, image: &Image) -> (ImageNumber, SharedBytes) {
         let number = self.0.next.fetch_add(1, Ordering::Relaxed);
         self.0.lock().insert(number, image.clone());
-        self.0.ring();
+        self.0.notify();
         let bytes = PublishedImage { bytes: image.bytes(), number, library: Arc::downgrade(&self.0) };
         (ImageNumber(number), Arc::new(bytes))
     }
@@ -63,8 +63,8 @@ impl ImageRegistry {
     }
 
     /// Wakes whoever waits for changes.
-    pub(crate) fn ring(&self) {
-        self.0.ring();
+    pub(crate) fn notify(&self) {
+        self.0.notify();
     }
 
     /// Takes note of all changes so far.
@@ -80,7 +80,7 @@ impl ImageTable {
         self.images.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ring(&self) {
+    fn notify(&self) {
         // A counter that is full has been rung often enough.
         let _ = rustix::io::write(&self.changed, &1u64.to_ne_bytes());
     }
@@ -103,7 +103,7 @@ impl Drop for PublishedImage {
     fn drop(&mut self) {
         if let Some(library) = self.library.upgrade() {
             library.lock().remove(&self.number);
-            library.ring();
+            library.notify();
         }
     }
 }

@@ -80,7 +80,7 @@ impl GrammarState {
     }
 
     /// Has a helper find out what may come behind `tokens`, and behind each node of `tree`.
-    pub(crate) fn look(&mut self, tokens: &[u32], tree: TokenTree) {
+    pub(crate) fn request_mask(&mut self, tokens: &[u32], tree: TokenTree) {
         if !self.is_ready() || !matches!(self.state, MatcherState::Idle(_)) {
             return;
         }

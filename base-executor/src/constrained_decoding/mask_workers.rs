@@ -98,7 +98,7 @@ fn begin(asked: Compile, compiling: &TenantQueue<Compile>, compilers: &Compilers
 fn look_and_tell(asked: MaskRequest, bell: &EngineWaker) {
     let MaskRequest { matcher, said, tree, reply, is_late } = asked;
     failpoint::pass("executor.grammar_look");
-    let looked = catch_unwind(AssertUnwindSafe(|| look(matcher, &said, &tree)));
+    let looked = catch_unwind(AssertUnwindSafe(|| compute_mask(matcher, &said, &tree)));
     // Whoever asked may be gone.
     let _ = reply.send(looked.unwrap_or(Err(GrammarStateError::Fault)));
     if is_late.load(SeqCst) {
@@ -106,7 +106,7 @@ fn look_and_tell(asked: MaskRequest, bell: &EngineWaker) {
     }
 }
 
-fn look(mut matcher: Box<Matcher>, said: &[u32], tree: &TokenTree) -> MaskResult {
+fn compute_mask(mut matcher: Box<Matcher>, said: &[u32], tree: &TokenTree) -> MaskResult {
     said.iter().try_for_each(|&token| matcher.accept(token))?;
     let (next, mut behind) = (matcher.allowed(), vec![None; tree.len()]);
     if let Some(next) = next.as_ref().ok().filter(|_| !tree.is_empty()) {

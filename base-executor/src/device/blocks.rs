@@ -18,7 +18,7 @@ pub(super) struct Blocks {
 impl CopySource for Blocks {
     fn next_bytes(&self) -> Option<usize> {
         // The last block may have arrived since.
-        self.memory.settle();
+        self.memory.poll_arrivals();
         self.copy.next_bytes()
     }
 

@@ -85,7 +85,7 @@ impl DeviceTierHarness {
     fn next_arrival(&mut self) -> AdapterId {
         let id = self.told.recv_timeout(WATCHDOG).expect("an adapter arrives or is given up");
         self.device.arrived(&mut self.pool, id);
-        self.device.depart(&self.pool);
+        self.device.start_copies(&self.pool);
         id
     }
 
@@ -102,28 +102,28 @@ impl DeviceTierHarness {
         resident.is_some_and(|resident| resident.copy.is_complete() && resident.way.is_done())
     }
 
-    fn enter(&mut self, tag: u8, adapter: &Arc<PreparedAdapter>) -> AdapterAvailability {
+    fn begin_use(&mut self, tag: u8, adapter: &Arc<PreparedAdapter>) -> AdapterAvailability {
         self.clock += Duration::from_secs(1);
         self.pool.advance(self.clock, 1);
-        let found = self.device.enter(&mut self.pool, id(tag), adapter, 10);
-        self.device.depart(&self.pool);
+        let found = self.device.begin_use(&mut self.pool, id(tag), adapter, 10);
+        self.device.start_copies(&self.pool);
         found
     }
 
     fn loaded(&mut self, tag: u8, adapter: &Arc<PreparedAdapter>) -> Result<LoadCompletion, PlacementError> {
         let loaded = self.device.loaded(&mut self.pool, id(tag), adapter);
-        self.device.depart(&self.pool);
+        self.device.start_copies(&self.pool);
         loaded
     }
 
-    fn leave(&mut self, tag: u8) {
-        self.device.leave(&mut self.pool, id(tag));
-        self.device.depart(&self.pool);
+    fn end_use(&mut self, tag: u8) {
+        self.device.end_use(&mut self.pool, id(tag));
+        self.device.start_copies(&self.pool);
     }
 
     fn unloaded(&mut self, tag: u8) {
         self.device.unloaded(&mut self.pool, id(tag));
-        self.device.depart(&self.pool);
+        self.device.start_copies(&self.pool);
     }
 
     /// Blocks that adapters have, and those of them that nobody may take.
@@ -166,24 +166,28 @@ fn the_least_recently_used_of_those_nobody_uses_gives_way() {
     let mut bench = DeviceTierHarness::new(3, ColdStart::CpuAssist, None);
     let adapters: Vec<_> = (0..5).map(|_| adapter(1)).collect();
     for tag in [1, 2, 3] {
-        assert_ne!(bench.enter(tag, &adapters[usize::from(tag)]), AdapterAvailability::MustWait);
+        assert_ne!(bench.begin_use(tag, &adapters[usize::from(tag)]), AdapterAvailability::MustWait);
         bench.until_arrived(tag);
     }
-    [1, 2, 3].into_iter().for_each(|tag| bench.leave(tag));
+    [1, 2, 3].into_iter().for_each(|tag| bench.end_use(tag));
     assert_eq!(
-        bench.enter(1, &adapters[1]),
+        bench.begin_use(1, &adapters[1]),
         AdapterAvailability::OnDevice,
         "of those two the second is older now"
     );
-    assert_ne!(bench.enter(4, &adapters[4]), AdapterAvailability::MustWait);
+    assert_ne!(bench.begin_use(4, &adapters[4]), AdapterAvailability::MustWait);
     assert_eq!(bench.residents(), [1, 3, 4]);
     assert!(adapters[2].device().is_none(), "who gave way is computed from the host tier");
     // Twice used and once left is still used.
-    assert_eq!(bench.enter(1, &adapters[1]), AdapterAvailability::OnDevice);
-    bench.leave(1);
-    assert_ne!(bench.enter(2, &adapters[2]), AdapterAvailability::MustWait);
+    assert_eq!(bench.begin_use(1, &adapters[1]), AdapterAvailability::OnDevice);
+    bench.end_use(1);
+    assert_ne!(bench.begin_use(2, &adapters[2]), AdapterAvailability::MustWait);
     assert_eq!(bench.residents(), [1, 2, 4], "the third alone had no user");
-    assert_eq!(bench.enter(3, &adapters[3]), AdapterAvailability::Missing, "it starts from the host tier");
+    assert_eq!(
+        bench.begin_use(3, &adapters[3]),
+        AdapterAvailability::Missing,
+        "it starts from the host tier"
+    );
     assert_eq!(bench.residents(), [1, 2, 4], "and nobody who is used gives way");
 }
 
@@ -191,22 +195,22 @@ fn the_least_recently_used_of_those_nobody_uses_gives_way() {
 fn an_adapter_that_found_no_room_gets_it_when_others_leave() {
     let mut bench = DeviceTierHarness::new(2, ColdStart::CpuAssist, None);
     let (small, large, late) = (adapter(1), adapter(2), adapter(1));
-    bench.enter(1, &small);
+    bench.begin_use(1, &small);
     bench.until_arrived(1);
-    assert_eq!(bench.enter(2, &large), AdapterAvailability::Missing);
+    assert_eq!(bench.begin_use(2, &large), AdapterAvailability::Missing);
     assert_eq!((bench.residents(), bench.device.residency.left_out().len()), (vec![1], 1));
-    bench.leave(1);
+    bench.end_use(1);
     assert_eq!((bench.residents(), bench.device.residency.left_out().len()), (vec![2], 0));
     bench.until_arrived(2);
-    assert_eq!(bench.enter(2, &large), AdapterAvailability::OnDevice);
+    assert_eq!(bench.begin_use(2, &large), AdapterAvailability::OnDevice);
     // It is used: what came to the device late was pinned there.
-    assert_eq!(bench.enter(3, &late), AdapterAvailability::Missing);
+    assert_eq!(bench.begin_use(3, &late), AdapterAvailability::Missing);
     assert_eq!(bench.residents(), [2]);
-    bench.leave(2);
+    bench.end_use(2);
     assert_eq!(bench.residents(), [2], "one of its two users is left");
     // Who has left wants no room any more.
-    bench.leave(3);
-    bench.leave(2);
+    bench.end_use(3);
+    bench.end_use(2);
     assert_eq!((bench.residents(), bench.device.residency.left_out().len()), (vec![2], 0));
     bench.unloaded(2);
     assert_eq!((bench.residents(), bench.blocks()[0]), (vec![], 0));
@@ -252,10 +256,10 @@ fn what_does_not_fit_is_refused_or_computed_from_the_host_tier_as_the_mode_says(
         let mut bench = DeviceTierHarness::new(2, mode, None);
         bench.loaded(1, &small).unwrap();
         bench.until_arrived(1);
-        assert_eq!(bench.enter(1, &small), AdapterAvailability::OnDevice);
-        assert_eq!(bench.enter(2, &large), expected, "{mode:?}");
-        bench.leave(1);
-        bench.enter(2, &large);
+        assert_eq!(bench.begin_use(1, &small), AdapterAvailability::OnDevice);
+        assert_eq!(bench.begin_use(2, &large), expected, "{mode:?}");
+        bench.end_use(1);
+        bench.begin_use(2, &large);
         assert_eq!(bench.residents(), [2], "{mode:?}: now there is room");
     }
     let text = refusal(1, 2).unwrap_err().to_string();
@@ -271,7 +275,7 @@ fn where_all_must_be_there_a_load_is_answered_after_the_arrival() {
     assert_eq!(bench.next_arrival(), id(1));
     assert!(bench.is_there(1));
     assert_eq!(bench.loaded(1, &adapter), Ok(LoadCompletion::Now), "it is there already");
-    assert_eq!(bench.enter(1, &adapter), AdapterAvailability::OnDevice);
+    assert_eq!(bench.begin_use(1, &adapter), AdapterAvailability::OnDevice);
 }
 
 #[test]
@@ -291,20 +295,20 @@ fn two_that_wait_for_the_same_room_get_it_one_after_the_other() {
     // Slow enough that neither is there before the other asks.
     let mut bench = DeviceTierHarness::new(1, ColdStart::OnDemand, Some(BYTES * 4));
     let (first, second) = (adapter(1), adapter(1));
-    assert_eq!(bench.enter(1, &first), AdapterAvailability::MustWait);
+    assert_eq!(bench.begin_use(1, &first), AdapterAvailability::MustWait);
     for _ in 0..10 {
-        assert_eq!(bench.enter(2, &second), AdapterAvailability::MustWait);
-        assert_eq!(bench.enter(1, &first), AdapterAvailability::MustWait);
+        assert_eq!(bench.begin_use(2, &second), AdapterAvailability::MustWait);
+        assert_eq!(bench.begin_use(1, &first), AdapterAvailability::MustWait);
         assert_eq!(bench.residents(), [1], "what is on its way to somebody stays on its way");
     }
     assert_eq!(bench.next_arrival(), id(1));
-    assert_eq!(bench.enter(1, &first), AdapterAvailability::OnDevice);
-    assert_eq!(bench.enter(2, &second), AdapterAvailability::MustWait);
-    bench.leave(1);
-    assert_eq!(bench.enter(2, &second), AdapterAvailability::MustWait);
+    assert_eq!(bench.begin_use(1, &first), AdapterAvailability::OnDevice);
+    assert_eq!(bench.begin_use(2, &second), AdapterAvailability::MustWait);
+    bench.end_use(1);
+    assert_eq!(bench.begin_use(2, &second), AdapterAvailability::MustWait);
     assert_eq!(bench.next_arrival(), id(2));
-    assert_eq!(bench.enter(2, &second), AdapterAvailability::OnDevice);
-    bench.leave(2);
+    assert_eq!(bench.begin_use(2, &second), AdapterAvailability::OnDevice);
+    bench.end_use(2);
     assert_eq!(bench.blocks()[1], 0);
 }
 
@@ -312,16 +316,16 @@ fn two_that_wait_for_the_same_room_get_it_one_after_the_other() {
 fn who_waited_and_went_away_keeps_no_room() {
     let mut bench = DeviceTierHarness::new(1, ColdStart::OnDemand, Some(BYTES * 8));
     let (first, second) = (adapter(1), adapter(1));
-    assert_eq!(bench.enter(1, &first), AdapterAvailability::MustWait);
-    assert_eq!(bench.enter(2, &second), AdapterAvailability::MustWait);
+    assert_eq!(bench.begin_use(1, &first), AdapterAvailability::MustWait);
+    assert_eq!(bench.begin_use(2, &second), AdapterAvailability::MustWait);
     // Nobody asks for the first again.
     assert_eq!(bench.next_arrival(), id(1));
-    assert_eq!(bench.enter(2, &second), AdapterAvailability::MustWait);
+    assert_eq!(bench.begin_use(2, &second), AdapterAvailability::MustWait);
     assert_eq!(bench.residents(), [2]);
     // Neither does anybody for the second, which leaves before it has arrived.
     bench.unloaded(2);
     assert_eq!((bench.residents(), bench.blocks()[1]), (vec![], 0));
-    assert_eq!(bench.enter(1, &first), AdapterAvailability::MustWait);
+    assert_eq!(bench.begin_use(1, &first), AdapterAvailability::MustWait);
     bench.until_arrived(1);
 }
 
@@ -329,9 +333,9 @@ fn who_waited_and_went_away_keeps_no_room() {
 fn news_of_a_copy_that_was_given_up_is_not_taken_for_the_next_ones() {
     let mut bench = DeviceTierHarness::new(1, ColdStart::OnDemand, Some(BYTES * 4));
     let adapter = adapter(1);
-    assert_eq!(bench.enter(1, &adapter), AdapterAvailability::MustWait);
+    assert_eq!(bench.begin_use(1, &adapter), AdapterAvailability::MustWait);
     bench.unloaded(1);
-    assert_eq!(bench.enter(1, &adapter), AdapterAvailability::MustWait);
+    assert_eq!(bench.begin_use(1, &adapter), AdapterAvailability::MustWait);
     // Of the first copy, which was cancelled.
     assert_eq!(bench.next_arrival(), id(1));
     assert!(!bench.is_there(1) && !bench.device.residency.has_failed(id(1)));
@@ -359,12 +363,12 @@ fn an_adapter_that_found_too_much_on_its_way_keeps_its_place_and_sets_out_when_t
         let copies = &bench.device.carrier.copies;
         let submit = || copies.submit(CopyPriority::Demand, Box::new(EndlessLoad), Box::new(|_| {})).ok();
         let jobs: Vec<Ticket> = std::iter::from_fn(submit).collect();
-        let found = bench.enter(1, &adapter);
+        let found = bench.begin_use(1, &adapter);
         assert_eq!(found == AdapterAvailability::MustWait, mode != ColdStart::CpuAssist, "{mode:?}");
         assert_eq!((bench.blocks()[0], bench.device.residency.copy(id(1)).is_none()), (1, true), "{mode:?}");
         jobs.iter().for_each(Ticket::cancel);
         let end = Instant::now() + WATCHDOG;
-        while bench.enter(1, &adapter) != AdapterAvailability::OnDevice {
+        while bench.begin_use(1, &adapter) != AdapterAvailability::OnDevice {
             assert!(Instant::now() < end, "{mode:?}: it never sets out");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -377,7 +381,7 @@ fn an_adapter_whose_load_fails_is_computed_from_the_host_tier_in_every_mode() {
         // So slow that its own load comes to nothing, and no slower: the link is busy until its first block would be there.
         let mut bench = DeviceTierHarness::new(2, mode, Some(4000));
         let adapter = adapter(1);
-        let found = bench.enter(1, &adapter);
+        let found = bench.begin_use(1, &adapter);
         assert_eq!(found == AdapterAvailability::MustWait, mode != ColdStart::CpuAssist, "{mode:?}");
         // Ended early by whatever it is: the engine is told of an arrival, and not all is there.
         bench.device.residency.copy(id(1)).unwrap().way.cancel();
@@ -386,12 +390,12 @@ fn an_adapter_whose_load_fails_is_computed_from_the_host_tier_in_every_mode() {
             assert!(Instant::now() < end);
             bench.next_arrival();
         }
-        assert_eq!(bench.enter(1, &adapter), AdapterAvailability::Missing, "{mode:?}: it starts");
+        assert_eq!(bench.begin_use(1, &adapter), AdapterAvailability::Missing, "{mode:?}: it starts");
         assert_eq!(bench.loaded(1, &adapter), Ok(LoadCompletion::Now), "{mode:?}: a call for it is answered");
         assert_eq!(bench.device.residency.on_the_way_bytes(), 0, "nothing more comes");
-        bench.leave(1);
+        bench.end_use(1);
         if found != AdapterAvailability::MustWait {
-            bench.leave(1);
+            bench.end_use(1);
         }
         bench.unloaded(1);
         assert_eq!((bench.residents(), bench.blocks()[0]), (vec![], 0));
@@ -405,8 +409,8 @@ fn an_adapter_without_matrices_is_always_on_the_device_and_takes_no_room_there()
         let mut bench = DeviceTierHarness::new(0, cold_start, None);
         let adapter = scaling_adapter(1000);
         assert_eq!(bench.loaded(1, &adapter), Ok(LoadCompletion::Now));
-        assert_eq!(bench.enter(1, &adapter), AdapterAvailability::OnDevice);
-        bench.leave(1);
+        assert_eq!(bench.begin_use(1, &adapter), AdapterAvailability::OnDevice);
+        bench.end_use(1);
         bench.unloaded(1);
         assert_eq!((bench.residents(), bench.stats().device_bytes), (Vec::new(), 0));
         assert!(adapter.is_on_device());

@@ -73,29 +73,29 @@ impl<A> Tiers<A> {
     }
 
     /// A request of so many pending tokens wants to run.
-    pub(super) fn enter(
+    pub(super) fn begin_use(
         &mut self,
         pool: &mut Cache,
         id: AdapterId,
         adapter: &Arc<A>,
         tokens: usize,
     ) -> AdapterAvailability {
-        self.device.enter(pool, id, adapter, tokens)
+        self.device.begin_use(pool, id, adapter, tokens)
     }
 
     /// A request that entered has ended.
-    pub(super) fn leave(&mut self, pool: &mut Cache, id: AdapterId) {
-        self.device.leave(pool, id);
+    pub(super) fn end_use(&mut self, pool: &mut Cache, id: AdapterId) {
+        self.device.end_use(pool, id);
     }
 
     /// Takes in who has given up its place on the device.
-    pub(super) fn settle(&mut self, pool: &mut Cache) {
-        self.device.settle(pool);
+    pub(super) fn apply_evictions(&mut self, pool: &mut Cache) {
+        self.device.apply_evictions(pool);
     }
 
     /// Starts the ways of adapters to their places, where nothing is needed any more.
-    pub(super) fn depart(&mut self, pool: &Cache) {
-        self.device.depart(pool);
+    pub(super) fn start_copies(&mut self, pool: &Cache) {
+        self.device.start_copies(pool);
     }
 
     pub(super) fn note_cold_start(&mut self, id: AdapterId, load_wait_us: u64) {

@@ -79,7 +79,7 @@ impl<P: ForwardPass> Engine<P> {
             ..self.stats.clone()
         };
         self.tiers.stats(&self.kv, &mut stats);
-        self.drafts.tell(&mut stats.speculation);
+        self.drafts.fill_stats(&mut stats.speculation);
         if let Some(layers) = &self.computing.layers {
             stats.layers = layers.hub.figures();
         }

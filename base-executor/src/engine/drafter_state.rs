@@ -21,9 +21,9 @@ pub(super) struct DrafterState {
 
 impl DrafterState {
     /// Takes in what `text` has become; what it drafted behind the end of that.
-    pub(super) fn settle(&mut self, text: &[u32], stats: &mut SpeculationStats) -> RerootedDraft {
+    pub(super) fn reconcile(&mut self, text: &[u32], stats: &mut SpeculationStats) -> RerootedDraft {
         let said = &text[self.known..];
-        let settled = self.ahead.take().map_or(RerootedDraft::default(), |ahead| ahead.settle(said).if_any());
+        let settled = self.ahead.take().map_or(RerootedDraft::default(), |ahead| ahead.reroot(said).if_any());
         if settled.kept + settled.discarded > 0 {
             tracing::trace!(target: PIPELINE, kept = settled.kept, discarded = settled.discarded, "keep");
         }

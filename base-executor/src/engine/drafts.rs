@@ -173,7 +173,7 @@ impl Drafts {
     }
 
     /// What came of a tree that was verified for a sequence.
-    pub(super) fn settle(
+    pub(super) fn record_verification(
         &mut self,
         stats: &mut SpeculationStats,
         commission: Option<&DrafterState>,
@@ -216,7 +216,7 @@ impl Drafts {
     }
 
     /// Fills in who drafts, and what a token must promise.
-    pub(super) fn tell(&self, stats: &mut SpeculationStats) {
+    pub(super) fn fill_stats(&self, stats: &mut SpeculationStats) {
         stats.least_confidence = self.figures.least_confidence as f32;
         (stats.kind, stats.adapter) = match (&self.own, &self.usual) {
             (DraftAdapterMode::Last(Some((id, agency))), _) => (agency.kind(), id.0),
@@ -278,7 +278,7 @@ impl<P: ForwardPass> Engine<P> {
                 (portion.count, portion.logits) = (grown.rows(), LogitRows::All);
             }
             if let Some(provisional) = sequence.provisional() {
-                self.outboxes.foretell(sequence.caller, provisional);
+                self.outboxes.send_provisional(sequence.caller, provisional);
             }
         }
     }

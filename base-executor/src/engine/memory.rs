@@ -35,8 +35,8 @@ impl<P: ForwardPass> Engine<P> {
 
     /// Copies what is to be copied; to be called before blocks that were given out are computed into, with the number of tokens
     /// that are to be computed. As many blocks are copied out as the step fills, and one more: so history never falls behind.
-    pub(super) fn carry(&mut self, tokens: usize) {
-        self.tiers.settle(&mut self.kv);
+    pub(super) fn run_transfers(&mut self, tokens: usize) {
+        self.tiers.apply_evictions(&mut self.kv);
         self.kv.set_spill_room(self.below.room(self.clock.now()));
         if tokens > 0 {
             self.kv.spill(tokens / BLOCK_TOKENS + 1);
@@ -48,7 +48,7 @@ impl<P: ForwardPass> Engine<P> {
         for copy in self.kv.take_copies() {
             match copy {
                 TierCopy::Out { node, block, slots } => self.carry_out(node, block, slots),
-                TierCopy::Hasten { node } => self.below.hasten(node),
+                TierCopy::Hasten { node } => self.below.raise_priority(node),
                 TierCopy::In { node, block, tier, slot, class } => {
                     let at_hand = self.below.at_hand(node, tier, slot);
                     match self.kv.record(node, now_s()) {
@@ -61,7 +61,7 @@ impl<P: ForwardPass> Engine<P> {
             }
         }
         // What was in their blocks has been copied out.
-        self.tiers.depart(&self.kv);
+        self.tiers.start_copies(&self.kv);
     }
 
     fn carry_out(&mut self, node: NodeId, block: BlockId, slots: [Option<u32>; Tier::LOWER.len()]) {
@@ -117,7 +117,7 @@ impl<P: ForwardPass> Engine<P> {
         let is_whole = arrived == nodes.len();
         self.stats.memory.kv_wait_us += sequence.end_fetch(now);
         if !is_whole {
-            sequence.leave(&mut self.kv);
+            sequence.release_blocks(&mut self.kv);
         }
         true
     }

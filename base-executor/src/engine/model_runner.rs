@@ -93,9 +93,9 @@ impl<P: ForwardPass> ModelRunner<P> {
     }
 
     /// Has steps take `path` from now on.
-    pub(super) fn take(&mut self, path: SitePath) {
+    pub(super) fn set_path(&mut self, path: SitePath) {
         self.path = path;
-        self.pass.take(path);
+        self.pass.set_path(path);
     }
 
     /// Nothing can be computed any more.

@@ -53,7 +53,7 @@ impl Outboxes {
 
     /// Tells at once what may come of the step. Dropped if the gateway is gone, or behind with its messages: guesses are nothing
     /// that outputs should lack room for.
-    pub(super) fn foretell(&self, to: RequestKey, output: Output) {
+    pub(super) fn send_provisional(&self, to: RequestKey, output: Output) {
         if let Some(Outbox { queue, .. }) = self.open.get(&to.connection)
             && queue.capacity() > queue.max_capacity() / 2
         {

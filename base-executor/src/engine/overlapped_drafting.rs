@@ -89,7 +89,7 @@ impl OverlappedDrafters {
     }
 
     /// Goes on drafting until `wait` is over, or a guess would make it longer.
-    fn go_on(&mut self, wait: &dyn PendingWeights, clock: &dyn Clock, stats: &mut SpeculationStats) {
+    fn resume(&mut self, wait: &dyn PendingWeights, clock: &dyn Clock, stats: &mut SpeculationStats) {
         if wait.is_over() {
             return;
         }
@@ -169,6 +169,6 @@ impl PassHooks for DraftingHooks<'_> {
     }
 
     fn while_waiting(&mut self, wait: &dyn PendingWeights) {
-        self.writers.go_on(wait, self.clock, self.stats);
+        self.writers.resume(wait, self.clock, self.stats);
     }
 }

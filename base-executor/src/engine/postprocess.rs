@@ -155,7 +155,7 @@ impl<P: ForwardPass> Engine<P> {
                 let OutputSlice::Rows(rows) = place else { unreachable!("a tree asks for all logits") };
                 let rows = &mut logits[rows.start * vocab_size..rows.end * vocab_size];
                 let Verified { output, tree, verdict } = sequence.verify(rows, vocab_size, kv);
-                drafts.settle(stats, sequence.commission.as_ref(), (&tree, &verdict));
+                drafts.record_verification(stats, sequence.commission.as_ref(), (&tree, &verdict));
                 if let Some(id) = sequence.adapter_id() {
                     tiers.note_verified(id, tree.len(), verdict.accepted.len());
                 }

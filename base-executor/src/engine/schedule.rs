@@ -46,7 +46,7 @@ impl<P: ForwardPass> Engine<P> {
                 failpoint::pass("executor.cold_waits");
                 continue;
             }
-            let found = match sequence.enter(&mut self.kv, &limits, self.queues.running().len(), now) {
+            let found = match sequence.try_admit(&mut self.kv, &limits, self.queues.running().len(), now) {
                 KvAdmission::NoRoom => return self.queues.put_back(sequence),
                 KvAdmission::Waits => {
                     self.queues.set_aside(sequence);
@@ -86,7 +86,7 @@ impl<P: ForwardPass> Engine<P> {
         let last = self.computing.path;
         let next = shares.iter().map(path).find(|&path| path != last).unwrap_or(last);
         shares.retain(|share| path(share) == next);
-        self.computing.take(next);
+        self.computing.set_path(next);
         shares
     }
 
@@ -114,7 +114,7 @@ impl<P: ForwardPass> Engine<P> {
     /// Puts the last that came back to the head of the queue: everything there is younger still.
     fn preempt_youngest(&mut self) {
         if let Some(mut sequence) = self.queues.take_youngest() {
-            sequence.leave(&mut self.kv);
+            sequence.release_blocks(&mut self.kv);
             self.stats.preemptions += 1;
             self.queues.put_back(sequence);
             failpoint::pass("executor.after_preempt");

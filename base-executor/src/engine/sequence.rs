@@ -324,7 +324,7 @@ impl<A> Sequence<A> {
                 self.allowed().and_then(|allowed| self.choose(&mut rows[last..], (&allowed, None)))
             }
             SequenceOutput::Token(drawn) => {
-                drawn.map(|drawn| self.take(drawn)).ok_or_else(|| self.not_finite())
+                drawn.map(|drawn| self.append_drawn(drawn)).ok_or_else(|| self.not_finite())
             }
             SequenceOutput::States(_) => unreachable!("only embeddings ask for states"),
         };

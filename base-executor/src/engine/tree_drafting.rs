@@ -34,14 +34,14 @@ pub(super) struct TreeInProgress {
 
 impl TreeInProgress {
     /// Opens what is guessed already, and tells whoever is to be asked then.
-    fn foresee(&mut self) {
+    fn prefetch_next(&mut self) {
         let author = &mut *self.commission.author;
         while self.tree.len() < self.max_tokens {
-            match self.pacer.turn(&self.tree) {
+            match self.pacer.next_action(&self.tree) {
                 ExpandAction::Open => {
                     let Ok(_) = self.pacer.step(&mut self.tree, author);
                 }
-                ExpandAction::Ask(at) => return author.foresee(&self.tree, at),
+                ExpandAction::Ask(at) => return author.prefetch_logits(&self.tree, at),
                 ExpandAction::End => return,
             }
         }
@@ -67,7 +67,7 @@ impl Drafts {
     ) -> Option<TreeInProgress> {
         let max_tokens = self.max_tokens.min(sequence.left().saturating_sub(1));
         let mut commission = self.commission(sequence)?;
-        let RerootedDraft { tree, pacer, .. } = commission.settle(sequence.text(), stats);
+        let RerootedDraft { tree, pacer, .. } = commission.reconcile(sequence.text(), stats);
         Some(TreeInProgress { portion, commission, tree, pacer, max_tokens, is_open: true })
     }
 
@@ -99,7 +99,7 @@ impl Drafts {
                 }
                 let price = self.price(step, one.commission.author.owed_s());
                 one.commission.author.set_price(price);
-                one.foresee();
+                one.prefetch_next();
             }
             for one in growing.iter_mut().filter(|one| one.is_open) {
                 one.step(self, clock);

@@ -13,7 +13,7 @@ use crate::placement::AdapterAvailability;
 
 impl<P: ForwardPass> Engine<P> {
     /// Lets those go on whose adapter has arrived: ahead of all that came while they waited.
-    pub(super) fn warm_up(&mut self) {
+    pub(super) fn admit_ready(&mut self) {
         let now = self.clock.now();
         let mut warm = Vec::new();
         for mut sequence in self.queues.take_cold() {
@@ -39,7 +39,7 @@ impl<P: ForwardPass> Engine<P> {
             return true;
         };
         let (id, has_waited) = (adapted.id, adapted.hold != AdapterHold::None);
-        let found = self.tiers.enter(&mut self.kv, id, &adapted.adapter, tokens);
+        let found = self.tiers.begin_use(&mut self.kv, id, &adapted.adapter, tokens);
         if found == AdapterAvailability::MustWait {
             sequence.wait_for_adapter(now);
             return false;

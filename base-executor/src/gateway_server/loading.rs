@@ -73,7 +73,7 @@ impl BoundSocket {
                     None if self.waiting.len() < MAX_WAITING || self.waiting.contains_key(&peer) => {
                         self.waiting.insert(peer.clone(), hello.instance);
                         let now = progress.borrow().clone();
-                        return self.tell(&peer, now).await;
+                        return self.send_loading(&peer, now).await;
                     }
                     None => "too many gateways wait for the model; try again later".to_owned(),
                     Some(reason) => reason,
@@ -89,11 +89,11 @@ impl BoundSocket {
     async fn tell_all(&mut self, now: &Loading) {
         let peers: Vec<PeerIdentity> = self.waiting.keys().cloned().collect();
         for peer in peers {
-            self.tell(&peer, now.clone()).await;
+            self.send_loading(&peer, now.clone()).await;
         }
     }
 
-    async fn tell(&mut self, peer: &PeerIdentity, now: Loading) {
+    async fn send_loading(&mut self, peer: &PeerIdentity, now: Loading) {
         let message = Bytes::from(ToGateway::Loading(now).to_bytes());
         if self.sender.send(address(peer, message)).await.is_err() {
             self.waiting.remove(peer);

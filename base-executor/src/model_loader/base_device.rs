@@ -56,7 +56,7 @@ pub(super) trait BaseDevice {
     fn shared(weights: &Self::Weights) -> Option<SharedBase>;
 
     /// Tells the operator what was loaded.
-    fn tell(&self, base: &LoadedBase, weights: &Self::Weights);
+    fn log_loaded(&self, base: &LoadedBase, weights: &Self::Weights);
 
     /// Bytes of the host's memory that they take, and that the pool will take.
     fn host_bytes(weights: &Self::Weights, config: &ExecutorConfig) -> [u64; 2];
@@ -109,11 +109,11 @@ pub(super) fn open<O: BaseDevice>(
     let mut base = base.close()?;
     let (shape, suits) = O::shape(&weights);
     let layer_plan = base.layer_plan(config, &shape, suits);
-    device.tell(&base, &weights);
+    device.log_loaded(&base, &weights);
     let [weight_bytes, pool_bytes] = O::host_bytes(&weights, config);
     let weights_account = budget.bounded_weights(config.weights.bytes);
-    budget::take(&weights_account, weight_bytes, SMALLER_BASE)?;
-    budget::take(
+    budget::reserve(&weights_account, weight_bytes, SMALLER_BASE)?;
+    budget::reserve(
         &budget.blocks,
         pool_bytes,
         "lower --device-bytes (or --kv-bytes and --device-adapter-bytes)",

@@ -95,7 +95,7 @@ impl BaseDevice for HostDevice {
         Some(weights.shared())
     }
 
-    fn tell(&self, base: &LoadedBase, weights: &LoadedWeights<ServedLayers>) {
+    fn log_loaded(&self, base: &LoadedBase, weights: &LoadedWeights<ServedLayers>) {
         tracing::info!(
             model = %base.path.display(),
             architecture = weights.config().architecture,

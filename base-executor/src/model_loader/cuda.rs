@@ -98,7 +98,7 @@ impl BaseDevice for Gpu {
         None
     }
 
-    fn tell(&self, base: &LoadedBase, weights: &CudaWeights) {
+    fn log_loaded(&self, base: &LoadedBase, weights: &CudaWeights) {
         let info = self.cuda.info();
         let (major, minor) = info.capability;
         tracing::info!(

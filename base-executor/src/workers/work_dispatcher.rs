@@ -185,7 +185,7 @@ impl WorkDispatcher {
     }
 
     /// Asks for rows that whoever computes the base has put into the slab itself, `x_rows` of them from its beginning:
-    /// the asks count rows there. Their sums are those of the next [`settle`](Self::settle).
+    /// the asks count rows there. Their sums are those of the next [`complete`](Self::complete).
     pub(super) fn begin_in_place(&mut self, width: usize, x_rows: usize, asks: &[PartialSum<'_>]) {
         self.places.clear();
         self.places.extend(asks.iter().map(|ask| Some(ask.first_row * width)));
@@ -259,7 +259,7 @@ impl WorkDispatcher {
 
     /// Has the sums of all `asks`, which are those the last job was begun with: what nobody else has summed is summed
     /// here. Afterwards every slice is done or taken back, so nobody who counts reads the slab any more.
-    pub(super) fn settle(
+    pub(super) fn complete(
         &mut self,
         compute: &mut Compute,
         ends: &mut dyn JobIo,
@@ -373,7 +373,7 @@ impl Assist for WorkDispatcher {
     }
 
     fn finish(&mut self, compute: &mut Compute, x: &Activations, asks: &[PartialSum<'_>], sums: &mut [f32]) {
-        self.settle(compute, &mut HostJobIo(x), asks, sums);
+        self.complete(compute, &mut HostJobIo(x), asks, sums);
     }
 }
 

@@ -71,9 +71,9 @@ impl FakeTier {
 }
 
 impl Placement<FakeAdapter> for FakeTier {
-    fn settle(&mut self, _: &mut Cache) {}
+    fn apply_evictions(&mut self, _: &mut Cache) {}
 
-    fn depart(&mut self, _: &Cache) {}
+    fn start_copies(&mut self, _: &Cache) {}
 
     fn blocks_of(&self, _: AdapterId, _: &FakeAdapter) -> Option<u32> {
         Some(1)
@@ -100,7 +100,7 @@ impl Placement<FakeAdapter> for FakeTier {
         self.world().there.insert(id.0[0]);
     }
 
-    fn enter(
+    fn begin_use(
         &mut self,
         _: &mut Cache,
         id: AdapterId,
@@ -122,7 +122,7 @@ impl Placement<FakeAdapter> for FakeTier {
         found
     }
 
-    fn leave(&mut self, _: &mut Cache, id: AdapterId) {
+    fn end_use(&mut self, _: &mut Cache, id: AdapterId) {
         let mut world = self.world();
         let users = world.held.get_mut(&id.0[0]).expect("who leaves has entered");
         *users -= 1;

@@ -165,7 +165,7 @@ impl ForwardPass for FakePass {
         self.takes_linear
     }
 
-    fn take(&mut self, path: SitePath) {
+    fn set_path(&mut self, path: SitePath) {
         self.path = path;
     }
 

@@ -38,7 +38,7 @@ impl ControlGroup {
     }
 
     /// A command of the shell that takes it in.
-    pub(crate) fn enter(&self) -> String {
+    pub(crate) fn join_command(&self) -> String {
         format!("echo $$ > {}/cgroup.procs &&", self.0.display())
     }
 }

@@ -19,8 +19,8 @@ use shmproto::{
 };
 
 use crate::worker::{
-    BatchRequest, PassPace, TestWorker, WATCHDOG, WorkerFixture, WorkerThreads, attend, bits, honest,
-    request, resident, until,
+    BatchRequest, PassPace, TestWorker, WATCHDOG, WorkerFixture, WorkerThreads, bits, honest, request,
+    resident, serve_jobs, until,
 };
 
 const MODEL: &str = "llama-tied";
@@ -71,7 +71,7 @@ fn taken_back(house: &WorkerFixture) -> u64 {
 
 /// Claims a slice and dies with it; its socket closes as a dead process's does.
 pub(crate) fn dies_after_claim(socket: &Path, over: &AtomicBool) {
-    attend(socket, over, |desk| match desk.seat.claim(|_, _| true) {
+    serve_jobs(socket, over, |desk| match desk.seat.claim(|_, _| true) {
         Some(claim) => {
             mem::forget(claim);
             false
@@ -82,7 +82,7 @@ pub(crate) fn dies_after_claim(socket: &Path, over: &AtomicBool) {
 
 /// Claims all there is, finishes nothing, and lives.
 pub(crate) fn hoards(socket: &Path, over: &AtomicBool) {
-    attend(socket, over, |desk| {
+    serve_jobs(socket, over, |desk| {
         while let Some(claim) = desk.seat.claim(|_, _| true) {
             mem::forget(claim);
         }
@@ -91,7 +91,7 @@ pub(crate) fn hoards(socket: &Path, over: &AtomicBool) {
 }
 
 pub(crate) fn fails_everything(socket: &Path, over: &AtomicBool) {
-    attend(socket, over, |desk| {
+    serve_jobs(socket, over, |desk| {
         while let Some(claim) = desk.seat.claim(|_, _| true) {
             claim.fail();
         }
@@ -101,7 +101,7 @@ pub(crate) fn fails_everything(socket: &Path, over: &AtomicBool) {
 
 /// Sits down, looks once, and leaves.
 pub(crate) fn comes_and_goes(socket: &Path, over: &AtomicBool) {
-    attend(socket, over, |desk| {
+    serve_jobs(socket, over, |desk| {
         desk.news();
         desk.serve();
         false
@@ -209,7 +209,7 @@ fn one_that_marks_slices_done_without_computing_harms_no_pass_after_it() {
     let mut staff = WorkerThreads::default();
     // What it says is believed: workers are of the executor's own user. But it ends with the pass.
     scene.house.hire(&mut staff, |socket, over| {
-        attend(socket, over, |desk| {
+        serve_jobs(socket, over, |desk| {
             let sums = vec![f32::NAN; desk.seat.geometry().sums_elements];
             while let Some(claim) = desk.seat.claim(|_, _| true) {
                 let elements = claim.slice().sums_elements as usize;

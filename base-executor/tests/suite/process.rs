@@ -88,7 +88,7 @@ impl ProcessFixture {
     }
 
     /// What systemd has been told meanwhile, line by line.
-    fn told(&self) -> Vec<String> {
+    fn notifications(&self) -> Vec<String> {
         let mut lines = Vec::new();
         let mut buffer = [0; 4096];
         while let Ok(count) = self.systemd.recv(&mut buffer) {
@@ -101,7 +101,7 @@ impl ProcessFixture {
     fn told_until(&self, beginning: &str) -> Vec<String> {
         let (mut lines, begin) = (Vec::new(), Instant::now());
         while !lines.iter().any(|line: &String| line.starts_with(beginning)) {
-            lines.extend(self.told());
+            lines.extend(self.notifications());
             assert!(begin.elapsed() < WATCHDOG, "`{beginning}` is never said");
         }
         lines
@@ -261,9 +261,9 @@ async fn an_engine_that_hangs_is_not_said_to_live() {
     eventually("the engine hangs", || place.has_fired("executor.before_step")).await;
     // What was fed before the hang was noticed.
     tokio::time::sleep(Duration::from_millis(150)).await;
-    place.told();
+    place.notifications();
     tokio::time::sleep(Duration::from_millis(700)).await;
-    let told = place.told();
+    let told = place.notifications();
     assert!(!told.iter().any(|line| line == "WATCHDOG=1"), "four limits long: {told:?}");
     assert_eq!(gateway.tokens(1).await.len(), 5);
     place.told_until("WATCHDOG=1");
@@ -338,7 +338,7 @@ async fn an_adapter_that_cannot_fit_is_refused_before_its_file_is_read() {
 
 /// Everything a life of an executor has in it: an adapter, requests that outgrow the blocks, a cancellation, a gateway
 /// that goes.
-async fn live(place: &ProcessFixture) {
+async fn exercise(place: &ProcessFixture) {
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
     tiny::write_adapter(&place.path("adapter"), &[]);
     let path = place.path("adapter").display().to_string();
@@ -509,7 +509,7 @@ async fn every_failpoint_is_reached() {
     FAILPOINTS.iter().for_each(|name| place.arm(name, "wait 0"));
     let mut process = place.start_with(&["--kv-bytes", "128KiB"]);
     process.ready();
-    live(&place).await;
+    exercise(&place).await;
     eventually("the gateway's going is noticed", || place.has_fired("executor.gateway_gone")).await;
     process.signal(Signal::TERM);
     process.ends_well();

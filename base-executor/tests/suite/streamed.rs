@@ -178,7 +178,9 @@ async fn in_a_control_group_that_a_base_does_not_fit_into_it_is_served_from_the_
     let start = |more: &[&str]| {
         let pool = ["--kv-bytes", "8MiB", "--device-adapter-bytes", "1MiB"];
         let fixed = [&pool[..], &["--cold-start", "on-demand", "--max-workers", "0"]].concat();
-        ChildProcess(place.command_for(&model, &group.enter(), &[&fixed[..], more].concat()).spawn().unwrap())
+        ChildProcess(
+            place.command_for(&model, &group.join_command(), &[&fixed[..], more].concat()).spawn().unwrap(),
+        )
     };
     let told = start(&[]).fails(1);
     assert!(told.contains("no memory for weights") && told.contains("--resident-weight-bytes"), "{told}");

@@ -423,7 +423,7 @@ fn matrices(image: &Image) -> BTreeMap<u32, LoraMatrix> {
 }
 
 /// Sits down again and again, and lets `at_work` do what a worker does on a job, as long as it says so.
-pub(crate) fn attend(socket: &Path, over: &AtomicBool, mut at_work: impl FnMut(&mut TestWorker) -> bool) {
+pub(crate) fn serve_jobs(socket: &Path, over: &AtomicBool, mut at_work: impl FnMut(&mut TestWorker) -> bool) {
     while !over.load(Ordering::Relaxed) {
         let Some(mut desk) = TestWorker::sit(socket) else {
             thread::sleep(Duration::from_millis(5));
@@ -441,7 +441,7 @@ pub(crate) fn attend(socket: &Path, over: &AtomicBool, mut at_work: impl FnMut(&
 
 /// A worker as it should be.
 pub(crate) fn honest(socket: &Path, over: &AtomicBool) {
-    attend(socket, over, |desk| {
+    serve_jobs(socket, over, |desk| {
         desk.news() && {
             desk.serve();
             true

@@ -49,7 +49,7 @@ pub(super) async fn measure(config: &SuiteConfig, base: ExecutorPlacement<'_>) -
     for place in [ours, rival] {
         let mut executor = ColdExecutor::start(place, Mode::CpuAssist).await?;
         executor.load(&adapters).await?;
-        sides.push(hold(&mut executor).await?);
+        sides.push(run_conversations(&mut executor).await?);
     }
     let (Some(rival), Some(ours)) = (sides.pop(), sides.pop()) else { return Ok(Vec::new()) };
     let case = format!("{ADAPTERS} adapters, each a conversation of {TURNS} turns");
@@ -96,7 +96,7 @@ struct ConversationResult {
     peak: f64,
 }
 
-async fn hold(executor: &mut ColdExecutor) -> Result<ConversationResult> {
+async fn run_conversations(executor: &mut ColdExecutor) -> Result<ConversationResult> {
     let mut random = StdRng::seed_from_u64(1);
     let mut first_ms = Vec::new();
     for turn in 1..=TURNS {

@@ -69,7 +69,7 @@ async fn lengths(
     let mut starts = ColdExecutor::start(place, Mode::CpuAssist).await?;
     for executor in [&mut waits, &mut starts] {
         executor.load(folders).await?;
-        executor.settle().await?;
+        executor.wait_for_copies().await?;
     }
     let model = LoggedPerfModel::of(&starts, &config.model)?;
     let mut measured = vec![[Vec::new(), Vec::new()]; RANKS.len() * LENGTHS.len()];
@@ -80,7 +80,7 @@ async fn lengths(
                 let sides = &mut measured[row * LENGTHS.len() + column];
                 for (side, executor) in [&mut waits, &mut starts].into_iter().enumerate() {
                     sides[side].push(first_token_ms(executor, Some(adapter), tokens, round).await?);
-                    executor.settle().await?;
+                    executor.wait_for_copies().await?;
                 }
             }
         }

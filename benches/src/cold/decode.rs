@@ -42,7 +42,7 @@ async fn measure(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>>
         let mut executor = ColdExecutor::start(place, mode).await?;
         executor.load(&folders).await?;
         executor.serve(&streams(u64::MAX >> 32)).await?;
-        executor.settle().await?;
+        executor.wait_for_copies().await?;
         executors.push(executor);
     }
     let mut steps: [Vec<f64>; 3] = Default::default();

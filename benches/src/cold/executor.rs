@@ -197,7 +197,7 @@ impl ColdExecutor {
     }
 
     /// Waits until nothing is on its way to the device any more.
-    pub(crate) async fn settle(&mut self) -> Result<()> {
+    pub(crate) async fn wait_for_copies(&mut self) -> Result<()> {
         let mut copied = None;
         let started = Instant::now();
         loop {

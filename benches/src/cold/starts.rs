@@ -95,7 +95,7 @@ async fn measure(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>>
     place.device_bytes = bytes * ON_DEVICE as u64;
     place.link_gbps = pace.link_gbps(config.link, bytes);
     let setting = ExperimentSetting { pace, bytes, gbps: place.link_gbps };
-    setting.tell();
+    setting.print_setting();
     let mut executors = vec![cached];
     for mode in [Mode::OnDemand, Mode::CpuAssist] {
         executors.push(started(place, mode, &folders).await?);
@@ -118,7 +118,7 @@ async fn measure(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>>
 async fn started(place: ExecutorPlacement<'_>, mode: Mode, folders: &[PathBuf]) -> Result<ColdExecutor> {
     let mut executor = ColdExecutor::start(place, mode).await?;
     executor.load(folders).await?;
-    executor.settle().await?;
+    executor.wait_for_copies().await?;
     Ok(executor)
 }
 
@@ -163,7 +163,7 @@ impl ExperimentSetting {
         self.bytes as f64 / self.gbps / GIGABIT * 1000.0
     }
 
-    fn tell(&self) {
+    fn print_setting(&self) {
         let MachinePace { capacity, first_token_ms } = self.pace;
         let (gbps, mib, load_ms) = (self.gbps, self.bytes as f64 / f64::from(1 << 20), self.load_ms());
         eprintln!(
@@ -201,16 +201,21 @@ impl LoadCell {
                 let before = executor.stats().await?;
                 let served = executor.serve(&arrivals).await?;
                 let after = executor.stats().await?;
-                self.tell(executor.mode, &served, &[before, after]);
+                self.print_counts(executor.mode, &served, &[before, after]);
                 rounds[who].0.push(served);
-                executor.settle().await?;
+                executor.wait_for_copies().await?;
             }
         }
         Ok(rounds)
     }
 
     /// What the executor counted, for whoever watches.
-    fn tell(&self, mode: Mode, served: &[ServedTiming], [before, after]: &[shmproto::message::Stats; 2]) {
+    fn print_counts(
+        &self,
+        mode: Mode,
+        served: &[ServedTiming],
+        [before, after]: &[shmproto::message::Stats; 2],
+    ) {
         let requests = served.len() as f64;
         let sum = |of: fn(&shmproto::message::AdapterStats) -> u64, stats: &shmproto::message::Stats| {
             stats.adapters.iter().map(of).sum::<u64>() as f64

@@ -49,7 +49,7 @@ pub(super) fn on_device(
     (0..count)
         .map(|_| {
             let adapter = PreparedAdapter::over(&encoded, config, ImageNumber::NONE, &bytes)?;
-            bring(&adapter, lane)?;
+            upload(&adapter, lane)?;
             Ok(Arc::new(adapter))
         })
         .collect()
@@ -59,7 +59,7 @@ pub(super) fn on_device(
 ///
 /// # Errors
 /// If the device has no room, or refuses.
-pub(super) fn bring(adapter: &PreparedAdapter, lane: &Arc<UploadQueue>) -> Result<u64> {
+pub(super) fn upload(adapter: &PreparedAdapter, lane: &Arc<UploadQueue>) -> Result<u64> {
     let copy = room(adapter, lane)?;
     travel(adapter, &copy)?;
     let bytes = copy.bytes();

@@ -58,7 +58,7 @@ async fn measure(lab: &GpuBenchContext) -> Result<()> {
 async fn started(place: ExecutorPlacement<'_>, mode: Mode, ground: &GpuTestbed<'_>) -> Result<ColdExecutor> {
     let mut executor = ColdExecutor::start(place, mode).await?;
     executor.load(&ground.adapters).await?;
-    executor.settle().await?;
+    executor.wait_for_copies().await?;
     Ok(executor)
 }
 
@@ -76,7 +76,7 @@ async fn lone(lab: &GpuBenchContext, executors: &mut [ColdExecutor; 3]) -> Resul
             if rounds.contains(&round) {
                 ms[who].push(first);
             }
-            executors[who].settle().await?;
+            executors[who].wait_for_copies().await?;
         }
     }
     for executor in executors.iter_mut() {
@@ -84,7 +84,7 @@ async fn lone(lab: &GpuBenchContext, executors: &mut [ColdExecutor; 3]) -> Resul
         eprintln!("holobiont-bench: {mode}: {} of {} lone requests were cold", stats.cold_starts, rounds.end);
     }
     let case = format!("first token of a lone prompt of {tokens}");
-    tell(lab, &case, ms, MAX_LONE_SHARE)
+    report_modes(lab, &case, ms, MAX_LONE_SHARE)
 }
 
 /// Requests that arrive as they please, on one adapter after the other.
@@ -110,11 +110,11 @@ async fn loaded(lab: &GpuBenchContext, executors: &mut [ColdExecutor; 3]) -> Res
             let who = (turn + round) % executors.len();
             let served = executors[who].serve(&arrivals).await?;
             ms[who].push(mean_first_ms(&served)?);
-            executors[who].settle().await?;
+            executors[who].wait_for_copies().await?;
         }
     }
     let case = format!("mean first token, {rate:.1} requests/s on distinct adapters");
-    tell(lab, &case, ms, MAX_LOADED_SHARE)
+    report_modes(lab, &case, ms, MAX_LOADED_SHARE)
 }
 
 fn mean_first_ms(served: &[ServedTiming]) -> Result<f64> {
@@ -122,7 +122,7 @@ fn mean_first_ms(served: &[ServedTiming]) -> Result<f64> {
 }
 
 /// The modes beside each other: cpu-assist has the goal, on-demand shows what there was to hide.
-fn tell(lab: &GpuBenchContext, case: &str, ms: [Vec<f64>; 3], most: f64) -> Result<()> {
+fn report_modes(lab: &GpuBenchContext, case: &str, ms: [Vec<f64>; 3], most: f64) -> Result<()> {
     let [cached, on_demand, assist] = ms.map(Samples::new);
     let (cached, on_demand, assist) = (cached?, on_demand?, assist?);
     let rank = lab.sizes.cold_rank;
@@ -134,7 +134,7 @@ fn tell(lab: &GpuBenchContext, case: &str, ms: [Vec<f64>; 3], most: f64) -> Resu
         ours,
     };
     let warm = || own("holobiont, cached", cached.clone());
-    lab.tell(figure(Mode::CpuAssist, assist.clone()), warm(), Some(BenchTarget::ShareAtMost(most)))?;
-    lab.tell(figure(Mode::OnDemand, on_demand.clone()), warm(), None)?;
-    lab.tell(figure(Mode::CpuAssist, assist), own("holobiont, on-demand", on_demand), None)
+    lab.report(figure(Mode::CpuAssist, assist.clone()), warm(), Some(BenchTarget::ShareAtMost(most)))?;
+    lab.report(figure(Mode::OnDemand, on_demand.clone()), warm(), None)?;
+    lab.report(figure(Mode::CpuAssist, assist), own("holobiont, on-demand", on_demand), None)
 }

@@ -31,7 +31,7 @@ pub(super) fn run(lab: &GpuBenchContext, streams: &mut Streams) -> Result<()> {
     let one = rate(lab, streams, &[None])?;
     let limit = limit(lab)?;
     let goal = Some(BenchTarget::RatioAtLeast(LEAST_OF_LIMIT));
-    lab.tell(figure(lab, "1 stream", &one), limit, goal)?;
+    lab.report(figure(lab, "1 stream", &one), limit, goal)?;
     beside_peer(lab, "1 stream", &one, "decode-1", None)?;
 
     let base = rate(lab, streams, &[const { None }; STREAMS])?;
@@ -43,7 +43,7 @@ pub(super) fn run(lab: &GpuBenchContext, streams: &mut Streams) -> Result<()> {
     let adapted = rate(lab, streams, &who)?;
     let goal = Some(BenchTarget::RatioAtLeast(LEAST_OF_PEER));
     beside_peer(lab, &case, &adapted, "decode-8-adapters", goal)?;
-    lab.tell(figure(lab, &case, &adapted), own("holobiont, 8 base streams", base), None)?;
+    lab.report(figure(lab, &case, &adapted), own("holobiont, 8 base streams", base), None)?;
     without_records(lab, &case, &who, [one, adapted])
 }
 
@@ -58,7 +58,7 @@ fn without_records(
     for (case, who, with) in [("1 stream", &[None][..], one), (case, who, adapted)] {
         let without = rate(lab, &mut streams, who)?;
         let case = format!("{case}, steps recorded as graphs");
-        lab.tell(figure(lab, &case, &with), own("holobiont, launch by launch", without), None)?;
+        lab.report(figure(lab, &case, &with), own("holobiont, launch by launch", without), None)?;
     }
     Ok(())
 }
@@ -98,7 +98,7 @@ fn beside_peer(
     target: Option<BenchTarget>,
 ) -> Result<()> {
     match lab.peers.rival(peer)? {
-        Some(rival) => lab.tell(figure(lab, case, rate), rival, target),
+        Some(rival) => lab.report(figure(lab, case, rate), rival, target),
         None => {
             eprintln!(
                 "holobiont-bench: {case}: the peer's {peer} was not measured, so nothing is compared with it"

@@ -58,12 +58,12 @@ async fn measure(lab: &GpuBenchContext) -> Result<()> {
                 base.push(first_token_ms(&mut executors[0], None, tokens, seed).await?);
             }
         }
-        tell(lab, &ground, tokens, ms, base)?;
+        report_fused(lab, &ground, tokens, ms, base)?;
     }
     tell_who_computed(&mut executors).await
 }
 
-fn tell(
+fn report_fused(
     lab: &GpuBenchContext,
     ground: &GpuTestbed<'_>,
     tokens: usize,
@@ -81,8 +81,8 @@ fn tell(
         ours,
     };
     let goal = Some(BenchTarget::ShareAtMost(MAX_SHARE_OF_NATIVE));
-    lab.tell(figure(fused.clone()), own("holobiont, through the host", native?), goal)?;
-    lab.tell(figure(fused), own("holobiont, the base model", Samples::new(base)?), None)
+    lab.report(figure(fused.clone()), own("holobiont, through the host", native?), goal)?;
+    lab.report(figure(fused), own("holobiont, the base model", Samples::new(base)?), None)
 }
 
 /// Says what shares of the adapters' work were whose: the device's should be nothing.

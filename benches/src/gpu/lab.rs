@@ -129,7 +129,7 @@ impl GpuBenchContext {
     }
 
     /// Prints a row: `figure` beside `rival`.
-    pub(super) fn tell(
+    pub(super) fn report(
         &self,
         figure: GpuMeasurement,
         rival: PeerSamples,

@@ -34,8 +34,8 @@ pub(super) fn run(lab: &GpuBenchContext) -> Result<()> {
         let [pageable, pinned] = copies(lab, bytes)?;
         let registered = registered(lab, &lane, bytes)?;
         let case = |from: &str| format!("{} KiB from {from} memory", bytes >> 10);
-        lab.tell(figure(case("pinned"), pinned.clone()), own("pageable memory", pageable), None)?;
-        lab.tell(figure(case("registered"), registered), own("pinned memory", pinned.clone()), None)?;
+        lab.report(figure(case("pinned"), pinned.clone()), own("pageable memory", pageable), None)?;
+        lab.report(figure(case("registered"), registered), own("pinned memory", pinned.clone()), None)?;
         best = Some(pinned);
     }
     let Some(best) = best else { return Ok(()) };
@@ -44,7 +44,7 @@ pub(super) fn run(lab: &GpuBenchContext) -> Result<()> {
             let (gbps, mb) = adapter(lab, &lane, rank, number)?;
             let case =
                 format!("an adapter of rank {rank}, {mb:.1} MB in blocks of {RANK_BLOCK} ranks, {way}");
-            lab.tell(figure(case, gbps), own("pinned memory, one large copy", best.clone()), None)?;
+            lab.report(figure(case, gbps), own("pinned memory, one large copy", best.clone()), None)?;
         }
     }
     Ok(())
@@ -85,7 +85,7 @@ fn registered(lab: &GpuBenchContext, lane: &Arc<UploadQueue>, bytes: usize) -> R
     let registered = Arc::new(RegisteredBytes::new(&lab.cuda, &data)?);
     lab.samples(|| {
         let (pool, blocks) = adapters::pool_of(lane, [&matrix], bytes.next_multiple_of(PIECE_ALIGNMENT))?;
-        let staged = StagedAdapter::new(lane, pool.lend(&blocks), [&matrix]);
+        let staged = StagedAdapter::new(lane, pool.lease(&blocks), [&matrix]);
         let began = Instant::now();
         let copied = staged.copy_next(0, &matrix, Some(&registered))?;
         lane.finish()?;

@@ -35,7 +35,7 @@ pub(super) fn run(lab: &GpuBenchContext, streams: &mut Streams) -> Result<()> {
             ours: map(&step_s, |step_s| step_s * 1e3)?,
         };
         let goal = (rank == RANK).then_some(BenchTarget::ShareAtMost(MAX_SHARE_OF_BASE));
-        lab.tell(figure, own(format!("holobiont, {count} base streams"), base.clone()), goal)?;
+        lab.report(figure, own(format!("holobiont, {count} base streams"), base.clone()), goal)?;
     }
     Ok(())
 }

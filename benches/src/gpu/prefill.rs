@@ -35,10 +35,10 @@ pub(super) fn run(lab: &GpuBenchContext, streams: &mut Streams) -> Result<()> {
             ours,
         };
         let rate = map(&seconds, |seconds| flops / seconds / 1e12)?;
-        lab.tell(figure("TFLOP/s", rate), unit.rival.clone(), target)?;
+        lab.report(figure("TFLOP/s", rate), unit.rival.clone(), target)?;
         if let Some(peer) = lab.peers.rival("prefill-2048")? {
             let rate = map(&seconds, |seconds| tokens as f64 / seconds)?;
-            lab.tell(figure("tokens/s", rate), peer, None)?;
+            lab.report(figure("tokens/s", rate), peer, None)?;
         }
     }
     Ok(())

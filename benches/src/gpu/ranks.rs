@@ -63,7 +63,7 @@ fn bandwidth(lab: &GpuBenchContext, rig: &mut RankBench) -> Result<()> {
             ours: map(&ms, |ms| bytes as f64 / ms / 1e6)?,
         };
         let goal = (rank >= RANK).then_some(BenchTarget::RatioAtLeast(LEAST_BANDWIDTH));
-        lab.tell(figure, own("a copy on the device", copied.clone()), goal)?;
+        lab.report(figure, own("a copy on the device", copied.clone()), goal)?;
     }
     Ok(())
 }
@@ -97,7 +97,7 @@ fn fits(lab: &GpuBenchContext, rig: &mut RankBench) -> Result<()> {
             better: Better::Higher,
             ours: ours.0,
         };
-        lab.tell(
+        lab.report(
             figure,
             own(format!("told by {}", other.1), other.0),
             Some(BenchTarget::OursAtLeast(LEAST_FIT)),
@@ -210,7 +210,7 @@ fn host([rows, columns]: [usize; 2], rank: usize, random: &mut StdRng) -> Result
 /// Their copies on the device, in blocks of their own.
 fn stage(lane: &Arc<UploadQueue>, host: &[LoraMatrix; 3]) -> Result<StagedAdapter> {
     let (pool, blocks) = adapters::pool_of(lane, host, adapters::BLOCK_BYTES)?;
-    let staged = StagedAdapter::new(lane, pool.lend(&blocks), host);
+    let staged = StagedAdapter::new(lane, pool.lease(&blocks), host);
     for (index, matrix) in host.iter().enumerate() {
         while staged.copy_next(index, matrix, None)? > 0 {}
     }

@@ -32,7 +32,11 @@ pub(super) struct DialogueTiming {
 ///
 /// # Errors
 /// If a request fails.
-pub(super) fn hold(server: &Holobiont, workload: &Workload, end: Duration) -> Result<Vec<DialogueTiming>> {
+pub(super) fn run_dialogues(
+    server: &Holobiont,
+    workload: &Workload,
+    end: Duration,
+) -> Result<Vec<DialogueTiming>> {
     let begin = Instant::now();
     thread::scope(|scope| {
         let talks = workload.conversations.iter().filter(|talk| talk.start < end);
@@ -76,7 +80,8 @@ fn turns(
 
 /// A turn's prompt: what the simulator takes it to be, with the answers as they were forced to be.
 fn job(talk: &Conversation, turn: usize) -> BenchRequest {
-    let mut prompt: Vec<u32> = (0..talk.span(turn).0).map(|position| word(talk.token(position))).collect();
+    let mut prompt: Vec<u32> =
+        (0..talk.span(turn).0).map(|position| clamp_token(talk.token(position))).collect();
     for (before, answered) in talk.turns[..turn].iter().enumerate() {
         let answer = talk.span(before).0;
         prompt[answer..answer + answered.reply].fill(SAID);
@@ -90,7 +95,7 @@ fn job(talk: &Conversation, turn: usize) -> BenchRequest {
 }
 
 /// Tokens of the simulator are any numbers.
-fn word(token: u32) -> u32 {
+fn clamp_token(token: u32) -> u32 {
     FIRST_WORD + token % (LAST_WORD - FIRST_WORD)
 }
 

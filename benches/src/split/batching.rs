@@ -66,7 +66,7 @@ fn policies(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>> {
             together(clients, WARM_UP)?;
             let done = together(clients, LASTS)?;
             let figures = PolicyResult::of(&done, sites(clients))?;
-            tell(policies[who], &figures, &done);
+            print_policy(policies[who], &figures, &done);
             reached.push(figures);
         }
     }
@@ -97,7 +97,7 @@ impl PolicyResult {
     }
 }
 
-fn tell(policy: BatchingFlag, reached: &PolicyResult, done: &[ClientMeasurement]) {
+fn print_policy(policy: BatchingFlag, reached: &PolicyResult, done: &[ClientMeasurement]) {
     let PolicyResult { rows_per_s, latency_ms, batch } = reached;
     let each: Vec<String> =
         done.iter().zip(SIZES).map(|(done, rows)| format!("{rows}: {} passes", done.passes.len())).collect();

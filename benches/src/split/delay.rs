@@ -48,8 +48,8 @@ impl Transport for DelayedTransport {
         self.transport.ask(message)
     }
 
-    fn tell(&mut self, message: &ToLayers) {
-        self.transport.tell(message);
+    fn send_oneway(&mut self, message: &ToLayers) {
+        self.transport.send_oneway(message);
     }
 
     fn call(&mut self, call: &CallHeader, x: &[f32], out: &mut [f32]) -> Result<ReplyHeader, LinkError> {

@@ -184,7 +184,7 @@ impl<'a> SpeculationBench<'a> {
             format!("planted, 2 of a place, round trips of {} ms", self.link.round_trip_us as f64 / 1e3);
         let contestant = |decoder: &mut Decoder, name: &str| -> Result<f64> {
             let generated = decoder.answer(prompt.to_vec(), tokens, 0.0, Some(&mut *make()))?;
-            tell(&format!("{name}, {case}"), &generated);
+            print_drafting(&format!("{name}, {case}"), &generated);
             Ok(1.0 / time_of_a_token(&generated).as_secs_f64())
         };
         let [worth, other] = alternate(
@@ -205,7 +205,7 @@ impl<'a> SpeculationBench<'a> {
         let planted = || OracleDraft { takes: GUESS, ..planted(answer, 2) };
         let contestant = |decoder: &mut Decoder, name: &str, mut made: BoxedDraft| -> Result<f64> {
             let generated = decoder.answer(prompt.to_vec(), tokens, 0.0, Some(&mut *made))?;
-            tell(&format!("{name}, {case}"), &generated);
+            print_drafting(&format!("{name}, {case}"), &generated);
             Ok(1.0 / time_of_a_token(&generated).as_secs_f64())
         };
         let [goes_on, waits] = alternate(
@@ -236,7 +236,7 @@ impl<'a> SpeculationBench<'a> {
                 Box::new(|_| {
                     let generated =
                         drafting.answer(prompt.to_vec(), tokens, temperature, Some(&mut *make(prompt)))?;
-                    tell(&case, &generated);
+                    print_drafting(&case, &generated);
                     said.push(generated.clone());
                     Ok(1.0 / time_of_a_token(&generated).as_secs_f64())
                 }),
@@ -299,10 +299,10 @@ fn decoder(
     let off = Masking::Off { path: Path::Fast };
     let connector =
         Box::new(DelayedConnector { connector: executor.connector(CallTransport::Channel)?, round_trip });
-    Decoder::with_effort(&config.model, open(connector, off.word(), None)?, off, effort)
+    Decoder::with_effort(&config.model, open(connector, off.as_str(), None)?, off, effort)
 }
 
-fn tell(case: &str, generated: &Generated) {
+fn print_drafting(case: &str, generated: &Generated) {
     let drafted = &generated.drafted;
     let per_sweep = |count: u64| count as f64 / drafted.trees.max(1) as f64;
     eprintln!(

@@ -71,7 +71,7 @@ pub(super) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     let checked =
         Masking::Exact(Exact { cover: RowProtection::Bare, verifier: Some(own.verifier), pad_rows: false });
     let decoder = |masking: Masking| {
-        let session = one.session(CallTransport::Tls, masking.word(), None)?;
+        let session = one.session(CallTransport::Tls, masking.as_str(), None)?;
         anyhow::Ok(contestant(Decoder::new(&config.model, session, masking)?))
     };
     let contestants = [

@@ -79,14 +79,14 @@ impl LoadClient {
 
     /// Passes until `end`; the last one is broken off.
     fn passes(&mut self, end: Instant) -> Result<ClientMeasurement> {
-        self.watcher.take();
+        self.watcher.drain();
         let mut passes = Vec::new();
         let Habits { class, pause, .. } = self.habits;
         loop {
             let begun = Instant::now();
             for (site, (x, out)) in (0..).zip(&mut self.rows) {
                 if Instant::now() >= end {
-                    return Ok(ClientMeasurement { passes, calls: self.watcher.take() });
+                    return Ok(ClientMeasurement { passes, calls: self.watcher.drain() });
                 }
                 let ask =
                     LayerCall { site: SiteId(site), part: None, op: Op::Forward, path: Path::Fast, class };

@@ -30,7 +30,7 @@ pub(crate) fn run(config: &SuiteConfig, cores: &Cores) -> Result<Vec<Comparison>
     let executor = SplitExecutor::start(config, cores.numbers(), BatchingFlag::Opportunistic)?;
     let paper = Masking::Paper(NoiseSettings::default());
     let decoder = |masking: Masking| {
-        let (begun, word) = (Instant::now(), masking.word());
+        let (begun, word) = (Instant::now(), masking.as_str());
         let session = executor.session(CallTransport::Tls, word, None)?;
         let decoder = Decoder::new(&config.model, session, masking)?;
         eprintln!("holobiont-bench: {}: ready after {:.2} s", word, begun.elapsed().as_secs_f64());

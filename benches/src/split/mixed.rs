@@ -73,7 +73,11 @@ impl MixedLoad {
         let executor = runtime.block_on(ColdExecutor::start(place, Mode::Cached))?;
         let off = Masking::Off { path: Path::Fast };
         let client = |_| {
-            Decoder::new(&config.model, open(channel(&executor.run_folder()), off.word(), None)?, off.clone())
+            Decoder::new(
+                &config.model,
+                open(channel(&executor.run_folder()), off.as_str(), None)?,
+                off.clone(),
+            )
         };
         let clients: Result<_> = (0..CLIENTS).map(client).collect();
         Ok(Self { runtime, clients: clients?, executor })

@@ -82,7 +82,7 @@ fn rates(config: &SuiteConfig, executor: &SplitExecutor) -> Result<Vec<Compariso
 
 fn decoder(model: &Path, executor: &SplitExecutor, way: CallTransport) -> Result<Decoder> {
     let off = Masking::Off { path: Arithmetic::Fast };
-    Decoder::new(model, executor.session(way, off.word(), None)?, off)
+    Decoder::new(model, executor.session(way, off.as_str(), None)?, off)
 }
 
 /// Decodes once before each measurement, as the resident engine does.
@@ -109,14 +109,14 @@ fn overhead(
     for _ in 0..WARM_UP_PASSES {
         caller.pass()?;
     }
-    watcher.take();
+    watcher.drain();
     let (mut overheads, mut computed) = (Vec::new(), Vec::new());
     let mut groups: [Vec<f64>; GROUPS.len()] = Default::default();
     for _ in 0..PASSES * config.runs {
         let before = caller.session.stats()?.compute_us;
         caller.pass()?;
         let after = caller.session.stats()?.compute_us;
-        let seen = watcher.take();
+        let seen = watcher.drain();
         let calls = seen.len().max(1) as f64;
         let took: Duration = seen.iter().map(|seen| seen.took).sum();
         computed.push((after - before) as f64 / calls);
@@ -125,7 +125,7 @@ fn overhead(
             groups[caller.group(seen.site)].push(seen.took.as_secs_f64() * 1e6);
         }
     }
-    tell(way, groups)?;
+    report_groups(way, groups)?;
     let row = SplitRow {
         bench: BENCH,
         case: format!("a call of one row over {}, besides computing", way.name()),
@@ -136,7 +136,7 @@ fn overhead(
     Ok(row.beside(&Samples::new(overheads)?, "computing a call", &Samples::new(computed)?))
 }
 
-fn tell(way: CallTransport, groups: [Vec<f64>; GROUPS.len()]) -> Result<()> {
+fn report_groups(way: CallTransport, groups: [Vec<f64>; GROUPS.len()]) -> Result<()> {
     for (name, group) in GROUPS.iter().zip(groups) {
         let samples = Samples::new(group)?;
         let (median, tail) = (samples.median(), samples.quantile(0.99));

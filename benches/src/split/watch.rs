@@ -35,7 +35,7 @@ pub(super) struct CallWatcher(Arc<Mutex<Vec<ObservedCall>>>);
 
 impl CallWatcher {
     /// What was seen since the last time this was asked.
-    pub(super) fn take(&self) -> Vec<ObservedCall> {
+    pub(super) fn drain(&self) -> Vec<ObservedCall> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -75,8 +75,8 @@ impl Transport for WatchedTransport {
         self.transport.ask(message)
     }
 
-    fn tell(&mut self, message: &ToLayers) {
-        self.transport.tell(message);
+    fn send_oneway(&mut self, message: &ToLayers) {
+        self.transport.send_oneway(message);
     }
 
     fn call(&mut self, call: &CallHeader, x: &[f32], out: &mut [f32]) -> Result<ReplyHeader, LinkError> {

@@ -176,7 +176,7 @@ pub(super) fn run(config: &SuiteConfig, cores: &Cores, directory: &Path) -> Resu
         };
         let mut field = Field::new(&bench, planted(CORRECT[0]), &told, std)?;
         for correct in CORRECT {
-            field.tell(planted(correct));
+            field.set_script(planted(correct));
             let (more, gain) = field.compare(config.runs, correct)?;
             rows.extend(more);
             gains.push((correct, gain));
@@ -227,7 +227,7 @@ impl<'a> Field<'a> {
     }
 
     /// What authors are told from now on.
-    fn tell(&mut self, planted: OracleDraft) {
+    fn set_script(&mut self, planted: OracleDraft) {
         self.script.lock().unwrap_or_else(PoisonError::into_inner).planted = planted;
     }
 
@@ -240,7 +240,7 @@ impl<'a> Field<'a> {
         for run in 0..=runs {
             // Other places are wrong in each run: in so short an answer it matters which.
             planted.seed = run as u64;
-            self.tell(planted.clone());
+            self.set_script(planted.clone());
             let mut round = Vec::new();
             for (entry, asked) in &mut self.others {
                 let tokens = if entry.width == 0 { PLAIN } else { DRAFTED };
@@ -259,7 +259,7 @@ impl<'a> Field<'a> {
                 lossy.push(big_little);
             }
         }
-        tell(self.percent, correct, &ours, &lossy);
+        log_details(self.percent, correct, &ours, &lossy);
         self.rows(correct, &ours, (&std, &others, &lossy))
     }
 
@@ -320,7 +320,7 @@ fn row(
 }
 
 /// What lies behind the figures, for whoever reads along.
-fn tell(percent: u64, correct: f64, ours: &Runs, lossy: &[BigLittle]) {
+fn log_details(percent: u64, correct: f64, ours: &Runs, lossy: &[BigLittle]) {
     let Some(last) = ours.last() else { return };
     let drafted = &last.drafted;
     let each = |count: u64| count as f64 / drafted.verifications.max(1) as f64;

@@ -226,7 +226,7 @@ impl RunningTrainer {
     /// Tokens a second over `steps` whole steps or more since `begun`, once there were so many.
     pub(super) fn rate_since(&self, begun: Instant, steps: usize) -> Result<Option<f64>> {
         while let Ok(heard) = self.heard.try_recv() {
-            self.take(heard)?;
+            self.record(heard)?;
         }
         let heard = self.steps.borrow();
         let since: Vec<_> = heard.ends.iter().filter(|(at, _)| *at >= begun).collect();
@@ -247,10 +247,10 @@ impl RunningTrainer {
 
     /// Waits for what it says next.
     fn hear(&self, limit: Duration) -> Result<()> {
-        self.take(self.heard.recv_timeout(limit).context("a job ended, or says nothing")?)
+        self.record(self.heard.recv_timeout(limit).context("a job ended, or says nothing")?)
     }
 
-    fn take(&self, (at, bytes, event): TimedEvent) -> Result<()> {
+    fn record(&self, (at, bytes, event): TimedEvent) -> Result<()> {
         match event {
             TrainingEvent::Step(step) => {
                 let mut steps = self.steps.borrow_mut();

@@ -195,7 +195,7 @@ impl CopyWorker {
     }
 
     /// For how long a piece gives way yet.
-    fn owes(&mut self, piece: &NextPiece) -> Duration {
+    fn remaining_wait(&mut self, piece: &NextPiece) -> Duration {
         let now = self.shared.clock.now();
         let wait = self.first.as_mut().map(|(first, deference)| deference.wait(&**first, now));
         wait.filter(|_| piece.gives_way()).unwrap_or_default()
@@ -216,7 +216,7 @@ impl CopyWorker {
         drop(queue);
         match first {
             Some(piece) if shared.is_closing() => shared.cancel(piece.job),
-            Some(piece) => match self.owes(&piece) {
+            Some(piece) => match self.remaining_wait(&piece) {
                 Duration::ZERO => self.deliver(piece),
                 wait => return WorkerStep::GaveWay(wait),
             },
@@ -240,7 +240,7 @@ impl CopyWorker {
         }
         self.busy_until = self.shared.now();
         if let Some((first, deference)) = &mut self.first {
-            deference.owe(&**first, bytes, self.busy_until.saturating_sub(begun));
+            deference.add_debt(&**first, bytes, self.busy_until.saturating_sub(begun));
         }
         let busy = self.busy_until.saturating_sub(began);
         self.shared.busy_ns.fetch_add(u64::try_from(busy.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);

@@ -157,7 +157,7 @@ impl Cache {
                 return PlacementOutcome::NoRoom;
             }
         }
-        let blocks: Vec<BlockId> = (0..missing).map_while(|_| self.pool.take()).collect();
+        let blocks: Vec<BlockId> = (0..missing).map_while(|_| self.pool.allocate()).collect();
         self.adapters.extend(id, wanted, blocks);
         let index = self.tree.adapter_or_new(Some(id));
         self.set_place(index, Tier::Device, TierSlot::Here(0));

@@ -139,7 +139,7 @@ impl Cache {
         let (has, is_block) = (place.index().is_some(), self.tree.node(index).adapter().is_none());
         if had != has && is_block {
             let (owner, frontier) = (self.tree.owner(index), &mut self.frontiers[tier as usize]);
-            if has { frontier.enter(owner, self.now) } else { frontier.leave(owner) }
+            if has { frontier.add_block(owner, self.now) } else { frontier.remove_block(owner) }
         }
         self.relist(index);
         if had != has

@@ -106,7 +106,7 @@ impl Cache {
             self.copies.push(TierCopy::Hasten { node: id });
         }
         if let Some(block) = place.index() {
-            self.hold(BlockId(block), id.index);
+            self.mark_held(BlockId(block), id.index);
             return Some(BlockId(block));
         }
         let (tier, slot) = node.lower()?;
@@ -235,9 +235,9 @@ impl Cache {
     }
 
     fn slot_for(&mut self, id: NodeId, tier: Tier) -> Option<u32> {
-        let slot = self.slots[tier as usize - 1].take().or_else(|| {
+        let slot = self.slots[tier as usize - 1].allocate().or_else(|| {
             (self.settings.blocks(tier) > 0).then(|| self.evict_block(tier)).flatten()?;
-            self.slots[tier as usize - 1].take()
+            self.slots[tier as usize - 1].allocate()
         })?;
         if self.tree.get(id).is_none() {
             self.slots[tier as usize - 1].give_back(slot);
@@ -256,7 +256,7 @@ impl Cache {
                 return;
             }
             let Some(index) = self.returning.last().map(|&(_, index)| index) else { return };
-            let (Some(lower), Some(block)) = (self.tree.node(index).lower(), self.pool.take()) else {
+            let (Some(lower), Some(block)) = (self.tree.node(index).lower(), self.pool.allocate()) else {
                 return;
             };
             self.begin_fetch(self.tree.id(index), block, lower, CopyPriority::SwapIn);

@@ -59,19 +59,19 @@ impl ResidencyHarness {
         Self { all: Residency::default(), pool, sent: RefCell::default(), is_full: false }
     }
 
-    fn bring(&mut self, key: usize, blocks: u32) -> TransferStatus {
+    fn load(&mut self, key: usize, blocks: u32) -> TransferStatus {
         let way = self.board(key, blocks);
-        self.depart();
+        self.start_copies();
         way
     }
 
     fn board(&mut self, key: usize, blocks: u32) -> TransferStatus {
-        self.all.bring(&mut self.pool, id(key), &key, AdapterSize { blocks, bytes: 1 }, CopyPriority::Demand)
+        self.all.load(&mut self.pool, id(key), &key, AdapterSize { blocks, bytes: 1 }, CopyPriority::Demand)
     }
 
-    fn depart(&mut self) {
+    fn start_copies(&mut self) {
         let Self { all, pool, sent, is_full } = self;
-        all.depart(pool, |key, &adapter, blocks, _| {
+        all.start_copies(pool, |key, &adapter, blocks, _| {
             assert_eq!(key, id(adapter));
             assert!(!blocks.is_empty(), "it has a place");
             (!*is_full).then(|| {
@@ -82,8 +82,8 @@ impl ResidencyHarness {
         });
     }
 
-    fn hold(&mut self, key: usize) {
-        self.all.hold(&mut self.pool, id(key));
+    fn add_user(&mut self, key: usize) {
+        self.all.add_user(&mut self.pool, id(key));
     }
 
     fn arrived(&mut self, key: usize) {
@@ -116,17 +116,17 @@ impl ResidencyHarness {
 #[test]
 fn who_found_too_much_on_its_way_keeps_its_place_and_sets_out_later() {
     let mut bench = ResidencyHarness { is_full: true, ..ResidencyHarness::new() };
-    assert_eq!(bench.bring(1, 10), TransferStatus::Missing { bytes: 1 });
-    assert_eq!(bench.bring(2, 10), TransferStatus::Missing { bytes: 1 });
+    assert_eq!(bench.load(1, 10), TransferStatus::Missing { bytes: 1 });
+    assert_eq!(bench.load(2, 10), TransferStatus::Missing { bytes: 1 });
     assert_eq!((bench.blocks()[0], bench.sent.borrow().len()), (20, 0));
     assert_eq!(bench.all.on_the_way_bytes(), 2);
     // One of them goes again before it has set out, and comes back.
     bench.remove(1);
     assert_eq!(bench.board(1, 10), TransferStatus::Missing { bytes: 1 });
     bench.is_full = false;
-    bench.depart();
+    bench.start_copies();
     assert_eq!(bench.sent.borrow().len(), 2, "each sets out once");
-    bench.depart();
+    bench.start_copies();
     assert_eq!(bench.sent.borrow().len(), 2);
 }
 
@@ -136,33 +136,33 @@ fn who_waits_for_one_that_has_not_set_out_keeps_its_place() {
     assert_eq!(bench.board(1, 60), TransferStatus::Missing { bytes: 1 });
     bench.await_arrival(1);
     assert_eq!((bench.blocks()[1], bench.board(2, 60)), (60, TransferStatus::NoRoom));
-    bench.depart();
+    bench.start_copies();
     bench.ends(true);
     bench.arrived(1);
     assert_eq!((bench.blocks()[1], bench.board(2, 60)), (0, TransferStatus::Missing { bytes: 1 }));
     // Who is pushed out before it has set out never does.
     assert_eq!(bench.board(3, 60), TransferStatus::Missing { bytes: 1 });
-    bench.depart();
+    bench.start_copies();
     assert_eq!(bench.sent.borrow().len(), 2);
 }
 
 #[test]
 fn who_failed_is_not_sent_again_until_it_was_unloaded() {
     let mut bench = ResidencyHarness::new();
-    assert_eq!(bench.bring(1, 10), TransferStatus::Missing { bytes: 1 });
+    assert_eq!(bench.load(1, 10), TransferStatus::Missing { bytes: 1 });
     bench.await_arrival(1);
     bench.arrived(1);
     assert_eq!(bench.blocks()[1], 10, "that was news of another copy");
     bench.ends(false);
     bench.arrived(1);
     assert!(bench.all.has_failed(id(1)));
-    assert_eq!((bench.blocks()[1], bench.bring(1, 10)), (0, TransferStatus::NoRoom));
+    assert_eq!((bench.blocks()[1], bench.load(1, 10)), (0, TransferStatus::NoRoom));
     // What had arrived gives way to another.
-    assert_eq!(bench.bring(2, 95), TransferStatus::Missing { bytes: 1 });
+    assert_eq!(bench.load(2, 95), TransferStatus::Missing { bytes: 1 });
     assert!(bench.sent.borrow()[0].is_discarded.get() && bench.all.has_failed(id(1)));
     bench.remove(1);
     bench.remove(2);
-    assert_eq!(bench.bring(1, 10), TransferStatus::Missing { bytes: 1 });
+    assert_eq!(bench.load(1, 10), TransferStatus::Missing { bytes: 1 });
 }
 
 #[test]
@@ -174,13 +174,13 @@ fn any_order_of_asking_holding_and_unloading_keeps_the_books() {
         let (key, action) = ((state >> 33) as usize % 6, (state >> 40) % 10);
         bench.is_full = (state >> 50).is_multiple_of(2);
         match action {
-            0..3 => match bench.bring(key, SIZES[key]) {
+            0..3 => match bench.load(key, SIZES[key]) {
                 TransferStatus::Missing { .. } if state >> 60 == 0 => bench.await_arrival(key),
                 way => {
                     if way == TransferStatus::NoRoom {
                         bench.all.leave_out(id(key), &key);
                     }
-                    bench.hold(key);
+                    bench.add_user(key);
                     users[key] += 1;
                 }
             },
@@ -195,11 +195,11 @@ fn any_order_of_asking_holding_and_unloading_keeps_the_books() {
             }
             _ => {
                 for (_, key) in bench.all.left_out() {
-                    bench.bring(key, SIZES[key]);
+                    bench.load(key, SIZES[key]);
                 }
             }
         }
-        bench.all.settle(&mut bench.pool);
+        bench.all.apply_evictions(&mut bench.pool);
         check(&bench, &users, &SIZES);
     }
     for (key, &users) in users.iter().enumerate() {

@@ -28,14 +28,14 @@ impl Namespaces {
     }
 
     /// The number of a namespace, for one more node of it.
-    pub(super) fn enter(&mut self, namespace: Namespace) -> u32 {
+    pub(super) fn add_node(&mut self, namespace: Namespace) -> u32 {
         let number = self.find(&namespace).unwrap_or_else(|| self.number(namespace));
         self.entries[number as usize].nodes += 1;
         number
     }
 
     /// A node of it is gone.
-    pub(super) fn leave(&mut self, number: u32) {
+    pub(super) fn remove_node(&mut self, number: u32) {
         let entry = &mut self.entries[number as usize];
         entry.nodes -= 1;
         if entry.nodes == 0 {

@@ -54,7 +54,7 @@ pub(super) fn run(arguments: &SplitChatArguments, terminal: Terminal) -> Result<
             },
             said => {
                 messages.push(message(ChatRole::User, said.to_owned()));
-                match turn(&mut ready, arguments, &messages, terminal) {
+                match answer_turn(&mut ready, arguments, &messages, terminal) {
                     Ok((text, stats)) => {
                         messages.push(message(ChatRole::Assistant, text));
                         last = Some(stats);
@@ -76,7 +76,7 @@ fn message(role: ChatRole, content: String) -> PromptMessage {
 }
 
 /// One answer, and its figures in a line.
-fn turn(
+fn answer_turn(
     ready: &mut ReadyModel,
     arguments: &SplitChatArguments,
     messages: &[PromptMessage],

@@ -77,7 +77,7 @@ impl ConnectArguments {
 
     /// Opens a session, with weights as pinned.
     pub(super) fn session(&self, masking: &Masking) -> Result<Session, CliError> {
-        let (connector, settings) = self.way(&self.address()?, self.key()?, masking.word())?;
+        let (connector, settings) = self.way(&self.address()?, self.key()?, masking.as_str())?;
         let session = Session::open(connector, settings)?;
         if let Some(pinned) = &self.commitment {
             let found = Generation(session_commitment(&session)?).to_string();

@@ -65,7 +65,7 @@ impl Exit {
 
     /// A stable word for the number, for `--json`.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",
             Self::Failed => "failed",
@@ -170,7 +170,7 @@ impl CliError {
 
     /// For programs.
     pub fn json(&self) -> Value {
-        let (message, code) = (self.to_string(), self.exit().word());
+        let (message, code) = (self.to_string(), self.exit().as_str());
         json!({ "error": { "message": message, "code": code, "why": self.causes() } })
     }
 }
@@ -225,7 +225,7 @@ mod tests {
         for exit in all {
             let line = HELP.lines().find(|line| line.starts_with(&format!("  {} ", exit.number())));
             let line = line.unwrap_or_else(|| panic!("no line for {exit:?}"));
-            assert!(line.contains(&exit.word().replace('_', " ")), "{line:?} does not name {exit:?}");
+            assert!(line.contains(&exit.as_str().replace('_', " ")), "{line:?} does not name {exit:?}");
         }
     }
 

@@ -37,7 +37,7 @@ pub enum MaskingMode {
 impl MaskingMode {
     /// As it is written.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Off => "off",
             Self::Paper => "paper",
@@ -154,7 +154,7 @@ impl ProtectionArguments {
         ];
         match said.iter().find(|(of, _, is_said)| *is_said && *of != self.masking) {
             Some((of, flag, _)) => {
-                Err(CliError::Usage(format!("{flag} is nothing without --masking {}", of.word())))
+                Err(CliError::Usage(format!("{flag} is nothing without --masking {}", of.as_str())))
             }
             None => Ok(()),
         }

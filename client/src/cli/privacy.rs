@@ -90,13 +90,13 @@ pub(super) fn run(arguments: &PrivacyArguments, terminal: Terminal) -> Result<()
         let mode = |words: &ModeDescription| {
             let sees: Vec<_> =
                 words.sees.iter().map(|(who, what)| json!({ "who": who, "sees": what })).collect();
-            json!({ "masking": words.mode.word(), "worth": words.worth, "parties": sees })
+            json!({ "masking": words.mode.as_str(), "worth": words.worth, "parties": sees })
         };
         let modes: Vec<_> = modes.map(mode).collect();
         return Ok(terminal.print(json!({ "modes": modes, "visible_in_all": VISIBLE, "besides": BESIDES }))?);
     }
     for ModeDescription { mode, worth, sees } in modes {
-        terminal.print(format_args!("--masking {}: {worth}", mode.word()))?;
+        terminal.print(format_args!("--masking {}: {worth}", mode.as_str()))?;
         for (who, what) in *sees {
             terminal.print(format_args!("  {who} sees {what}"))?;
         }

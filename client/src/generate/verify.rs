@@ -90,7 +90,7 @@ impl SplitModel {
     }
 
     /// Goes on where the verdict ends, and gives back what lies elsewhere.
-    pub(super) fn settle(
+    pub(super) fn commit_accepted(
         &mut self,
         sequence: &mut SplitSequence<'_>,
         segments: &Segments,

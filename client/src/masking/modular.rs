@@ -211,7 +211,7 @@ impl Mask for ModularMask {
         let (verifying, foreseen, mut is_foreseen) = (&self.verifying, &mut self.foreseen, false);
         let mut foresee = || {
             if let (Some(verifying), false) = (verifying, is_foreseen) {
-                verifying.foresee(place, x, foreseen);
+                verifying.compute_expected(place, x, foreseen);
                 is_foreseen = true;
             }
         };

@@ -50,7 +50,7 @@ pub(super) fn unpack(modulus: Modulus, packed: &[f32], numbers: &mut [u64]) {
 }
 
 fn unpack_by<const B: usize>(packed: &[f32], numbers: &mut [u64]) {
-    numbers.iter_mut().zip(packed_of::<B>(packed)).for_each(|(to, x)| *to = signed::<B>(word(x)));
+    numbers.iter_mut().zip(packed_of::<B>(packed)).for_each(|(to, x)| *to = signed::<B>(to_u64(x)));
 }
 
 /// Covers rows: what was pads, as they travel, is rows plus pads.
@@ -59,7 +59,7 @@ pub(super) fn cover(modulus: Modulus, pads: &mut [f32], rows: &[u64]) {
 }
 
 fn cover_by<const B: usize>(pads: &mut [f32], rows: &[u64]) {
-    packed_mut::<B>(pads).iter_mut().zip(rows).for_each(|(r, x)| *r = lower(word(r).wrapping_add(*x)));
+    packed_mut::<B>(pads).iter_mut().zip(rows).for_each(|(r, x)| *r = lower(to_u64(r).wrapping_add(*x)));
 }
 
 /// Reads an answer and takes what the weights make of pads out of it; both travelled.
@@ -69,7 +69,10 @@ pub(super) fn uncover(modulus: Modulus, answer: &[f32], effect: &[f32], numbers:
 
 fn uncover_by<const B: usize>(answer: &[f32], effect: &[f32], numbers: &mut [u64]) {
     let pairs = packed_of::<B>(answer).iter().zip(packed_of::<B>(effect));
-    numbers.iter_mut().zip(pairs).for_each(|(to, (y, r))| *to = signed::<B>(word(y).wrapping_sub(word(r))));
+    numbers
+        .iter_mut()
+        .zip(pairs)
+        .for_each(|(to, (y, r))| *to = signed::<B>(to_u64(y).wrapping_sub(to_u64(r))));
 }
 
 /// The numbers of rows as they travel.
@@ -83,7 +86,7 @@ fn packed_mut<const B: usize>(packed: &mut [f32]) -> &mut [[u8; B]] {
 }
 
 /// A number without its sign.
-fn word<const B: usize>(number: &[u8; B]) -> u64 {
+fn to_u64<const B: usize>(number: &[u8; B]) -> u64 {
     let mut bytes = [0; 8];
     bytes[..B].copy_from_slice(number);
     u64::from_le_bytes(bytes)

@@ -60,7 +60,7 @@ impl Noises {
     }
 
     /// Which noise the row after `row` others of this call takes.
-    fn turn(&self, row: usize) -> usize {
+    fn noise_index(&self, row: usize) -> usize {
         (self.next + row) % (self.noise.len() / self.widths.0)
     }
 
@@ -77,7 +77,7 @@ impl Noises {
     fn cover(&self, rows: &[f32], scale: f32, covered: &mut Vec<f32>) {
         covered.clear();
         for (row, x) in rows.chunks(self.widths.0).enumerate() {
-            let noise = &self.noise[self.turn(row) * self.widths.0..];
+            let noise = &self.noise[self.noise_index(row) * self.widths.0..];
             covered.extend(x.iter().zip(noise).map(|(x, n)| x + scale * n));
         }
     }
@@ -85,14 +85,14 @@ impl Noises {
     /// Takes out of the answers what the noises have become.
     fn uncover(&self, answers: &mut [f32], scale: f32) {
         for (row, answer) in answers.chunks_mut(self.widths.1).enumerate() {
-            let effect = &self.effect[self.turn(row) * self.widths.1..];
+            let effect = &self.effect[self.noise_index(row) * self.widths.1..];
             answer.iter_mut().zip(effect).for_each(|(answer, n)| *answer -= scale * n);
         }
     }
 
     /// Goes on behind `rows` that were covered.
     fn pass(&mut self, rows: usize) {
-        self.next = self.turn(rows);
+        self.next = self.noise_index(rows);
         self.left_rows = self.left_rows.saturating_sub(rows as u64);
     }
 }

@@ -245,7 +245,7 @@ pub(super) struct SessionVerifier(Arc<Verifier>);
 
 impl SessionVerifier {
     /// Writes what true answers to the rows `x` come to.
-    pub(super) fn foresee(&self, place: CallSite, x: &[u64], foreseen: &mut Vec<i128>) {
+    pub(super) fn compute_expected(&self, place: CallSite, x: &[u64], foreseen: &mut Vec<i128>) {
         foreseen.clear();
         if let Some(check) = self.of(place) {
             let rows = x.chunks(check.effect.len() / check.checks);

@@ -26,7 +26,7 @@ impl DistinctExecutors {
         let instances = Arc::new([first.opened.instance, second.opened.instance].map(AtomicU64::new));
         for (own, session) in [first, second].into_iter().enumerate() {
             let apart = Self { instances: Arc::clone(&instances), own };
-            apart.enter(&session.opened)?;
+            apart.register_instance(&session.opened)?;
             session.apart = Some(apart);
         }
         Ok(())
@@ -36,7 +36,7 @@ impl DistinctExecutors {
     ///
     /// # Errors
     /// The other session is there.
-    pub(super) fn enter(&self, opened: &SessionOpened) -> Result<(), CallError> {
+    pub(super) fn register_instance(&self, opened: &SessionOpened) -> Result<(), CallError> {
         self.instances[self.own].store(opened.instance, SeqCst);
         if self.instances[1 - self.own].load(SeqCst) == opened.instance {
             return Err(CallError::SameExecutor { instance: opened.instance });

@@ -189,7 +189,7 @@ impl Transport for LocalTransport {
         Ok(self.exchange(message)?.0)
     }
 
-    fn tell(&mut self, message: &ToLayers) {
+    fn send_oneway(&mut self, message: &ToLayers) {
         // Whoever is told may be gone, and then need not know.
         let _ = self.control.send(message, &[]);
     }

@@ -40,10 +40,10 @@ pub fn catalog_sites(sites: &[model::linear_sites::Site]) -> Vec<Site> {
     let site = |site: &model::linear_sites::Site| Site {
         columns: number(site.columns),
         paths: if site.fast_is_linear { 0b111 } else { 0b011 } | if site.ring.is_some() { 0b1000 } else { 0 },
-        ring: site.ring.map(ring),
+        ring: site.ring.map(to_wire),
         parts: site.parts.iter().map(part).collect(),
     };
-    fn ring(site: model::linear_sites::ModularSite) -> ModularWeights {
+    fn to_wire(site: model::linear_sites::ModularSite) -> ModularWeights {
         let model::linear_sites::ModularSite { weight_exponent, l1, commitment } = site;
         ModularWeights { weight_exponent, l1, commitment }
     }
@@ -112,7 +112,7 @@ impl Transport for Loopback {
         Ok(self.with(|executor| executor.answer(message)))
     }
 
-    fn tell(&mut self, _message: &ToLayers) {}
+    fn send_oneway(&mut self, _message: &ToLayers) {}
 
     fn call(&mut self, call: &CallHeader, x: &[f32], out: &mut [f32]) -> Result<ReplyHeader, LinkError> {
         Ok(self.with(|executor| executor.call(call, x, out)))

@@ -255,7 +255,7 @@ impl Transport for RemoteTransport {
         }
     }
 
-    fn tell(&mut self, message: &ToLayers) {
+    fn send_oneway(&mut self, message: &ToLayers) {
         // Whoever is told may be gone, and then need not know.
         let _ = self.send_control(message);
         if let RemoteStream::Tls(stream) = &mut self.stream {

@@ -235,8 +235,8 @@ impl Transport for TappedTransport {
         self.inner.ask(message)
     }
 
-    fn tell(&mut self, message: &ToLayers) {
-        self.inner.tell(message);
+    fn send_oneway(&mut self, message: &ToLayers) {
+        self.inner.send_oneway(message);
     }
 
     fn call(&mut self, call: &CallHeader, x: &[f32], out: &mut [f32]) -> Result<ReplyHeader, LinkError> {

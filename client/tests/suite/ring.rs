@@ -62,7 +62,7 @@ fn prompts_and_answers_have_the_same_bits_in_every_exact_mode_and_those_of_the_l
             };
             let found = (bits(&logits), crate::support::generate(&mut model, &task, None).tokens);
             let expected = expected.get_or_insert_with(|| found.clone());
-            assert!(found == *expected, "{name}, {}", masking.word());
+            assert!(found == *expected, "{name}, {}", masking.as_str());
             if let Masking::Off { .. } = masking {
                 let linear = Masking::Off { path: SitePath::Linear };
                 let mut model = split_over(Box::new(ring_executor(&path)), &path, linear);
@@ -125,7 +125,7 @@ fn the_real_model_says_the_same_with_shares_and_pads_that_are_checked_as_without
         };
         let begun = Instant::now();
         let found = crate::support::generate(&mut model, &task, None).tokens;
-        println!("{}: {:.2} s for 15 + 8 tokens", masking.word(), begun.elapsed().as_secs_f64());
+        println!("{}: {:.2} s for 15 + 8 tokens", masking.as_str(), begun.elapsed().as_secs_f64());
         assert_eq!(found, *expected.get_or_insert_with(|| found.clone()), "{masking:?}");
     }
 }
@@ -137,7 +137,7 @@ fn an_adapter_learns_the_same_bits_in_every_exact_mode() {
         let adapter = golden("training").join(name).join(method).join("start");
         let mut expected = None;
         for masking in modes(&path, directory.path()) {
-            let word = masking.word();
+            let word = masking.as_str();
             let mut trainer = remote_trainer(Box::new(ring_executor(&path)), &path, masking);
             let text = tokens(20, trainer.model().config.vocab_size);
             let (likely, gradients) = learn(&mut trainer, &adapter, &text);
@@ -320,7 +320,7 @@ fn neither_executor_sees_a_row_and_equal_rows_look_different() {
         assert_eq!(sent.count(), 160);
         let (mut counts, mut seen) = ([0_u32; 256], std::collections::BTreeSet::new());
         for row in sent.iter() {
-            assert!(seen.insert(bits(row)), "{}: a row was seen before", masking.word());
+            assert!(seen.insert(bits(row)), "{}: a row was seen before", masking.as_str());
             bits(row)
                 .iter()
                 .flat_map(|word| word.to_le_bytes())
@@ -330,7 +330,7 @@ fn neither_executor_sees_a_row_and_equal_rows_look_different() {
         let wanted = f64::from(total) / 256.0;
         let chi: f64 = counts.iter().map(|&count| (f64::from(count) - wanted).powi(2) / wanted).sum();
         // 255 degrees of freedom: mean 255, standard deviation 22.6.
-        assert!((255.0 - 5.0 * 22.6..255.0 + 5.0 * 22.6).contains(&chi), "{}: {chi}", masking.word());
+        assert!((255.0 - 5.0 * 22.6..255.0 + 5.0 * 22.6).contains(&chi), "{}: {chi}", masking.as_str());
     }
 }
 

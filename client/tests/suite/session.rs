@@ -141,7 +141,7 @@ impl Transport for ScriptedExecutor {
         })
     }
 
-    fn tell(&mut self, _message: &ToLayers) {}
+    fn send_oneway(&mut self, _message: &ToLayers) {}
 
     fn call(&mut self, call: &CallHeader, x: &[f32], out: &mut [f32]) -> Result<ReplyHeader, LinkError> {
         let mut script = self.0.lock().unwrap();

@@ -137,7 +137,7 @@ pub fn split_masked(
     masking: Masking,
     options: &SplitOptions,
 ) -> SplitModel {
-    let settings = ClientSettings { masking: masking.word().to_owned(), ..settings() };
+    let settings = ClientSettings { masking: masking.as_str().to_owned(), ..settings() };
     let mut session = Session::open(connector, settings).unwrap();
     let mask = masking.prepare(&mut session, &mut |_, _| {}).unwrap();
     SplitModel::new(ClientBase::open(path).unwrap(), session, mask, options).unwrap()

@@ -42,7 +42,7 @@ impl ModularTestBase {
         let mut weights = Vec::new();
         for (site, number) in sites.iter_mut().zip(0..) {
             let own = integers(&mut base, SiteId(number), site);
-            site.ring = Some(ring(site, &own));
+            site.ring = Some(modular_site(site, &own));
             weights.push(own);
         }
         (Self { base, sites, weights, tampering: None }, is_exact)
@@ -55,7 +55,7 @@ impl ModularTestBase {
     /// With a weight of `site` that is not the model's.
     pub fn with_another_weight(mut self, site: usize) -> Self {
         self.weights[site][0] += 1;
-        self.sites[site].ring = Some(ring(&self.sites[site], &self.weights[site]));
+        self.sites[site].ring = Some(modular_site(&self.sites[site], &self.weights[site]));
         self
     }
 
@@ -120,7 +120,7 @@ fn integers(base: &mut ResidentModel, number: SiteId, site: &Site) -> Vec<i64> {
     weights
 }
 
-fn ring(site: &Site, weights: &[i64]) -> ModularSite {
+fn modular_site(site: &Site, weights: &[i64]) -> ModularSite {
     let magnitude = |weight: &i64| weight.unsigned_abs();
     let forward = weights.chunks(site.columns).map(|row| row.iter().map(magnitude).sum()).max();
     let backward =

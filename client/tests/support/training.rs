@@ -35,7 +35,7 @@ pub fn resident_trainer(path: &Path) -> Trainer<ResidentLayers> {
 
 /// Over an executor that serves the model at `path`.
 pub fn remote_trainer(connector: Box<dyn Connect>, path: &Path, masking: Masking) -> Trainer<RemoteLayers> {
-    let settings = ClientSettings { masking: masking.word().to_owned(), ..settings() };
+    let settings = ClientSettings { masking: masking.as_str().to_owned(), ..settings() };
     let mut session = Session::open(connector, settings).unwrap();
     let is_exact = session.catalog().kv_dtype == control::KvDtype::F32;
     let mask = masking.prepare(&mut session, &mut |_, _| {}).unwrap();
@@ -69,6 +69,6 @@ where
     let tape = trainer.forward(&learner, &[Example { tokens, targets: &targets, dropout: None }]).unwrap();
     let log_probabilities = trainer.log_probabilities(&learner, &tape).unwrap();
     let mut gradients = Gradients::zero(&method);
-    trainer.reverse(&learner, tape, &mut SumLoss, gradients.turn()).unwrap();
+    trainer.reverse(&learner, tape, &mut SumLoss, gradients.single_turn()).unwrap();
     (log_probabilities, gradients.tensors().iter().map(|tensor| tensor.to_vec()).collect())
 }

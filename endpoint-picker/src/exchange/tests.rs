@@ -70,12 +70,12 @@ fn body(bytes: &[u8], end_of_stream: bool) -> ProcessingRequest {
 }
 
 /// What is said to each message, with the messages as they are on the wire.
-fn told(picker: &Arc<Picker>, messages: &[ProcessingRequest]) -> Vec<Vec<ProcessingResponse>> {
+fn replies(picker: &Arc<Picker>, messages: &[ProcessingRequest]) -> Vec<Vec<ProcessingResponse>> {
     let mut exchange = Exchange::new(Arc::clone(picker));
     let take = |message: &ProcessingRequest| {
         let read = ProcessingRequest::decode(message.encode_to_vec().as_slice()).unwrap();
         let mut out = VecDeque::new();
-        exchange.take(read, &mut out).unwrap();
+        exchange.handle_message(read, &mut out).unwrap();
         out.into_iter()
             .map(|one| ProcessingResponse::decode(one.encode_to_vec().as_slice()).unwrap())
             .collect()
@@ -107,7 +107,7 @@ fn immediate(response: &ProcessingResponse) -> (i32, String) {
 #[test]
 fn a_body_in_one_piece_is_read_and_its_answer_names_the_hosts() {
     let asked = [opening(BodySendMode::Buffered), body(br#"{"model":"base"}"#, true)];
-    let told = told(&picker(&HOSTS), &asked);
+    let told = replies(&picker(&HOSTS), &asked);
     assert_eq!(told[0], [head_goes_on()]);
     let mut hosts: Vec<_> = destination(&told[1][0]).split(',').map(str::to_owned).collect();
     hosts.sort();
@@ -123,7 +123,7 @@ fn a_body_that_is_sent_back_goes_on_behind_its_head_byte_for_byte() {
     for messages in
         [vec![opening(), body(one, false), body(two, true)], vec![opening(), body(&text, false), trailers()]]
     {
-        let told = told(&picker(&HOSTS), &messages);
+        let told = replies(&picker(&HOSTS), &messages);
         let (last, before) = told.split_last().unwrap();
         assert!(before.iter().all(Vec::is_empty), "the head waits");
         destination(&last[0]);
@@ -154,7 +154,7 @@ fn a_head_without_a_body_names_the_hosts_at_once() {
         head.end_of_stream = true;
     }
     for asked in [alone, opening(BodySendMode::None), opening(BodySendMode::Streamed)] {
-        assert!(destination(&told(&picker(&HOSTS), &[asked])[0][0]).contains(HOSTS[0]));
+        assert!(destination(&replies(&picker(&HOSTS), &[asked])[0][0]).contains(HOSTS[0]));
     }
 }
 
@@ -163,7 +163,7 @@ fn answers_are_left_as_they_are() {
     let head = || part(RequestPart::ResponseHeaders(HttpHeaders::default()));
     let piece = || part(RequestPart::ResponseBody(HttpBody { body: b"text".to_vec(), end_of_stream: true }));
     let asked = [opening(BodySendMode::None), head(), piece(), part(RequestPart::ResponseTrailers(Empty {}))];
-    let told = told(&picker(&HOSTS), &asked);
+    let told = replies(&picker(&HOSTS), &asked);
     assert_eq!(told[1], [answer(PartAnswer::ResponseHeaders(CommonAnswer::default()))]);
     assert_eq!(told[2], [answer(PartAnswer::ResponseBody(CommonAnswer::default()))]);
     assert_eq!(told[3], [answer(PartAnswer::ResponseTrailers(Empty {}))]);
@@ -176,7 +176,7 @@ fn without_a_host_the_answer_is_503_and_nothing_follows() {
         body(b"{}", true),
         part(RequestPart::RequestTrailers(Empty {})),
     ];
-    let told = told(&picker(&[]), &asked);
+    let told = replies(&picker(&[]), &asked);
     let (status, text) = immediate(&told[1][0]);
     assert_eq!((status, told[1].len(), told[2].len()), (503, 1, 0));
     assert!(text.contains("\"code\":\"no_host_ready\""), "{text}");
@@ -186,7 +186,7 @@ fn without_a_host_the_answer_is_503_and_nothing_follows() {
 fn a_body_that_is_too_long_is_refused_and_not_kept() {
     let piece = vec![b'x'; MAX_BODY_BYTES / 2 + 1];
     let asked = [opening(BodySendMode::FullDuplexStreamed), body(&piece, false), body(&piece, false)];
-    let told = told(&picker(&HOSTS), &asked);
+    let told = replies(&picker(&HOSTS), &asked);
     assert_eq!(immediate(&told[2][0]).0, 413);
 }
 
@@ -197,13 +197,13 @@ fn a_body_that_finds_no_room_is_not_held_and_its_request_is_placed_all_the_same(
     let others = Arc::clone(&picker.room).try_acquire_many_owned(others).unwrap();
     let asked =
         [opening(BodySendMode::FullDuplexStreamed), body(&[b'a'; 1000], false), body(&[b'b'; 1000], false)];
-    let said = told(&picker, &asked);
+    let said = replies(&picker, &asked);
     assert!(said[1].is_empty(), "there is room for the first piece");
     destination(&said[2][0]);
-    let last = told(&picker, &[asked.as_slice(), &[body(b"c", true)]].concat()).pop().unwrap();
+    let last = replies(&picker, &[asked.as_slice(), &[body(b"c", true)]].concat()).pop().unwrap();
     assert!(matches!(&last[..], [ProcessingResponse { answer: Some(PartAnswer::RequestBody(_)), .. }]));
     drop(others);
-    let said = told(&picker, &asked);
+    let said = replies(&picker, &asked);
     assert!(said[2].is_empty(), "there is room for both");
     assert_eq!(picker.room.available_permits(), MAX_HELD_BYTES, "all is given back");
 }
@@ -214,11 +214,11 @@ fn room_is_given_back_when_a_body_has_gone_on() {
     let mut exchange = Exchange::new(Arc::clone(&picker));
     let mut out = VecDeque::new();
     for message in [opening(BodySendMode::FullDuplexStreamed), body(&[b'a'; 1000], false)] {
-        exchange.take(message, &mut out).unwrap();
+        exchange.handle_message(message, &mut out).unwrap();
         exchange.said();
     }
     assert_eq!(picker.room.available_permits(), MAX_HELD_BYTES - 1000);
-    exchange.take(body(b"b", true), &mut out).unwrap();
+    exchange.handle_message(body(b"b", true), &mut out).unwrap();
     assert_eq!(picker.room.available_permits(), MAX_HELD_BYTES - 1001, "pieces are on their way back");
     out.clear();
     exchange.said();
@@ -233,7 +233,7 @@ fn a_subset_of_metadata_is_kept_to() {
         let metadata = Metadata { filter_metadata: [(namespace.to_owned(), fields)].into() };
         let mut asked = opening(BodySendMode::None);
         asked.metadata_context = Some(metadata);
-        told(&picker(&HOSTS), &[asked])[0][0].clone()
+        replies(&picker(&HOSTS), &[asked])[0][0].clone()
     };
     let text = |text: &str| Kind::StringValue(text.to_owned());
     let list = |values: Vec<Kind>| {
@@ -256,11 +256,11 @@ fn what_is_out_of_place_ends_the_stream_and_a_listener_alone_hears_nothing() {
         (part(RequestPart::RequestTrailers(Empty {})), UnexpectedMessage::NoHead),
         (ProcessingRequest::default(), UnexpectedMessage::Nothing),
     ] {
-        assert_eq!(exchange.take(message, &mut out), Err(error));
+        assert_eq!(exchange.handle_message(message, &mut out), Err(error));
         exchange = Exchange::new(picker(&HOSTS));
     }
     let watched = ProcessingRequest { observability_mode: true, ..opening(BodySendMode::None) };
-    exchange.take(watched, &mut out).unwrap();
+    exchange.handle_message(watched, &mut out).unwrap();
     assert!(out.is_empty());
 }
 
@@ -268,7 +268,7 @@ fn what_is_out_of_place_ends_the_stream_and_a_listener_alone_hears_nothing() {
 fn who_answered_in_the_place_of_another_is_counted() {
     let picker = picker(&HOSTS);
     let opening = opening(BodySendMode::None);
-    let first = destination(&told(&picker, std::slice::from_ref(&opening))[0][0]);
+    let first = destination(&replies(&picker, std::slice::from_ref(&opening))[0][0]);
     let other = HOSTS.into_iter().find(|host| !first.starts_with(host)).unwrap();
     let (namespace, key) = SERVED;
     let value = Value { kind: Some(Kind::StringValue(other.to_owned())) };
@@ -276,8 +276,8 @@ fn who_answered_in_the_place_of_another_is_counted() {
     let mut answered = part(RequestPart::ResponseHeaders(HttpHeaders::default()));
     answered.metadata_context = Some(Metadata { filter_metadata: [(namespace.to_owned(), fields)].into() });
     // The next request goes to the other one, since the first is on its way to this.
-    told(&picker, &[opening.clone(), answered.clone()]);
-    told(&picker, &[opening, answered]);
+    replies(&picker, &[opening.clone(), answered.clone()]);
+    replies(&picker, &[opening, answered]);
     let figures = picker.metrics.render(&picker.fleet);
     assert!(figures.contains("served_total{by=\"other\"} 1"), "{figures}");
     assert!(figures.contains("served_total{by=\"picked\"} 1"), "{figures}");

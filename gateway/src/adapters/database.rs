@@ -47,7 +47,7 @@ impl Lock {
     ///
     /// # Errors
     /// If another process has it, or the system refuses.
-    pub async fn take(state: &Path) -> Result<Self, DatabaseError> {
+    pub async fn acquire(state: &Path) -> Result<Self, DatabaseError> {
         fs::create_dir_all(state).map_err(failed("creating", state))?;
         let path = state.join(LOCK);
         let file = File::create(&path).map_err(failed("creating", &path))?;

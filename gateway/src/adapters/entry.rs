@@ -289,11 +289,11 @@ impl Lease {
     /// From now on it is used where its places say: the first is on the executor at `index`.
     pub(super) fn place(&self, index: usize) -> ExecutorPin {
         let place = self.entry.place(index);
-        self.settle();
+        self.mark_placed();
         place
     }
 
-    fn settle(&self) {
+    fn mark_placed(&self) {
         if !self.is_placed.swap(true, Ordering::Relaxed) {
             lock(&self.entry.uses).anywhere -= 1;
         }
@@ -307,7 +307,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.settle();
+        self.mark_placed();
         self.entry.touch();
     }
 }

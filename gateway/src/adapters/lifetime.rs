@@ -21,10 +21,10 @@ impl Registry {
     ///
     /// # Errors
     /// If the registry of the fleet cannot be reached.
-    pub async fn stay(&self) -> Result<HashSet<String>, DatabaseError> {
+    pub async fn renew_presence(&self) -> Result<HashSet<String>, DatabaseError> {
         match self.records.shared() {
             None => Ok(HashSet::from([self.instance.clone()])),
-            Some(shared) => shared.stay(&self.instance).await,
+            Some(shared) => shared.renew_presence(&self.instance).await,
         }
     }
 
@@ -44,9 +44,9 @@ impl Registry {
     }
 
     /// Says that this gateway ends. If that fails, others find out a while later.
-    pub async fn leave(&self) {
+    pub async fn remove_presence(&self) {
         let Some(shared) = self.records.shared() else { return };
-        if let Err(error) = shared.leave(&self.instance).await {
+        if let Err(error) = shared.remove_presence(&self.instance).await {
             tracing::warn!(%error, "other gateways hear later that this one has ended");
         }
     }

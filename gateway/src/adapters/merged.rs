@@ -37,7 +37,7 @@ impl MergedAdapters {
 
     /// What `take` makes of the sum that `new` is, as it is known, or from now on; and the sum that was forgotten for it, if there
     /// were too many. While it is taken none is forgotten, so that what has a lease stays.
-    pub(super) fn take<T>(
+    pub(super) fn get_or_insert<T>(
         &self,
         new: AdapterEntry,
         take: impl FnOnce(&Arc<AdapterEntry>) -> T,

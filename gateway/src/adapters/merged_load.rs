@@ -44,7 +44,7 @@ impl Registry {
             Some(reason) => Err(WeightedMergeError::Refused { name: entry.record.name.clone(), reason }),
             None => Ok(entry.lease()),
         };
-        let (lease, forgotten) = self.sums.take(sum, lease)?;
+        let (lease, forgotten) = self.sums.get_or_insert(sum, lease)?;
         if let Some(forgotten) = forgotten {
             let registry = Arc::clone(self);
             tokio::spawn(async move { registry.free_everywhere(&forgotten).await });

@@ -53,7 +53,11 @@ impl Registry {
     ///
     /// # Errors
     /// See [`ResidencyError`].
-    pub async fn bring(self: &Arc<Self>, lease: &Lease, index: usize) -> Result<ExecutorPin, ResidencyError> {
+    pub async fn load_on(
+        self: &Arc<Self>,
+        lease: &Lease,
+        index: usize,
+    ) -> Result<ExecutorPin, ResidencyError> {
         let place = lease.place(index);
         self.ensure_resident(&place).await?;
         Ok(place)
@@ -63,7 +67,7 @@ impl Registry {
     ///
     /// # Errors
     /// See [`ResidencyError`].
-    pub async fn bring_beside(
+    pub async fn reload_on(
         self: &Arc<Self>,
         place: &ExecutorPin,
         index: usize,
@@ -206,7 +210,7 @@ impl Registry {
         let sources = entry.sources();
         let files = sources.iter().map(|(record, weight)| LoadFiles {
             content: record.content,
-            told: self.told(&record.name, &record.source),
+            told: self.display_source(&record.name, &record.source),
             weight: *weight,
         });
         let files: Vec<_> = files.collect();
@@ -240,7 +244,7 @@ impl Registry {
         // For as long as others make room.
         let mut lent = Vec::with_capacity(files.len());
         for LoadFiles { content, told, weight } in files {
-            let part = home.executor.lend(&self.store.path(*content)).await;
+            let part = home.executor.stage_files(&self.store.path(*content)).await;
             lent.push((part.inspect_err(|_| self.counters.failed())?.told_as(told), *weight));
         }
         loop {

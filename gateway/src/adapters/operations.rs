@@ -204,7 +204,7 @@ impl Registry {
             self.store.install(incoming)?
         };
         if !self.in_use().into_iter().any(|home| home.holds(old.id())) {
-            let home = self.calmest();
+            let home = self.least_loaded();
             let _moving = home.moving.lock().await;
             self.make_resident(home, old).await?;
         }
@@ -224,10 +224,11 @@ impl Registry {
         let (store, content) = (self.store.clone(), incoming.content);
         let _held = thread::run("adapter-install", move || store.install(&incoming)).await??;
         self.store.publish(content).await?;
-        let home = self.calmest();
+        let home = self.least_loaded();
         // Until it is registered: who makes this executor ready would free it.
         let moving = home.moving.lock().await;
-        let files = LoadFiles { content, told: self.told(&request.name, &request.path), weight: 1.0 };
+        let files =
+            LoadFiles { content, told: self.display_source(&request.name, &request.path), weight: 1.0 };
         let loaded = self.load_files(home, &[files], tenant.as_deref()).await?;
         failpoint::pass("gateway.loaded_before_commit");
         // No request asks for a draft, so nothing else would keep it in the executors.
@@ -284,7 +285,7 @@ impl Registry {
         }
         failpoint::pass("gateway.before_commit");
         record.version = self.records.put(&record, old, of).await?;
-        let entry = self.enter(Arc::new(AdapterEntry::new(record)));
+        let entry = self.insert_entry(Arc::new(AdapterEntry::new(record)));
         entry.set_warnings(warnings);
         tracing::info!(name = %entry.record.name, generation = %entry.record.generation, "adapter loaded");
         self.after_commit().await;
@@ -324,7 +325,7 @@ impl Registry {
 
     /// Puts an entry into the table, unless what was registered under its name has been taken over already, or something that
     /// came later.
-    fn enter(&self, entry: Arc<AdapterEntry>) -> Arc<AdapterEntry> {
+    fn insert_entry(&self, entry: Arc<AdapterEntry>) -> Arc<AdapterEntry> {
         let mut entered = Arc::clone(&entry);
         self.change_table(|table| match table.get(&entry.record.name) {
             Some(there) if there.version() > 0 && there.version() >= entry.version() => {

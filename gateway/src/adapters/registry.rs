@@ -106,7 +106,7 @@ impl Registry {
     /// # Errors
     /// If it is in use, damaged, or written by a later version; never an empty registry instead.
     pub async fn open(executors: Executors, options: RegistryOptions) -> Result<Arc<Self>, OpenError> {
-        let lock = Lock::take(&options.state).await?;
+        let lock = Lock::acquire(&options.state).await?;
         let (opened, store) = match options.fleet.clone() {
             None => open_host(&options).await?,
             Some(fleet) => open_fleet(&options, fleet).await?,
@@ -212,7 +212,7 @@ impl Registry {
     }
 
     /// What errors call the files of the adapter `name` that came from `source`: by name where that is a place of the gateway's own.
-    pub(super) fn told<'a>(&self, name: &'a str, source: &'a Path) -> &'a Path {
+    pub(super) fn display_source<'a>(&self, name: &'a str, source: &'a Path) -> &'a Path {
         if source.starts_with(&self.state) { Path::new(name) } else { source }
     }
 
@@ -287,7 +287,7 @@ impl Registry {
 
     /// Where adapters are brought that no request has asked for: the executor in use with the least to do. With none in
     /// use, any, for its call says why.
-    pub(super) fn calmest(&self) -> &ExecutorAdapters {
+    pub(super) fn least_loaded(&self) -> &ExecutorAdapters {
         let in_use = self.in_use();
         let load = |home: &&ExecutorAdapters| home.executor.load().held;
         in_use.into_iter().min_by_key(load).unwrap_or(&self.homes[0])

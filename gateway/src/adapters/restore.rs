@@ -47,7 +47,7 @@ impl Registry {
                 return false;
             }
         }
-        tokio::spawn(warm_up(Arc::downgrade(self), index, home.epoch()));
+        tokio::spawn(preload(Arc::downgrade(self), index, home.epoch()));
         true
     }
 
@@ -75,7 +75,7 @@ impl Registry {
 
 /// Brings adapters in that are nowhere else as long as there is room, those used last first, while the same connection
 /// lasts.
-async fn warm_up(registry: Weak<Registry>, index: usize, epoch: Option<u64>) {
+async fn preload(registry: Weak<Registry>, index: usize, epoch: Option<u64>) {
     let Some(mut entries) = registry.upgrade().map(|registry| registry.every_entry()) else {
         return;
     };

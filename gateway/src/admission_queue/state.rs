@@ -162,7 +162,7 @@ impl QueueState {
         let (turn, receiver) = oneshot::channel();
         let tenant = self.tenant(&asked.principal);
         if let Some(requests) = &mut tenant.requests {
-            requests.take(1, now_us);
+            requests.consume(1, now_us);
         }
         let wait_s = whole_seconds(tenant.line.forecast());
         let standing = tenant.line.join(asked.sequences);
@@ -216,10 +216,10 @@ impl QueueState {
     }
 
     /// Those whose turn it is, and for whom there is room.
-    pub(super) fn give(&mut self, room: FreeCapacity) -> Vec<AdmittedRequest> {
+    pub(super) fn dispatch(&mut self, room: FreeCapacity) -> Vec<AdmittedRequest> {
         let now_us = self.now_us();
         let mut grants = Vec::new();
-        self.headroom.look(|tenant| self.queue.waiting_of(tenant) > 0, now_us);
+        self.headroom.update_waiting(|tenant| self.queue.waiting_of(tenant) > 0, now_us);
         while self.reserved < room.requests {
             let crowd = self.headroom.crowd(now_us);
             let may = |tenant: &Principal, waiter: &Waiter| {
@@ -236,7 +236,7 @@ impl QueueState {
                 waiter: item,
             });
         }
-        self.headroom.look(|tenant| self.queue.waiting_of(tenant) > 0, now_us);
+        self.headroom.update_waiting(|tenant| self.queue.waiting_of(tenant) > 0, now_us);
         self.rate.observe(0, !self.queue.is_empty(), now_us);
         grants
     }
@@ -247,7 +247,7 @@ impl QueueState {
     }
 
     /// Whoever waits by this number waits no longer.
-    pub(super) fn leave(&mut self, number: u64) -> Option<Waiter> {
+    pub(super) fn cancel(&mut self, number: u64) -> Option<Waiter> {
         let gone = self.queue.cancel(|waiter| waiter.number == number).pop();
         gone.map(|turn| turn.entry.item)
     }
@@ -258,7 +258,7 @@ impl QueueState {
     }
 
     /// A turn of so many sequences is over, which was charged one number of tokens and came to another.
-    pub(super) fn settle(
+    pub(super) fn reconcile(
         &mut self,
         principal: &Principal,
         sequences: usize,
@@ -267,13 +267,13 @@ impl QueueState {
         let (now_us, classes) = (self.now_us(), Arc::clone(&self.classes));
         self.headroom.end(principal, sequences, served_tokens, now_us);
         let class = classes.get(principal.class);
-        self.queue.settle(principal, class.settings.weight.get().into(), charged_tokens, served_tokens);
+        self.queue.reconcile(principal, class.settings.weight.get().into(), charged_tokens, served_tokens);
         self.rate.observe(served_tokens, !self.queue.is_empty(), now_us);
         class.tally.serve(served_tokens);
         let tenant = self.tenant(principal);
         tenant.served_tokens += served_tokens;
         if let Some(tokens) = &mut tenant.tokens {
-            tokens.take(served_tokens, now_us);
+            tokens.consume(served_tokens, now_us);
         }
     }
 

@@ -71,14 +71,14 @@ impl QueueHarness {
     /// Serves one as it was charged, and says whose it was.
     fn serve(&mut self) -> Option<String> {
         let AdmittedRequest { principal, sequences, charged_tokens, mut waiter } =
-            self.desk.give(ROOMY).pop()?;
+            self.desk.dispatch(ROOMY).pop()?;
         self.desk.release();
         for mut standing in waiter.standing.drain(..) {
             standing.launched();
             standing.begun(Duration::ZERO);
         }
         self.desk.begin(&principal, sequences);
-        self.desk.settle(&principal, sequences, [charged_tokens; 2]);
+        self.desk.reconcile(&principal, sequences, [charged_tokens; 2]);
         Some(principal.tenant.to_string())
     }
 
@@ -130,19 +130,19 @@ fn a_request_that_no_executor_takes_now_lets_others_pass() {
     let large = AdmissionRequest { sequences: 9, ..bench.asked("large") };
     bench.ask(&large).unwrap();
     bench.join("small").unwrap();
-    let grants = bench.desk.give(FreeCapacity { requests: 5, sequences: 8, ..SMALL });
+    let grants = bench.desk.dispatch(FreeCapacity { requests: 5, sequences: 8, ..SMALL });
     assert_eq!(grants.iter().map(|grant| &*grant.principal.tenant).collect::<Vec<_>>(), ["small"]);
     bench.desk.release();
-    assert_eq!(bench.desk.give(SMALL).len(), 1);
+    assert_eq!(bench.desk.dispatch(SMALL).len(), 1);
 }
 
 #[test]
 fn a_turn_is_given_once_and_whoever_leaves_has_none() {
     let mut bench = QueueHarness::new(&[]);
     (0..3).for_each(|_| bench.join("a").unwrap());
-    assert!(bench.desk.leave(2).is_some() && bench.desk.leave(2).is_none());
-    assert_eq!(bench.desk.give(SMALL).len(), 1);
-    assert_eq!(bench.desk.give(SMALL).len(), 0, "it is not under way");
+    assert!(bench.desk.cancel(2).is_some() && bench.desk.cancel(2).is_none());
+    assert_eq!(bench.desk.dispatch(SMALL).len(), 1);
+    assert_eq!(bench.desk.dispatch(SMALL).len(), 0, "it is not under way");
     bench.desk.release();
     assert_eq!(bench.served(5).len(), 1);
     assert_eq!(bench.desk.figures()[0].waiting, 0);
@@ -239,15 +239,15 @@ fn a_flood_has_few_places_beside_one_who_is_served_as_it_asks_and_all_without() 
     assert!(bench.served(2).contains(&"other".to_owned()));
     let mut under_way = Vec::new();
     for _ in 0..10 {
-        for grant in bench.desk.give(wide) {
+        for grant in bench.desk.dispatch(wide) {
             bench.desk.release();
             bench.desk.begin(&grant.principal, grant.sequences);
             under_way.push(grant.principal);
         }
     }
     assert_eq!(under_way.len(), 4, "of 64 places");
-    bench.desk.settle(&under_way[0], 1, [100, 100]);
-    assert_eq!(bench.desk.give(wide).len(), 1, "one for one that has ended");
+    bench.desk.reconcile(&under_way[0], 1, [100, 100]);
+    assert_eq!(bench.desk.dispatch(wide).len(), 1, "one for one that has ended");
     bench.advance(Duration::from_secs(11));
-    assert!(bench.desk.give(wide).len() > 40, "the other one asks no more");
+    assert!(bench.desk.dispatch(wide).len() > 40, "the other one asks no more");
 }

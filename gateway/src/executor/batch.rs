@@ -56,7 +56,7 @@ impl SequenceBatch {
     ) -> Result<Self, CallError> {
         let tokens: Vec<usize> = sequences.iter().map(|sequence| sequence.prompt.len()).collect();
         let mut slots = queue.take_slots(&tokens)?;
-        slots.iter_mut().for_each(|slot| slot.stand(standing.pop()));
+        slots.iter_mut().for_each(|slot| slot.attach_waiting(standing.pop()));
         // Room for all a sequence may produce and the loss of the connection: the link never waits for a reader. The backlog
         // bounds what of it is in memory.
         let messages: usize = sequences.iter().map(|sequence| outputs_of(sequence) + 1).sum();
@@ -91,7 +91,7 @@ impl SequenceBatch {
             None => {
                 let taken = queue.take_slots(&[sequence.prompt.len()])?.pop();
                 let mut slot = taken.ok_or_else(|| CallError::Unavailable("it has no slot".to_owned()))?;
-                slot.stand(self.kept[index].as_mut().and_then(SequenceSlot::take_standing));
+                slot.attach_waiting(self.kept[index].as_mut().and_then(SequenceSlot::take_standing));
                 slot
             }
         };

@@ -130,7 +130,7 @@ impl SequenceSlots {
     }
 
     /// Takes one for each of `tokens`, which are those of prompts, or none.
-    pub(super) fn take(&self, tokens: &[usize]) -> Result<Vec<SequenceSlot>, TooManySequences> {
+    pub(super) fn acquire(&self, tokens: &[usize]) -> Result<Vec<SequenceSlot>, TooManySequences> {
         let mut counts = self.counts();
         let load = &mut counts.load;
         if load.held.checked_add(tokens.len()).is_none_or(|held| held > load.limit) {
@@ -159,7 +159,7 @@ impl SequenceSlots {
 
 impl SequenceSlot {
     /// Whose turn it was.
-    pub(super) fn stand(&mut self, standing: Option<WaitingEntry>) {
+    pub(super) fn attach_waiting(&mut self, standing: Option<WaitingEntry>) {
         self.standing = standing;
     }
 
@@ -221,22 +221,22 @@ mod tests {
     #[test]
     fn all_slots_asked_for_are_given_or_none() {
         let slots = slots(4);
-        let three = slots.take(&[1; 3]).unwrap();
-        assert_eq!(slots.take(&[1; 2]).unwrap_err(), TooManySequences { limit: 4 });
-        let one = slots.take(&[1]).unwrap();
+        let three = slots.acquire(&[1; 3]).unwrap();
+        assert_eq!(slots.acquire(&[1; 2]).unwrap_err(), TooManySequences { limit: 4 });
+        let one = slots.acquire(&[1]).unwrap();
         drop((three, one));
-        assert_eq!(slots.take(&[1; 4]).unwrap().len(), 4);
+        assert_eq!(slots.acquire(&[1; 4]).unwrap().len(), 4);
     }
 
     #[test]
     fn a_limit_below_what_is_under_way_refuses_until_enough_have_ended() {
         let slots = slots(4);
-        let mut held = slots.take(&[1; 4]).unwrap();
+        let mut held = slots.acquire(&[1; 4]).unwrap();
         slots.set_capacity(capacity(1, 1));
         held.truncate(2);
-        assert!(slots.take(&[1]).is_err());
+        assert!(slots.acquire(&[1]).is_err());
         held.pop();
-        assert!(slots.take(&[1]).is_ok());
+        assert!(slots.acquire(&[1]).is_ok());
         slots.set_capacity(capacity(50, 50));
         assert_eq!(slots.load().limit, 4, "never more than the gateway was told");
     }
@@ -247,12 +247,12 @@ mod tests {
         slots.set_capacity(capacity(64, 500));
         let mut held = Vec::new();
         while slots.load().room() > 0 {
-            held.extend(slots.take(&[1]).unwrap());
+            held.extend(slots.acquire(&[1]).unwrap());
         }
         assert_eq!(held.len(), 67, "the places, one more for each 32, and one");
         held.clear();
         while slots.load().room() > 0 {
-            held.extend(slots.take(&[5000]).unwrap());
+            held.extend(slots.acquire(&[5000]).unwrap());
         }
         assert_eq!(held.len(), 2, "however long they are, a step computes a chunk");
         held[0].begun(Duration::ZERO);

@@ -69,6 +69,6 @@ impl CommandQueue {
 
     /// Room for sequences together whose prompts have so many `tokens`.
     pub(super) fn take_slots(&self, tokens: &[usize]) -> Result<Vec<SequenceSlot>, CallError> {
-        self.slots.take(tokens).map_err(CallError::from)
+        self.slots.acquire(tokens).map_err(CallError::from)
     }
 }

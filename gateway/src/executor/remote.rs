@@ -102,7 +102,7 @@ impl RemoteEndpoint {
         if stream.get_ref().1.alpn_protocol() != Some(remote_executor::ALPN) {
             return Err(RemoteError::NoGateways(self.0.to.clone()));
         }
-        self.say(&mut stream, &remote_executor::frame(ask)).await?;
+        self.write_bytes(&mut stream, &remote_executor::frame(ask)).await?;
         match self.answer(&mut stream).await? {
             RemoteReply::Admitted => Ok(stream),
             RemoteReply::Lent(_) => Err(RemoteError::Protocol(self.0.to.clone())),
@@ -110,7 +110,7 @@ impl RemoteEndpoint {
         }
     }
 
-    async fn say(&self, stream: &mut TlsTunnel, bytes: &[u8]) -> Result<(), RemoteError> {
+    async fn write_bytes(&self, stream: &mut TlsTunnel, bytes: &[u8]) -> Result<(), RemoteError> {
         stream.write_all(bytes).await.map_err(|cause| self.failed(cause))?;
         stream.flush().await.map_err(|cause| self.failed(cause))
     }

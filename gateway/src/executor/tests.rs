@@ -80,7 +80,7 @@ impl Router {
     async fn end(&self, request: RequestId) {
         let output = Output { request, finish: Some(Finish::Length), ..Output::default() };
         let peer = self.state.peer.lock().unwrap().clone();
-        say(&peer.unwrap(), &ToGateway::Outputs(vec![output])).await;
+        send_message(&peer.unwrap(), &ToGateway::Outputs(vec![output])).await;
     }
 }
 
@@ -104,14 +104,14 @@ impl FakeRouterState {
                     self.hellos.lock().unwrap().push(hello);
                     let loading = std::mem::take(&mut *self.loading.lock().unwrap());
                     for step in loading {
-                        say(&peer, &ToGateway::Loading(step)).await;
+                        send_message(&peer, &ToGateway::Loading(step)).await;
                         tokio::time::sleep(SILENCE * 3 / 4).await;
                     }
-                    say(&peer, &ToGateway::Welcome(welcome())).await;
+                    send_message(&peer, &ToGateway::Welcome(welcome())).await;
                 }
                 ToExecutor::Generate(generate) => self.generates.lock().unwrap().push(generate),
                 ToExecutor::GetStats(request) => {
-                    say(&peer, &ToGateway::Stats(Stats { request, ..Stats::default() })).await;
+                    send_message(&peer, &ToGateway::Stats(Stats { request, ..Stats::default() })).await;
                 }
                 _ => {}
             }
@@ -119,7 +119,7 @@ impl FakeRouterState {
     }
 }
 
-async fn say((send, peer): &(RouterSendHalf, Vec<u8>), message: &ToGateway) {
+async fn send_message((send, peer): &(RouterSendHalf, Vec<u8>), message: &ToGateway) {
     let mut frames = ZmqMessage::from(peer.clone());
     frames.push_back(message.to_bytes().into());
     // The gateway may have given the connection up.

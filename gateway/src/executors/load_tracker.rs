@@ -57,8 +57,8 @@ impl LoadTracker {
     /// A sequence is sent there that has `prompt_tokens` to compute, with an adapter of `rank`; each token of its answer may
     /// have been promised within a time.
     #[must_use]
-    pub fn enter(&self, rank: u64, promised_tpot_us: Option<u64>, prompt_tokens: u64) -> TrackedSequence {
-        lock(&self.0).waiting.enter(rank, promised_tpot_us, prompt_tokens);
+    pub fn track(&self, rank: u64, promised_tpot_us: Option<u64>, prompt_tokens: u64) -> TrackedSequence {
+        lock(&self.0).waiting.add_request(rank, promised_tpot_us, prompt_tokens);
         let stage = SequenceStage::Waiting(Instant::now());
         TrackedSequence { books: self.clone(), rank, promised_tpot_us, tokens: prompt_tokens, stage }
     }
@@ -120,11 +120,11 @@ impl TrackedSequence {
         pages.timed_at = now;
         match self.stage {
             SequenceStage::Waiting(since) => {
-                pages.waiting.leave(self.rank, self.promised_tpot_us, self.tokens);
+                pages.waiting.remove_request(self.rank, self.promised_tpot_us, self.tokens);
                 let computed = RequestLoad::of(self.rank, self.tokens.saturating_sub(cached));
                 pages.fit.observe_prefill(computed, (now - since).saturating_sub(queued));
                 self.tokens += tokens;
-                pages.running.enter(self.rank, self.promised_tpot_us, self.tokens);
+                pages.running.add_request(self.rank, self.promised_tpot_us, self.tokens);
             }
             SequenceStage::Running(last) => {
                 pages.outputs += 1;
@@ -146,8 +146,12 @@ impl Drop for TrackedSequence {
     fn drop(&mut self) {
         let mut pages = lock(&self.books.0);
         match self.stage {
-            SequenceStage::Waiting(_) => pages.waiting.leave(self.rank, self.promised_tpot_us, self.tokens),
-            SequenceStage::Running(_) => pages.running.leave(self.rank, self.promised_tpot_us, self.tokens),
+            SequenceStage::Waiting(_) => {
+                pages.waiting.remove_request(self.rank, self.promised_tpot_us, self.tokens)
+            }
+            SequenceStage::Running(_) => {
+                pages.running.remove_request(self.rank, self.promised_tpot_us, self.tokens)
+            }
         }
     }
 }
@@ -163,11 +167,11 @@ mod tests {
             let Loads { waiting, running, promised_tpot_us } = books.loads();
             (waiting, running, promised_tpot_us)
         };
-        let mut entry = books.enter(8, Some(9), 100);
+        let mut entry = books.track(8, Some(9), 100);
         assert_eq!(seen(&books), (RequestLoad::of(8, 100), RequestLoad::default(), Some(9)));
         entry.output(1, 64, Duration::ZERO);
         entry.output(2, 0, Duration::ZERO);
-        let other = books.enter(0, Some(7), 5);
+        let other = books.track(0, Some(7), 5);
         assert_eq!(seen(&books), (RequestLoad::of(0, 5), RequestLoad::of(8, 103), Some(7)));
         drop((entry, other));
         assert_eq!(seen(&books), (RequestLoad::default(), RequestLoad::default(), None));
@@ -178,7 +182,7 @@ mod tests {
         let books = LoadTracker::default();
         assert!(books.seen().is_none());
         for tokens in 1..=64 {
-            let mut entry = books.enter(0, None, tokens * 10);
+            let mut entry = books.track(0, None, tokens * 10);
             (0..20).for_each(|_| entry.output(1, 0, Duration::ZERO));
         }
         assert!(books.seen().is_some());
@@ -187,7 +191,7 @@ mod tests {
     #[test]
     fn what_an_executor_takes_is_old_once_it_had_nothing_to_do_for_a_while() {
         let books = LoadTracker::default();
-        let mut entry = books.enter(0, None, 10);
+        let mut entry = books.track(0, None, 10);
         (0..=TIMED_EVERY).for_each(|_| entry.output(1, 0, Duration::ZERO));
         let is_stale_after = |seconds| {
             let seen = books.seen_at(Instant::now() + Duration::from_secs(seconds));

@@ -66,7 +66,7 @@ impl NdjsonBody {
     }
 
     /// Takes a step, without telling of it.
-    pub(super) fn take(&mut self, answer: &GenerationResponse, step: ChoiceUpdate) {
+    pub(super) fn record_step(&mut self, answer: &GenerationResponse, step: ChoiceUpdate) {
         let piece = step.piece;
         if answer.job.logprobs.is_some() {
             let told = logprobs::chat(answer.job.text(), answer.job.params.token_names, &piece.scored);
@@ -192,7 +192,7 @@ impl StreamFormat for NdjsonBody {
     const KEEP_ALIVE: &'static [u8] = b"";
 
     fn step(&mut self, answer: &GenerationResponse, step: ChoiceUpdate, out: &mut Vec<u8>) {
-        self.take(answer, step);
+        self.record_step(answer, step);
         if self.has_news() {
             let line = self.line(answer);
             write(&line, out);

@@ -150,10 +150,10 @@ impl Choice {
     pub fn push(&mut self, mut output: Output) -> ChoiceDelta {
         let drafted = std::mem::take(&mut output.provisional);
         let mut piece = ChoiceDelta::default();
-        self.say(output, &mut piece);
+        self.append_tokens(output, &mut piece);
         piece.retracted = self.retract(&piece.text);
         if !drafted.is_empty() && piece.finish.is_none() {
-            self.provisional = self.foretell(&drafted);
+            self.provisional = self.provisional_text(&drafted);
             piece.provisional.clone_from(&self.provisional);
         }
         piece
@@ -167,7 +167,7 @@ impl Choice {
     }
 
     /// What the text would go on with.
-    fn foretell(&self, drafted: &[u32]) -> String {
+    fn provisional_text(&self, drafted: &[u32]) -> String {
         let (mut decoder, mut stop) = (self.decoder.fork(), self.stop.clone());
         let mut text = String::new();
         for (token, tokens) in drafted.iter().zip(self.tokens + 1..) {
@@ -179,7 +179,7 @@ impl Choice {
         text
     }
 
-    fn say(&mut self, output: Output, piece: &mut ChoiceDelta) {
+    fn append_tokens(&mut self, output: Output, piece: &mut ChoiceDelta) {
         let last = output.tokens.len().checked_sub(1);
         for (position, token) in output.tokens.into_iter().enumerate() {
             // The token that ended the generation is no part of the text.

@@ -42,7 +42,7 @@ struct CompleteCall {
 
 impl CompleteCall {
     /// As OpenAI tells it.
-    fn told(&self) -> ToolCall<'_> {
+    fn to_tool_call(&self) -> ToolCall<'_> {
         ToolCall::of(self.kind, Some((&self.id, &self.name)), &self.arguments)
     }
 }
@@ -125,7 +125,7 @@ fn message(whole: &CompleteChoice) -> AssistantMessage<'_> {
         content,
         refusal: None,
         reasoning_content: Some(whole.thought.as_str()).filter(|thought| !thought.is_empty()),
-        tool_calls: whole.calls.iter().map(CompleteCall::told).collect(),
+        tool_calls: whole.calls.iter().map(CompleteCall::to_tool_call).collect(),
     }
 }
 

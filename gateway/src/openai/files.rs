@@ -36,7 +36,7 @@ pub async fn upload(
     Extension(caller): Extension<Caller>,
     form: MultipartForm,
 ) -> Result<Json<Value>, ApiError> {
-    let slot = app.training.upload_slots().take(&caller.tenant, app.connections.body_timeout).await;
+    let slot = app.training.upload_slots().acquire(&caller.tenant, app.connections.body_timeout).await;
     let _slot = slot.ok_or_else(|| {
         let message = format!(
             "{TENANT_TRANSFERS} of your files are being taken in, or {MAX_TRANSFERS} of all tenants, which is the limit; \
@@ -44,12 +44,16 @@ pub async fn upload(
         );
         ApiError::queue_full(1, message)
     })?;
-    let file = take(&app.training, form, &caller).await?;
+    let file = read_form(&app.training, form, &caller).await?;
     Ok(Json(describe(&file)))
 }
 
 /// Reads the form: `file`, and `purpose` before or behind it.
-async fn take(training: &Training, mut form: MultipartForm, caller: &Caller) -> Result<FileRecord, ApiError> {
+async fn read_form(
+    training: &Training,
+    mut form: MultipartForm,
+    caller: &Caller,
+) -> Result<FileRecord, ApiError> {
     let (mut purpose, mut taken) = (None, None);
     while let Some(part) = form.next().await? {
         match part.name() {
@@ -112,7 +116,7 @@ pub async fn list(
     Query(query): Query<FileQuery>,
 ) -> Result<Json<Value>, ApiError> {
     let listed = app.training.files(&caller.tenant, &query.page.checked(10_000)?).await?;
-    let wanted = |file: &&FileRecord| query.purpose.as_deref().is_none_or(|it| it == file.purpose.word());
+    let wanted = |file: &&FileRecord| query.purpose.as_deref().is_none_or(|it| it == file.purpose.as_str());
     let data: Vec<Value> = listed.items.iter().filter(wanted).map(describe).collect();
     Ok(Json(paging::list(&data, listed.has_more)))
 }
@@ -133,7 +137,7 @@ pub async fn content(
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     let file = app.training.file(&id, &caller.tenant).await?;
-    let slot = app.training.download_slots().take(&caller.tenant, app.connections.body_timeout).await;
+    let slot = app.training.download_slots().acquire(&caller.tenant, app.connections.body_timeout).await;
     let slot = slot.ok_or_else(|| {
         let message = format!(
             "{TENANT_TRANSFERS} of your files are being read, or {MAX_TRANSFERS} of all tenants, which is the limit; try \
@@ -163,7 +167,7 @@ fn describe(file: &FileRecord) -> Value {
         "bytes": file.bytes,
         "created_at": file.created_at,
         "filename": file.name,
-        "purpose": file.purpose.word(),
+        "purpose": file.purpose.as_str(),
         // What is in it is looked at when a job begins.
         "status": "processed",
     })

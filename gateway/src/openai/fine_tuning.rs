@@ -43,7 +43,7 @@ pub async fn create(
     let key = idempotency::key(&headers)?.map(<[u8]>::to_vec);
     let training = Arc::clone(&app.training);
     // Before the task begins: whoever goes away while it waits leaves nothing behind.
-    let slot = training.creation_slots().take(&caller.tenant, app.connections.body_timeout).await;
+    let slot = training.creation_slots().acquire(&caller.tenant, app.connections.body_timeout).await;
     let slot = slot.ok_or_else(|| {
         ApiError::queue_full(1, "other jobs are being created, of yours or of others; try again shortly")
     })?;

@@ -123,7 +123,7 @@ impl GenerationResponse {
     /// The next step; `None` when every choice has ended.
     pub async fn next(&mut self) -> Option<Result<ChoiceUpdate, ApiError>> {
         let output = self.session.next().await?;
-        Some(self.take(output))
+        Some(self.accept_output(output))
     }
 
     /// Takes `first`, and then every step up to the end as it comes.
@@ -147,7 +147,7 @@ impl GenerationResponse {
     /// A step that can be had without waiting.
     pub fn ready(&mut self) -> Option<Result<ChoiceUpdate, ApiError>> {
         let output = self.session.ready()?;
-        Some(self.take(output))
+        Some(self.accept_output(output))
     }
 
     /// True when every choice has ended.
@@ -212,7 +212,7 @@ impl GenerationResponse {
         retracted.filter(|(_, characters)| *characters > 0).collect()
     }
 
-    fn take(&mut self, output: Result<(usize, Output), ApiError>) -> Result<ChoiceUpdate, ApiError> {
+    fn accept_output(&mut self, output: Result<(usize, Output), ApiError>) -> Result<ChoiceUpdate, ApiError> {
         let (index, mut output) = output.inspect_err(|_| self.fail())?;
         telemetry::began();
         self.meter.tokens(index, output.tokens.len());

@@ -75,7 +75,7 @@ async fn whole(
     first: ChoiceUpdate,
     mut writing: ResponseWriter,
 ) -> Result<Response<HttpBody>, ApiError> {
-    answer.each(first, |answer, step| writing.take(answer, step, &mut |_, _| {})).await?;
+    answer.each(first, |answer, step| writing.record_step(answer, step, &mut |_, _| {})).await?;
     Ok(json_text(writing.end(&answer, &mut |_, _| {})))
 }
 

@@ -245,7 +245,7 @@ impl SequenceGroup {
     /// this host, and no more.
     async fn place_at(&self, index: usize, to: usize) -> Result<Option<Arc<ExecutorPin>>, ResidencyError> {
         match &self.sequences[index].place {
-            Some(place) => Ok(Some(Arc::new(self.registry.bring_beside(place, to).await?))),
+            Some(place) => Ok(Some(Arc::new(self.registry.reload_on(place, to).await?))),
             None => Ok(None),
         }
     }
@@ -318,7 +318,7 @@ impl ActiveSequence {
 
 fn book(executors: &Executors, route: &RoutingRequest, index: usize, generate: &Generate) -> Booked {
     let tokens = generate.prompt.len() as u64;
-    executors.member(index).books().enter(route.rank(), route.promised_tpot_us(), tokens)
+    executors.member(index).books().track(route.rank(), route.promised_tpot_us(), tokens)
 }
 
 /// What is left of a deadline after so long; 0 is none.

@@ -22,13 +22,13 @@ pub async fn upload(State(app): State<Arc<App>>, form: MultipartForm) -> Result<
     let serving = app.serving()?;
     let turn = app.registry.begin_load()?;
     let arriving = app.registry.receive()?;
-    let request = take(&app, &serving.base_name, &arriving, form).await?;
+    let request = read_form(&app, &serving.base_name, &arriving, form).await?;
     let entry = app.registry.load_received(arriving, turn, request, (&*serving).into()).await?;
     Ok(Json(loaded(&app, &entry)))
 }
 
 /// Reads the form. What says how to load stands before the files, so that nobody sends a file in vain.
-async fn take(
+async fn read_form(
     app: &App,
     base_name: &str,
     arriving: &IncomingAdapter,

@@ -126,16 +126,16 @@ impl SpanCounters {
         if result.is_err() {
             self.lost.fetch_add(spans, Ordering::Relaxed);
         }
-        self.tell(result.as_ref().err());
+        self.log_lost(result.as_ref().err());
     }
 
     /// Nothing more will be sent.
     fn abandon(&self) {
         self.lost.fetch_add(self.waiting.load(Ordering::Relaxed), Ordering::Relaxed);
-        self.tell(Some("the gateway has ended"));
+        self.log_lost(Some("the gateway has ended"));
     }
 
-    fn tell(&self, reason: Option<impl fmt::Display>) {
+    fn log_lost(&self, reason: Option<impl fmt::Display>) {
         let lost = self.lost.swap(0, Ordering::Relaxed);
         if lost > 0 {
             let reason = reason.map(tracing::field::display);

@@ -74,14 +74,14 @@ async fn all(app: &App, caller: &Caller) -> Result<Vec<Checkpoint>, ApiError> {
 }
 
 /// What a tenant trains now, by run.
-fn live(app: &App, caller: &Caller) -> BTreeMap<String, ActiveModel> {
-    let own = app.runs.book.live().into_iter().filter(|live| live.tenant == caller.tenant);
+fn active_models_by_run(app: &App, caller: &Caller) -> BTreeMap<String, ActiveModel> {
+    let own = app.runs.book.active_models().into_iter().filter(|live| live.tenant == caller.tenant);
     own.map(|live| (live.run.clone(), live)).collect()
 }
 
 fn described(checkpoint: &Checkpoint) -> Value {
     json!({
-        "checkpoint_id": checkpoint.id(), "checkpoint_type": checkpoint.kind.word(), "time": checkpoint.at,
+        "checkpoint_id": checkpoint.id(), "checkpoint_type": checkpoint.kind.as_str(), "time": checkpoint.at,
         "tinker_path": checkpoint.path(), "size_bytes": checkpoint.bytes, "expires_at": checkpoint.expires_at,
     })
 }
@@ -93,7 +93,7 @@ async fn all_runs(app: &App, caller: &Caller) -> Result<Vec<Value>, ApiError> {
     for checkpoint in all(app, caller).await? {
         runs.entry(checkpoint.run.clone()).or_default().push(checkpoint);
     }
-    let live = live(app, caller);
+    let live = active_models_by_run(app, caller);
     for run in live.keys() {
         runs.entry(run.clone()).or_default();
     }
@@ -148,7 +148,7 @@ pub async fn of_run(
     let run = named(&run)?;
     let kept = all(&app, &caller).await?.into_iter().filter(|kept| kept.run == run);
     let kept: Vec<Value> = kept.map(|kept| described(&kept)).collect();
-    if kept.is_empty() && !live(&app, &caller).contains_key(&run) {
+    if kept.is_empty() && !active_models_by_run(&app, &caller).contains_key(&run) {
         return Err(no_run(&run));
     }
     Ok(Json(json!({ "checkpoints": kept })))

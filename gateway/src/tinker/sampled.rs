@@ -80,7 +80,7 @@ impl SampleMemory<'_> {
         self.bytes += size_of_val(tokens) + alternatives;
         if self.bytes > self.counted {
             self.counted = self.bytes + HELD_STEP_BYTES;
-            self.promise.hold(self.counted).map_err(ApiError::from)?;
+            self.promise.resize_reservation(self.counted).map_err(ApiError::from)?;
         }
         Ok(())
     }

@@ -54,7 +54,7 @@ impl Training {
     /// Takes over what was there when it was `asked` for.
     fn take_over(&self, fleet: &TrainingFleet, seen: Vec<ObservedJob>, asked: Instant) {
         let ids: HashSet<String> = seen.iter().map(|seen| seen.job.id.clone()).collect();
-        let mut live = self.live();
+        let mut live = self.active_jobs();
         for seen in seen {
             let is_elsewhere = seen.holder.as_deref().is_some_and(|holder| holder != fleet.table.holder());
             let found = live

@@ -72,7 +72,7 @@ fn link(directory: &Path, step: u64) -> PathBuf {
 
 impl Training {
     /// Brings checkpoints to the bucket until the trainer has ended, and the last one too.
-    pub(super) async fn carry(&self, job: &JobRecord, mut from: CheckpointUploader) {
+    pub(super) async fn upload_checkpoints(&self, job: &JobRecord, mut from: CheckpointUploader) {
         let Some(fleet) = &self.fleet else { return };
         let mut tries = LAST_TRIES;
         let Some(mut step) = from.steps.recv().await.flatten() else { return };
@@ -104,7 +104,7 @@ impl Training {
         from: &Path,
         step: u64,
     ) -> Result<(), TrainingError> {
-        if self.live().get(&job.id).is_none_or(|found| found.hold.is_none()) {
+        if self.active_jobs().get(&job.id).is_none_or(|found| found.hold.is_none()) {
             return Ok(());
         }
         let object = fleet.send_as(job, CHECKPOINT_NAME.to_owned(), from).await?;

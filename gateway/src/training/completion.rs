@@ -42,7 +42,7 @@ pub(super) enum JobOutcome {
 
 impl Training {
     /// Writes down how it ended, and puts the adapter under its name if there is one.
-    pub(super) async fn conclude(&self, id: &str, ending: JobOutcome) -> Result<(), TrainingError> {
+    pub(super) async fn complete(&self, id: &str, ending: JobOutcome) -> Result<(), TrainingError> {
         match ending {
             JobOutcome::Stopped => {}
             JobOutcome::Busy(why) => {
@@ -51,7 +51,7 @@ impl Training {
             }
             JobOutcome::Unavailable(why) => {
                 tracing::debug!(job = id, why, "a fine-tuning job cannot be worked on now");
-                if let Some(found) = self.live().get_mut(id) {
+                if let Some(found) = self.active_jobs().get_mut(id) {
                     found.not_before = Some(Instant::now() + UNAVAILABLE);
                 }
                 self.requeue(id, None).await?;
@@ -66,7 +66,7 @@ impl Training {
             }
             JobOutcome::Lost(why) => {
                 self.counters.trainers_lost.fetch_add(1, Relaxed);
-                if self.put_off(id) < MAX_FAILURES {
+                if self.back_off(id) < MAX_FAILURES {
                     self.requeue(id, Some(why)).await?;
                 } else {
                     let message =
@@ -79,8 +79,8 @@ impl Training {
     }
 
     /// Counts a trainer that got nowhere, and lets the next one wait the longer for it.
-    pub(super) fn put_off(&self, id: &str) -> u32 {
-        let mut live = self.live();
+    pub(super) fn back_off(&self, id: &str) -> u32 {
+        let mut live = self.active_jobs();
         let Some(found) = live.get_mut(id) else { return 0 };
         found.failures += 1;
         found.not_before =
@@ -91,7 +91,7 @@ impl Training {
     /// Lets a job whose adapter is made try again to publish it. No trainer failed, and the first attempt alone is told: the events
     /// of a job are kept.
     async fn publish_later(&self, id: &str, error: &AdapterError) -> Result<(), TrainingError> {
-        let is_told = self.live().get_mut(id).is_none_or(|found| {
+        let is_told = self.active_jobs().get_mut(id).is_none_or(|found| {
             found.not_before = Some(Instant::now() + PUBLISH_AGAIN);
             std::mem::replace(&mut found.is_unpublished, true)
         });
@@ -119,7 +119,7 @@ impl Training {
     /// transaction that registers the adapter, which the holder of the job alone can commit.
     async fn publish(&self, id: &str) -> Result<(), TrainingError> {
         let Ok(serving) = self.status.borrow().serving() else {
-            self.put_off(id);
+            self.back_off(id);
             return self.requeue(id, None).await;
         };
         let close = |job: &mut JobRecord| {
@@ -154,7 +154,7 @@ impl Training {
         let holder = match &self.fleet {
             None => None,
             Some(fleet) => {
-                let hold = self.live().get(&job.id).and_then(|found| found.hold);
+                let hold = self.active_jobs().get(&job.id).and_then(|found| found.hold);
                 let hold = hold.ok_or_else(|| DatabaseError::NotHeld(job.id.clone()))?;
                 Some((fleet.table.holder().to_owned(), hold.fence.number()))
             }

@@ -87,7 +87,7 @@ impl Training {
             JobAdded::Kept => {
                 failpoint::pass("gateway.job_committed");
                 // Whoever follows the fleet may have heard of it first, and it may be worked on already.
-                self.live().entry(job.id.clone()).or_insert_with(|| ActiveJob::new(job.clone()));
+                self.active_jobs().entry(job.id.clone()).or_insert_with(|| ActiveJob::new(job.clone()));
                 self.due.notify_one();
                 Ok(job.clone())
             }

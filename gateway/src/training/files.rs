@@ -92,7 +92,7 @@ impl Training {
             return File::open(&path).await.map_err(failed("reading", &path));
         };
         let path = path.with_extension(format!("{:016x}", random_u64()));
-        fleet.bring(&file.object(""), &path).await?;
+        fleet.download(&file.object(""), &path).await?;
         let opened = File::open(&path).await.map_err(failed("reading", &path));
         // Whoever reads it has it open.
         let _ = tokio::fs::remove_file(&path).await;

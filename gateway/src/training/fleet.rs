@@ -100,7 +100,7 @@ impl TrainingFleet {
     }
 
     /// Brings what lies in the bucket here as `to`, whole or not at all.
-    pub(super) async fn bring(&self, object: &ObjectRecord, to: &Path) -> Result<(), TrainingError> {
+    pub(super) async fn download(&self, object: &ObjectRecord, to: &Path) -> Result<(), TrainingError> {
         let incoming = to.with_file_name(format!("incoming-{:016x}", random_u64()));
         let brought = self.bring_as(object, &incoming).await;
         let brought = match brought {

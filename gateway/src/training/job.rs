@@ -208,7 +208,7 @@ impl Training {
         change: impl FnOnce(&mut JobRecord) -> Result<Vec<EventRecord>, TrainingError>,
     ) -> Result<Option<JobRecord>, TrainingError> {
         let _changing = self.changing.lock(id.to_owned()).await;
-        let Some((by, unwritten)) = self.hand(id, author) else { return Ok(None) };
+        let Some((by, unwritten)) = self.change_authority(id, author) else { return Ok(None) };
         let written = unwritten.len();
         let change = |job: &mut JobRecord| {
             let mut events: Vec<_> =
@@ -251,18 +251,18 @@ impl Training {
     }
 
     /// In whose name a job is changed, and what is to be written of it before; `None` if it is somebody else's to change.
-    fn hand(&self, id: &str, author: JobActor) -> Option<(UpdatedBy, Vec<TrainingEvent>)> {
+    fn change_authority(&self, id: &str, author: JobActor) -> Option<(UpdatedBy, Vec<TrainingEvent>)> {
         if author == JobActor::Caller || self.fleet.is_none() {
             return Some((UpdatedBy::Anyone, Vec::new()));
         }
-        let live = self.live();
+        let live = self.active_jobs();
         let found = live.get(id)?;
         Some((UpdatedBy::Holder(found.hold?.fence), found.unwritten.clone()))
     }
 
     /// Takes over a job as it was written, with the first `written` of what its trainer has said.
     fn changed(&self, job: &JobRecord, written: usize) {
-        let mut live = self.live();
+        let mut live = self.active_jobs();
         if let Some(found) = live.get_mut(&job.id) {
             (found.job, found.known) = (job.clone(), Instant::now());
             found.unwritten.drain(..written.min(found.unwritten.len()));

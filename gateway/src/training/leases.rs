@@ -31,11 +31,11 @@ const SWEEP: Duration = Duration::from_secs(30);
 
 impl Training {
     /// Makes a job this host's to work on. False if it is another's, or waits no longer.
-    pub(super) async fn take(&self, id: &str) -> Result<bool, TrainingError> {
+    pub(super) async fn acquire_lease(&self, id: &str) -> Result<bool, TrainingError> {
         let Some(fleet) = &self.fleet else { return Ok(true) };
         let asked = Instant::now();
-        let taken = fleet.table.take(id, LEASE).await?;
-        let mut live = self.live();
+        let taken = fleet.table.acquire_lease(id, LEASE).await?;
+        let mut live = self.active_jobs();
         let Some(found) = live.get_mut(id) else { return Ok(false) };
         found.is_elsewhere = taken.is_none();
         let Some((fence, job)) = taken else { return Ok(false) };
@@ -47,10 +47,10 @@ impl Training {
     }
 
     /// Lets others work on a job, once all is written that is to be.
-    pub(super) async fn let_go(&self, id: &str) {
+    pub(super) async fn release_lease(&self, id: &str) {
         let Some(fleet) = &self.fleet else { return };
         let written = self.change(id, JobActor::Worker, |_| Ok(Vec::new())).await;
-        let hold = self.live().get_mut(id).and_then(|found| {
+        let hold = self.active_jobs().get_mut(id).and_then(|found| {
             found.unwritten.clear();
             found.hold.take()
         });
@@ -71,7 +71,7 @@ impl Training {
 
     /// A job is no longer this host's: its trainer stops.
     pub(super) fn lose(&self, id: &str, fence: Fence) {
-        let mut live = self.live();
+        let mut live = self.active_jobs();
         let held = live.get_mut(id).filter(|found| found.hold.is_some_and(|hold| hold.fence == fence));
         if let Some(found) = held {
             // One that is over is nobody's.
@@ -87,7 +87,7 @@ impl Training {
     }
 
     /// Keeps jobs this host's that it works on.
-    pub(super) async fn stay(&self, fleet: &TrainingFleet) {
+    pub(super) async fn renew_leases(&self, fleet: &TrainingFleet) {
         loop {
             sleep(RENEWAL).await;
             let held = self.held();
@@ -95,7 +95,7 @@ impl Training {
                 continue;
             }
             let (asked, ids) = (Instant::now(), held.iter().map(|(id, _)| id.clone()).collect::<Vec<_>>());
-            let stays = timeout(RENEWAL, fleet.table.stay(&ids, LEASE)).await;
+            let stays = timeout(RENEWAL, fleet.table.renew_leases(&ids, LEASE)).await;
             match stays {
                 Ok(Ok(kept)) => self.renew(&held, &kept, asked + LEASE),
                 Ok(Err(error)) => tracing::debug!(%error, "fine-tuning jobs cannot be kept now"),
@@ -109,18 +109,18 @@ impl Training {
     }
 
     fn held(&self) -> Vec<(String, JobLease)> {
-        self.live().iter().filter_map(|(id, found)| Some((id.clone(), found.hold?))).collect()
+        self.active_jobs().iter().filter_map(|(id, found)| Some((id.clone(), found.hold?))).collect()
     }
 
     fn is_over(&self, id: &str, now: Instant) -> bool {
-        self.live().get(id).and_then(|found| found.hold).is_some_and(|hold| hold.until <= now)
+        self.active_jobs().get(id).and_then(|found| found.hold).is_some_and(|hold| hold.until <= now)
     }
 
     fn renew(&self, held: &[(String, JobLease)], kept: &[String], until: Instant) {
         for (id, was) in held {
             if !kept.contains(id) {
                 self.lose(id, was.fence);
-            } else if let Some(hold) = self.live().get_mut(id).and_then(|found| found.hold.as_mut()) {
+            } else if let Some(hold) = self.active_jobs().get_mut(id).and_then(|found| found.hold.as_mut()) {
                 hold.until = until;
             }
         }
@@ -131,7 +131,7 @@ impl Training {
         loop {
             fleet.notes.notified().await;
             let unwritten: Vec<_> = {
-                let live = self.live();
+                let live = self.active_jobs();
                 let is_to_write = |id: &&String| live[*id].hold.is_some() && !live[*id].unwritten.is_empty();
                 live.keys().filter(is_to_write).cloned().collect()
             };
@@ -156,7 +156,7 @@ impl Training {
     }
 
     /// Brings here what a job needs; if it does not come, how work on it ends.
-    pub(super) async fn furnish(
+    pub(super) async fn prepare_inputs(
         &self,
         job: &JobRecord,
         directory: &Path,
@@ -171,7 +171,7 @@ impl Training {
             let _ = fs::remove_file(directory.join(CHECKPOINT_NAME));
         }
         for object in &job.objects {
-            match bring(fleet, object, &directory.join(&object.name)).await {
+            match download_object(fleet, object, &directory.join(&object.name)).await {
                 Ok(()) => {}
                 Err(TrainingError::Damaged(_)) if object.name == CHECKPOINT_NAME => {
                     self.begin_anew(&job.id).await?;
@@ -199,7 +199,11 @@ impl Training {
 }
 
 /// Brings an object here as `to`, unless it is here.
-async fn bring(fleet: &TrainingFleet, object: &ObjectRecord, to: &Path) -> Result<(), TrainingError> {
+async fn download_object(
+    fleet: &TrainingFleet,
+    object: &ObjectRecord,
+    to: &Path,
+) -> Result<(), TrainingError> {
     if let Ok(about) = fs::metadata(to) {
         // Data have their name only since they were whole; of checkpoints there are many.
         let is_it =
@@ -211,5 +215,5 @@ async fn bring(fleet: &TrainingFleet, object: &ObjectRecord, to: &Path) -> Resul
     if let Some(parent) = to.parent() {
         fs::create_dir_all(parent).map_err(failed("creating", parent))?;
     }
-    fleet.bring(object, to).await
+    fleet.download(object, to).await
 }

@@ -77,7 +77,7 @@ pub enum Purpose {
 impl Purpose {
     /// As the API calls it.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::FineTune => "fine-tune",
             Self::FineTuneResults => "fine-tune-results",

@@ -47,7 +47,7 @@ impl Training {
         let Some(fleet) = &self.fleet else { return self.assign().await };
         tokio::join!(
             self.assign(),
-            self.stay(fleet),
+            self.renew_leases(fleet),
             self.write(fleet),
             self.follow(fleet),
             self.sweep_bucket(fleet)
@@ -65,7 +65,7 @@ impl Training {
             };
             let (begun, has_place) = oneshot::channel();
             let training = Arc::clone(self);
-            attended.spawn(async move { training.attend(&id, begun).await });
+            attended.spawn(async move { training.run_job(&id, begun).await });
             if has_place.await == Ok(false) {
                 sleep(WAIT_FOR_PLACE).await;
             }
@@ -78,7 +78,7 @@ impl Training {
             return None;
         }
         let (now, places) = (Instant::now(), self.trainers.places());
-        let mut live = self.live();
+        let mut live = self.active_jobs();
         let mut idle: Vec<&mut ActiveJob> = live.values_mut().filter(|live| !live.is_attended).collect();
         idle.sort_by(|one, other| {
             (one.job.created_at, &one.job.id).cmp(&(other.job.created_at, &other.job.id))
@@ -93,18 +93,18 @@ impl Training {
     }
 
     /// Works on a job to its end, or as far as it gets.
-    async fn attend(&self, id: &str, begun: oneshot::Sender<bool>) {
+    async fn run_job(&self, id: &str, begun: oneshot::Sender<bool>) {
         let mut waits_on = false;
-        match self.take(id).await {
+        match self.acquire_lease(id).await {
             Ok(true) => {
                 let ending =
                     self.work(id, begun).await.unwrap_or_else(|error| JobOutcome::Lost(error.to_string()));
                 waits_on = matches!(ending, JobOutcome::Busy(_));
-                if let Err(error) = self.conclude(id, ending).await {
+                if let Err(error) = self.complete(id, ending).await {
                     tracing::error!(job = id, %error, "what became of a fine-tuning job could not be kept");
-                    self.put_off(id);
+                    self.back_off(id);
                 }
-                self.let_go(id).await;
+                self.release_lease(id).await;
             }
             Ok(false) => {}
             Err(error) => {
@@ -113,7 +113,7 @@ impl Training {
             }
         }
         let directory = {
-            let mut live = self.live();
+            let mut live = self.active_jobs();
             let Some(found) = live.get_mut(id) else { return };
             (found.is_attended, found.tokens_per_s) = (false, None);
             found.place = found.place.take().filter(|_| waits_on);
@@ -132,7 +132,8 @@ impl Training {
 
     /// Has a trainer work on a job, if there is one to be had and something left to do.
     async fn work(&self, id: &str, begun: oneshot::Sender<bool>) -> Result<JobOutcome, TrainingError> {
-        let Some((job, stop)) = self.live().get(id).map(|live| (live.job.clone(), live.stop.subscribe()))
+        let Some((job, stop)) =
+            self.active_jobs().get(id).map(|live| (live.job.clone(), live.stop.subscribe()))
         else {
             return Ok(JobOutcome::Stopped);
         };
@@ -142,7 +143,7 @@ impl Training {
             let _ = begun.send(true);
             return Ok(JobOutcome::Done);
         }
-        let started = match self.furnish(&job, &directory).await? {
+        let started = match self.prepare_inputs(&job, &directory).await? {
             Some(ending) => Err(ending),
             None => {
                 let connection =
@@ -159,7 +160,7 @@ impl Training {
         };
         let (outgoing, steps) = CheckpointSender::new(directory);
         let heard = self.listen(&job, connection, stop, begun, outgoing);
-        let (ending, ()) = tokio::join!(heard, self.carry(&job, steps));
+        let (ending, ()) = tokio::join!(heard, self.upload_checkpoints(&job, steps));
         ending
     }
 
@@ -179,10 +180,10 @@ impl Training {
         loop {
             let next = tokio::select! {
                 line = lines.next() => line,
-                () = told(&mut stop) => {
+                () = wait_for_stop(&mut stop) => {
                     // The end of its stdin tells the trainer to keep a checkpoint and end.
                     let _ = write.shutdown().await;
-                    let _ = timeout(WAIT_FOR_END, self.hear_out(id, &mut lines, &outgoing)).await;
+                    let _ = timeout(WAIT_FOR_END, self.drain_events(id, &mut lines, &outgoing)).await;
                     return Ok(JobOutcome::Stopped);
                 }
                 () = sleep(WAIT_FOR_REFUSAL), if begun.is_some() => {
@@ -232,7 +233,7 @@ impl Training {
     }
 
     /// Hears of the checkpoint that a trainer keeps when it is told to stop.
-    async fn hear_out(
+    async fn drain_events(
         &self,
         id: &str,
         lines: &mut TrainerLines<impl AsyncRead + Unpin>,
@@ -257,13 +258,13 @@ impl Training {
     ) -> Result<(), TrainingError> {
         self.counters.said(&event);
         if let TrainingEvent::Step(step) = &event
-            && let Some(live) = self.live().get_mut(id)
+            && let Some(live) = self.active_jobs().get_mut(id)
         {
             (live.failures, live.tokens_per_s) = (0, step.tokens_per_second);
         }
         let kept = if let TrainingEvent::Checkpoint { step } = event { Some(step) } else { None };
         if let Some(fleet) = &self.fleet {
-            if let Some(found) = self.live().get_mut(id) {
+            if let Some(found) = self.active_jobs().get_mut(id) {
                 found.unwritten.push(event);
             }
             fleet.notes.notify_one();
@@ -281,7 +282,7 @@ impl Training {
 }
 
 /// Waits until the trainer is to stop.
-async fn told(stop: &mut watch::Receiver<bool>) {
+async fn wait_for_stop(stop: &mut watch::Receiver<bool>) {
     // What `wait_for` returns locks the value.
     let _ = stop.wait_for(|stop| *stop).await;
 }

@@ -70,7 +70,7 @@ impl Training {
     /// Every job that has not ended, the oldest first.
     #[must_use]
     pub fn under_way(&self) -> Vec<JobInProgress> {
-        let live = self.live();
+        let live = self.active_jobs();
         let under_way =
             |live: &ActiveJob| JobInProgress { job: live.job.clone(), tokens_per_s: live.tokens_per_s };
         let mut all: Vec<JobInProgress> = live.values().map(under_way).collect();
@@ -81,7 +81,7 @@ impl Training {
     /// What has been counted since the process began, and what there is now.
     #[must_use]
     pub fn figures(&self) -> TrainingStats {
-        let live = self.live();
+        let live = self.active_jobs();
         let count =
             |is: fn(JobStatus) -> bool| live.values().filter(|live| is(live.job.status)).count() as u64;
         let counters = &self.counters;

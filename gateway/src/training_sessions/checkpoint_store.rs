@@ -56,7 +56,7 @@ impl CheckpointKind {
 
     /// As lists have it.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::State => "training",
             Self::Sampler => "sampler",

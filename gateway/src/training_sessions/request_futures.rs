@@ -57,7 +57,7 @@ impl RequestFuture {
 
     /// The outcome, with its bytes in the place of the work's.
     fn counted(&self, outcome: FutureResult) -> FutureResult {
-        match self.hold(outcome.bytes()) {
+        match self.resize_reservation(outcome.bytes()) {
             Ok(()) => outcome,
             Err(full) => FutureResult::Failed(ApiError::from(full).into()),
         }
@@ -67,7 +67,7 @@ impl RequestFuture {
     ///
     /// # Errors
     /// They do not fit the tenant's memory; what was counted before stays.
-    pub fn hold(&self, bytes: usize) -> Result<(), MemoryFull> {
+    pub fn resize_reservation(&self, bytes: usize) -> Result<(), MemoryFull> {
         lock(&self.memory).resize(PROMISE_BYTES + bytes)
     }
 

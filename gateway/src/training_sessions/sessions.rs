@@ -225,7 +225,7 @@ impl TrainingSessions {
 
     /// All models that are trained, in the order of their names.
     #[must_use]
-    pub fn live(&self) -> Vec<ActiveModel> {
+    pub fn active_models(&self) -> Vec<ActiveModel> {
         let now = Instant::now();
         let of_session = |session: &TrainingSession| -> Vec<ActiveModel> {
             let at = seconds_since_1970().saturating_sub((now - session.touched).as_secs());

@@ -83,14 +83,16 @@ impl ModelWorker {
                         let now = Instant::now();
                         return Ok(OpenTrainer { trainer, place, since: now, used: now });
                     }
-                    Err(error) if error.kind() == io::ErrorKind::ResourceBusy => self.say(error.to_string()),
+                    Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                        self.set_reason(error.to_string())
+                    }
                     Err(error) => {
                         return Err(CommandRefusal::server(format!("there is no trainer for it: {error}")));
                     }
                 }
                 place.wait_on();
             } else {
-                self.say("another model or job is to have the next trainer".to_owned());
+                self.set_reason("another model or job is to have the next trainer".to_owned());
             }
             if Instant::now() >= until {
                 let minutes = PLACE_WAIT.as_secs() / 60;
@@ -102,7 +104,7 @@ impl ModelWorker {
         }
     }
 
-    fn say(&self, reason: String) {
+    fn set_reason(&self, reason: String) {
         if let Some(promise) = &self.running {
             promise.say(reason);
         }

@@ -161,7 +161,7 @@ impl WorkQueue {
     /// The next piece, once it is there.
     pub(super) async fn next(&self) -> (ModelCommand, Arc<RequestFuture>) {
         loop {
-            if let Some(piece) = self.take() {
+            if let Some(piece) = self.next_command() {
                 return piece;
             }
             self.arrived.notified().await;
@@ -180,7 +180,7 @@ impl WorkQueue {
         }
     }
 
-    fn take(&self) -> Option<(ModelCommand, Arc<RequestFuture>)> {
+    fn next_command(&self) -> Option<(ModelCommand, Arc<RequestFuture>)> {
         let mut queue = lock(&self.queue);
         let next = queue.next;
         let piece = queue.waiting.remove(&next)?;
@@ -223,7 +223,7 @@ mod tests {
             desk.check(seq).unwrap();
             desk.put(seq, refused(&seq.to_string()), promise("p"));
         }
-        assert!(desk.take().is_none(), "the first has not come");
+        assert!(desk.next_command().is_none(), "the first has not come");
         desk.put(0, refused("0"), promise("p"));
         for seq in ["0", "1", "2"] {
             let (ModelCommand::Refused(refusal), _) = desk.next().await else { panic!("another piece") };

@@ -235,26 +235,27 @@ async fn one_host_at_a_time_holds_a_job_and_who_has_lost_it_writes_nothing() {
     let hosts = [FleetHost::new(&postgres, &bucket).await, FleetHost::new(&postgres, &bucket).await];
     let [(one, holder), (_, other)] = hosts.each_ref().map(shared);
     add(&one, &job("a"), None, 9).await;
-    let (lost, _) = holder.take("a", Duration::from_millis(300)).await.unwrap().expect("nobody has it");
-    assert!(other.take("a", LONG).await.unwrap().is_none(), "it is taken");
+    let (lost, _) =
+        holder.acquire_lease("a", Duration::from_millis(300)).await.unwrap().expect("nobody has it");
+    assert!(other.acquire_lease("a", LONG).await.unwrap().is_none(), "it is taken");
     assert_eq!(other.unfinished().await.unwrap()[0].holder.as_deref(), Some(holder.holder()));
-    assert_eq!(holder.stay(&["a".to_owned()], Duration::from_millis(300)).await.unwrap(), ["a"]);
+    assert_eq!(holder.renew_leases(&["a".to_owned()], Duration::from_millis(300)).await.unwrap(), ["a"]);
     tokio::time::sleep(Duration::from_millis(350)).await;
     assert_eq!(other.unfinished().await.unwrap()[0].holder, None, "its time is over");
     let written = one.change("a", UpdatedBy::Holder(lost), to(JobStatus::Running)).await.unwrap();
     assert!(written.is_some(), "as long as nobody else has it");
-    let (fence, taken) = other.take("a", LONG).await.unwrap().expect("its time was over");
+    let (fence, taken) = other.acquire_lease("a", LONG).await.unwrap().expect("its time was over");
     assert_eq!(taken.status, JobStatus::Running);
     assert!(one.change("a", UpdatedBy::Holder(lost), to(JobStatus::Succeeded)).await.unwrap().is_none());
-    assert!(holder.stay(&["a".to_owned()], LONG).await.unwrap().is_empty());
+    assert!(holder.renew_leases(&["a".to_owned()], LONG).await.unwrap().is_empty());
     holder.give_back("a", lost).await.unwrap();
     holder.give_all_back().await.unwrap();
-    assert!(holder.take("a", LONG).await.unwrap().is_none(), "what is another's is not given back");
+    assert!(holder.acquire_lease("a", LONG).await.unwrap().is_none(), "what is another's is not given back");
     other.give_back("a", fence).await.unwrap();
     one.change("a", UpdatedBy::Anyone, to(JobStatus::Paused)).await.unwrap();
-    assert!(holder.take("a", LONG).await.unwrap().is_none(), "it does not wait");
+    assert!(holder.acquire_lease("a", LONG).await.unwrap().is_none(), "it does not wait");
     one.change("a", UpdatedBy::Anyone, to(JobStatus::Queued)).await.unwrap();
-    assert!(other.take("a", LONG).await.unwrap().is_some(), "it was given back");
+    assert!(other.acquire_lease("a", LONG).await.unwrap().is_some(), "it was given back");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -282,7 +283,7 @@ async fn of_hosts_that_ask_at_once_one_gets_the_job_and_one_the_last_place() {
             &jobs[1].id
         };
         let [one, other] = hosts.each_ref().map(|host| shared(host).1);
-        let (one, other) = tokio::join!(one.take(id, LONG), other.take(id, LONG));
+        let (one, other) = tokio::join!(one.acquire_lease(id, LONG), other.acquire_lease(id, LONG));
         assert!(one.unwrap().is_some() != other.unwrap().is_some());
     }
 }

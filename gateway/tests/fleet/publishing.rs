@@ -50,12 +50,12 @@ async fn a_gateway_that_has_lost_a_job_while_it_was_stopped_does_not_publish_its
     let (slept, woke) = (FleetHost::new(&postgres, &bucket).await, FleetHost::new(&postgres, &bucket).await);
     let ((one, holder), (_, other)) = (shared(&slept), shared(&woke));
     add(&one, &job("a"), None, 9).await;
-    let (lost, _) = holder.take("a", Duration::ZERO).await.unwrap().expect("nobody has it");
+    let (lost, _) = holder.acquire_lease("a", Duration::ZERO).await.unwrap().expect("nobody has it");
     let lost = Some((holder.holder().to_owned(), lost));
     assert!(is_not_held(&publish(&slept, lost.clone()).await), "it is not all but done");
     close(&one, UpdatedBy::Holder(lost.as_ref().unwrap().1)).await;
     // Here the gateway is stopped, for longer than its lease.
-    let (fence, taken) = other.take("a", LONG).await.unwrap().expect("its time was over");
+    let (fence, taken) = other.acquire_lease("a", LONG).await.unwrap().expect("its time was over");
     assert!(taken.is_closing);
     assert!(is_not_held(&publish(&slept, lost.clone()).await), "another works on the job");
     one.change("a", UpdatedBy::Anyone, to(JobStatus::Cancelled)).await.unwrap().expect("it has not ended");
@@ -77,7 +77,7 @@ async fn a_job_whose_adapter_is_registered_knows_it_from_the_same_moment_on() {
         let holder = match &table {
             TrainingTable::Host(_) => None,
             TrainingTable::Shared(shared) => {
-                let (fence, _) = shared.take("a", LONG).await.unwrap().expect("nobody has it");
+                let (fence, _) = shared.acquire_lease("a", LONG).await.unwrap().expect("nobody has it");
                 Some((shared.holder().to_owned(), fence))
             }
         };

@@ -128,7 +128,7 @@ impl FleetHost {
     pub(crate) async fn ask(&self, name: &str) -> Result<(), ResidencyError> {
         let admin = Caller { tenant: "operator".into(), role: KeyRole::Admin, limit: KeyLimit::new(None) };
         let lease = self.registry.lease(name, &admin).unwrap().expect("it is registered");
-        self.registry.bring(&lease, 0).await.map(drop)
+        self.registry.load_on(&lease, 0).await.map(drop)
     }
 
     /// What was loaded here last.

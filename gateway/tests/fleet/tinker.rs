@@ -113,13 +113,13 @@ async fn snapshots_of_a_gateway_that_is_gone_are_unloaded_and_nobody_elses() {
     }
     // After an outage everybody is out of date at first.
     sweeps.sweep().await;
-    lives.host.registry.stay().await.unwrap();
+    lives.host.registry.renew_presence().await.unwrap();
     assert!(sweeps.has(&left) && sweeps.has(&kept), "one look is not enough");
     sweeps.sweep().await;
     eventually("what the lost gateway made is gone", || !sweeps.has(&left) && !lives.has(&left)).await;
     sweeps.sweep().await;
     assert!(sweeps.has(&kept) && sweeps.has("tinker-x~y"));
-    lives.host.registry.leave().await;
+    lives.host.registry.remove_presence().await;
     sweeps.sweep().await;
     sweeps.sweep().await;
     eventually("a gateway that has ended is gone too", || !sweeps.has(&kept)).await;

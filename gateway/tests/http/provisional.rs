@@ -33,7 +33,7 @@ fn text(extra: &Value) -> Value {
 }
 
 /// Drafted tokens, as an executor tells them.
-fn told(text: &str) -> Output {
+fn provisional(text: &str) -> Output {
     Output { provisional: tokens(text), ..Output::default() }
 }
 
@@ -98,7 +98,15 @@ fn shown(response: &Response) -> ShownChoice {
 
 #[tokio::test]
 async fn what_comes_true_becomes_text_and_the_rest_is_taken_back() {
-    let outputs = vec![said("a"), told("bcd"), said("bX"), told("YZ"), said("YZ!"), told("no"), last("?")];
+    let outputs = vec![
+        said("a"),
+        provisional("bcd"),
+        said("bX"),
+        provisional("YZ"),
+        said("YZ!"),
+        provisional("no"),
+        last("?"),
+    ];
     let harness = Harness::start(script(outputs)).await;
     let chat = asked(&json!({ "messages": [{ "role": "user", "content": "hi" }] }));
     for (route, body) in [(CHAT, chat), (TEXT, text(&json!({})))] {
@@ -133,11 +141,11 @@ async fn neither_part_of_a_character_nor_of_a_stop_string_is_told() {
         said("a"),
         half,
         said("xé"),
-        told("b<E"),
+        provisional("b<E"),
         said("b<E"),
-        told("ND>c"),
+        provisional("ND>c"),
         said("N"),
-        told("!c"),
+        provisional("!c"),
         last("!"),
     ];
     let harness = Harness::start(script(outputs)).await;
@@ -151,7 +159,7 @@ async fn neither_part_of_a_character_nor_of_a_stop_string_is_told() {
 
 #[tokio::test]
 async fn a_guess_that_stands_when_the_executor_is_lost_is_taken_back_at_once() {
-    let mut harness = Harness::start(script(vec![said("a"), said("b"), told("xyz")])).await;
+    let mut harness = Harness::start(script(vec![said("a"), said("b"), provisional("xyz")])).await;
     let mut exchange = harness.client.open_post(TEXT, &text(&json!({}))).await;
     exchange.read_until("\"provisional\":{\"text\":\"xyz\"}").await;
     harness.kill_executor().await;
@@ -171,7 +179,7 @@ async fn a_guess_that_stands_when_the_executor_is_lost_is_taken_back_at_once() {
 async fn a_guess_that_stands_when_the_request_fails_is_taken_back_before_the_error() {
     let error = WireError { code: ErrorCode::DeadlineExceeded, message: "as the test wants it".to_owned() };
     let error = Output { error: Some(error), ..Output::default() };
-    let harness = Harness::start(script(vec![said("a"), told("bcd"), error])).await;
+    let harness = Harness::start(script(vec![said("a"), provisional("bcd"), error])).await;
     let events = harness.client.post(TEXT, &text(&json!({}))).await.events();
     let [.., retract, error] = events.as_slice() else { panic!("{events:?}") };
     assert!(
@@ -184,8 +192,8 @@ async fn a_guess_that_stands_when_the_request_fails_is_taken_back_before_the_err
 async fn each_choice_has_its_own_guesses() {
     let reply: Reply = Arc::new(|generate| {
         let outputs = match generate.sampling.seed {
-            7 => vec![said("a"), told("bc"), last("bc")],
-            _ => vec![said("x"), told("y"), last("z")],
+            7 => vec![said("a"), provisional("bc"), last("bc")],
+            _ => vec![said("x"), provisional("y"), last("z")],
         };
         ReplyScript { outputs, pause: Duration::from_millis(5) }
     });
@@ -198,7 +206,7 @@ async fn each_choice_has_its_own_guesses() {
 
 #[tokio::test]
 async fn a_caller_who_goes_away_while_a_guess_stands_is_cancelled_as_any_other() {
-    let harness = Harness::start(script(vec![said("a"), told("bc")])).await;
+    let harness = Harness::start(script(vec![said("a"), provisional("bc")])).await;
     let mut exchange = harness.client.open_post(TEXT, &text(&json!({}))).await;
     exchange.read_until("\"provisional\"").await;
     drop(exchange);
@@ -209,7 +217,7 @@ async fn a_caller_who_goes_away_while_a_guess_stands_is_cancelled_as_any_other()
 async fn every_token_may_be_foretold() {
     let letters: Vec<String> = ('a'..='h').map(String::from).collect();
     let mut outputs: Vec<_> =
-        letters.iter().flat_map(|letter| [told(letter), said(letter)]).skip(1).collect();
+        letters.iter().flat_map(|letter| [provisional(letter), said(letter)]).skip(1).collect();
     outputs.last_mut().unwrap().finish = Some(Finish::Length);
     let harness = Harness::start(script(outputs)).await;
     let shown = shown(&harness.client.post(TEXT, &text(&json!({ "max_tokens": 8 }))).await);
@@ -218,8 +226,14 @@ async fn every_token_may_be_foretold() {
 
 #[tokio::test]
 async fn what_is_drafted_of_a_thought_is_told_to_nobody_and_a_thought_has_as_many_tokens_however_they_come() {
-    let outputs =
-        vec![told("<th"), said("<think>a"), told("b</think>Ye"), said("b</think>Y"), told("es"), last("es.")];
+    let outputs = vec![
+        provisional("<th"),
+        said("<think>a"),
+        provisional("b</think>Ye"),
+        said("b</think>Y"),
+        provisional("es"),
+        last("es."),
+    ];
     let text = Arc::new(ByteText::with_template("{{ content.split('</think>') }}"));
     let harness = Harness::start_with_text(script(outputs), always(text), |_| {}).await;
     let body = asked(&json!({ "messages": [{ "role": "user", "content": "a" }] }));

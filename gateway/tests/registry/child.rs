@@ -27,19 +27,19 @@ async fn the_child_process_of_other_tests_is_idle_when_it_is_nobodys_child() {
         return;
     };
     let (mut executor, mut registry) = open(&directory).await.unwrap();
-    say("ok open");
+    print_marked("ok open");
     for order in std::io::stdin().lock().lines() {
         let order = order.unwrap();
         if order == "reopen" {
             executor.close();
             gone(registry).await;
             (executor, registry) = open(&directory).await.unwrap();
-            say("ok");
+            print_marked("ok");
             continue;
         }
         match obey(&directory, &registry, &order).await {
-            Ok(answer) => say(&format!("ok {answer}")),
-            Err(error) => say(&format!("error {}", error.code())),
+            Ok(answer) => print_marked(&format!("ok {answer}")),
+            Err(error) => print_marked(&format!("error {}", error.code())),
         }
     }
     // Without the rest of the test program.
@@ -58,7 +58,7 @@ async fn obey(directory: &Path, registry: &Arc<Registry>, order: &str) -> Result
         ["pin", name] => Ok(registry.pin(name, Pin::Keep).await.map(|_| String::new())?),
         ["bring", name] => {
             let lease = registry.lease(name, &admin())?.ok_or_else(|| ApiError::model_not_found(name))?;
-            registry.bring(&lease, 0).await?;
+            registry.load_on(&lease, 0).await?;
             Ok(lease.generation.to_string())
         }
         ["names"] => Ok(registry.entries().keys().cloned().collect::<Vec<_>>().join(",")),
@@ -73,7 +73,7 @@ async fn load(registry: &Arc<Registry>, name: &str, path: PathBuf) -> Result<Str
 }
 
 /// The test harness writes to standard output too; a mark tells our lines from its.
-fn say(line: &str) {
+fn print_marked(line: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "\n@{line}").unwrap();
     out.flush().unwrap();

@@ -82,7 +82,7 @@ async fn check(path: &Path, place: &str, allowed: [AdapterWeightsByName; 2]) {
     assert_eq!(stored(path), referred, "{place}: every file has a name, every name its files");
     for name in found.keys() {
         let lease = registry.lease(name, &admin()).unwrap().unwrap();
-        registry.bring(&lease, 0).await.unwrap_or_else(|error| panic!("{place}: {name}: {error}"));
+        registry.load_on(&lease, 0).await.unwrap_or_else(|error| panic!("{place}: {name}: {error}"));
     }
     drop(entries);
     executor.close();

@@ -39,7 +39,7 @@ async fn what_becomes_of_the_source_changes_nothing() {
     let bench = bench.reopen().await;
     for (name, weights) in [("a", "one"), ("b", "two"), ("a", "one")] {
         let lease = bench.registry.lease(name, &admin()).unwrap().unwrap();
-        bench.registry.bring(&lease, 0).await.unwrap();
+        bench.registry.load_on(&lease, 0).await.unwrap();
         assert_eq!(bench.fake.loads().last().unwrap(), weights);
         assert_eq!(lease.generation.to_string(), hex(weights));
     }
@@ -53,7 +53,7 @@ async fn files_that_rot_in_the_store_are_not_served_under_the_old_generation() {
     bench.load("b", "two").await.unwrap();
     std::fs::write(store.join("adapter_model.safetensors"), "rotten").unwrap();
     let lease = bench.registry.lease("a", &admin()).unwrap().unwrap();
-    assert!(bench.registry.bring(&lease, 0).await.unwrap_err().to_string().contains("load it again"));
+    assert!(bench.registry.load_on(&lease, 0).await.unwrap_err().to_string().contains("load it again"));
     bench.registry.lease("a", &admin()).unwrap_err();
     drop(lease);
     bench.files("a", "one");
@@ -179,12 +179,12 @@ async fn the_registry_of_earlier_versions_is_taken_over_once() {
     assert!(!journal.exists() && journal.with_extension("json.imported").exists());
     std::fs::remove_dir_all(&there).unwrap();
     let lease = registry.lease("a", &admin()).unwrap().unwrap();
-    registry.bring(&lease, 0).await.unwrap();
+    registry.load_on(&lease, 0).await.unwrap();
     assert_eq!(fake.loads(), ["one"]);
     assert_eq!(registry.len(), 2, "the one without files is kept by name");
     let broken = registry.lease("b", &admin());
     assert!(match broken {
-        Ok(lease) => registry.bring(&lease.unwrap(), 0).await.is_err(),
+        Ok(lease) => registry.load_on(&lease.unwrap(), 0).await.is_err(),
         Err(_) => true,
     });
 }

@@ -64,13 +64,13 @@ impl FakeExecutor {
     }
 
     /// Everything it was told, in order.
-    pub(crate) fn told(&self) -> Vec<LoadCommand> {
+    pub(crate) fn commands(&self) -> Vec<LoadCommand> {
         self.memory.lock().unwrap().told.clone()
     }
 
     /// The weights it was told to load, in order.
     pub(crate) fn loads(&self) -> Vec<String> {
-        let told = self.told();
+        let told = self.commands();
         told.into_iter()
             .filter_map(|told| if let LoadCommand::Load(weights) = told { Some(weights) } else { None })
             .collect()

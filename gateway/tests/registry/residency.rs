@@ -30,10 +30,10 @@ async fn a_request_for_an_adapter_on_disk_waits_for_it_and_the_others_do_not() {
     bench.load("a", "a").await.unwrap();
     bench.load("b", "b").await.unwrap();
     let hot = bench.registry.lease("b", &admin()).unwrap().unwrap();
-    bench.registry.bring(&hot, 0).await.unwrap();
+    bench.registry.load_on(&hot, 0).await.unwrap();
     drop(hot);
     let cold = bench.registry.lease("a", &admin()).unwrap().unwrap();
-    bench.registry.bring(&cold, 0).await.unwrap();
+    bench.registry.load_on(&cold, 0).await.unwrap();
     assert_eq!(bench.fake.loads(), ["a", "b", "b", "a"], "b was tried, then a had to go");
     let figures = bench.registry.figures();
     assert_eq!((figures.hits, figures.misses), (1, 1));
@@ -46,7 +46,7 @@ async fn all_who_wait_for_an_adapter_share_one_load() {
     bench.load("b", "b").await.unwrap();
     let before = bench.fake.loads().len();
     let leases: Vec<_> = (0..20).map(|_| bench.registry.lease("a", &admin()).unwrap().unwrap()).collect();
-    let waits = leases.iter().map(|lease| bench.registry.bring(lease, 0));
+    let waits = leases.iter().map(|lease| bench.registry.load_on(lease, 0));
     assert!(futures::future::join_all(waits).await.iter().all(Result::is_ok));
     assert_eq!(bench.fake.loads().len(), before + 1);
 }
@@ -57,13 +57,13 @@ async fn what_is_in_use_is_never_evicted_and_the_request_is_told_to_come_back() 
     bench.load("a", "a").await.unwrap();
     bench.load("b", "b").await.unwrap();
     let held = bench.registry.lease("b", &admin()).unwrap().unwrap();
-    let place = bench.registry.bring(&held, 0).await.unwrap();
+    let place = bench.registry.load_on(&held, 0).await.unwrap();
     let cold = bench.registry.lease("a", &admin()).unwrap().unwrap();
-    assert!(matches!(bench.registry.bring(&cold, 0).await, Err(ResidencyError::Busy(_))));
+    assert!(matches!(bench.registry.load_on(&cold, 0).await, Err(ResidencyError::Busy(_))));
     assert!(matches!(bench.load("c", "c").await, Err(AdapterError::Residency(ResidencyError::Busy(_)))));
     drop((held, place));
-    bench.registry.bring(&cold, 0).await.unwrap();
-    let unloads = bench.fake.told().iter().filter(|told| matches!(told, LoadCommand::Unload(_))).count();
+    bench.registry.load_on(&cold, 0).await.unwrap();
+    let unloads = bench.fake.commands().iter().filter(|told| matches!(told, LoadCommand::Unload(_))).count();
     assert_eq!(unloads, 2, "a for b, and b for a");
 }
 
@@ -82,9 +82,9 @@ async fn a_pinned_adapter_stays_and_pins_alone_cannot_use_up_the_budget() {
         Err(AdapterError::PinsExceedBudget { pinned_bytes: 3000, budget_bytes: 2000, .. })
     ));
     let cold = bench.registry.lease("c", &admin()).unwrap().unwrap();
-    assert!(matches!(bench.registry.bring(&cold, 0).await, Err(ResidencyError::NeverFits(_))));
+    assert!(matches!(bench.registry.load_on(&cold, 0).await, Err(ResidencyError::NeverFits(_))));
     bench.registry.pin("a", Pin::Release).await.unwrap();
-    bench.registry.bring(&cold, 0).await.unwrap();
+    bench.registry.load_on(&cold, 0).await.unwrap();
     let entries = bench.registry.entries();
     assert_eq!(bench.registry.tier(&entries["b"]), Tier::Host);
     assert_eq!(bench.registry.tier(&entries["a"]), Tier::Disk);
@@ -132,7 +132,7 @@ async fn a_thousand_registered_adapters_do_not_make_a_restart_wait() {
         "each was loaded once, or twice where room had to be made first: {before}"
     );
     let cold = bench.registry.lease("adapter-0", &admin()).unwrap().unwrap();
-    bench.registry.bring(&cold, 0).await.unwrap();
+    bench.registry.load_on(&cold, 0).await.unwrap();
     assert_eq!(
         (bench.fake.held(), bench.fake.loads().len()),
         (4, before + 1),
@@ -150,7 +150,7 @@ async fn a_storm_of_loads_and_requests_never_holds_more_than_the_budget_and_ends
         let registry = Arc::clone(&bench.registry);
         tokio::spawn(async move {
             let lease = registry.lease(&format!("a{}", turn * 5 % 8), &admin()).unwrap().unwrap();
-            let brought = registry.bring(&lease, 0).await;
+            let brought = registry.load_on(&lease, 0).await;
             if brought.is_ok() {
                 assert_eq!(
                     registry.tier(&registry.entries()[lease.name()]),

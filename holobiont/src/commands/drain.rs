@@ -49,7 +49,7 @@ pub(crate) fn drain(arguments: &DrainArguments, url: &str, terminal: Terminal) -
         std::thread::sleep(LOOK_AGAIN_AFTER);
     }
     progress.finish_and_clear();
-    say(terminal, told, &format!("{name} is drained; replace it, then: holobiont undrain {name}"));
+    print(terminal, told, &format!("{name} is drained; replace it, then: holobiont undrain {name}"));
     Ok(())
 }
 
@@ -58,7 +58,7 @@ pub(crate) fn undrain(arguments: &DrainArguments, url: &str, terminal: Terminal)
     let client = GatewayClient::new(url, terminal);
     let name = &arguments.name;
     let told = client.post_text(&format!("/v1/executors/{name}/undrain"), &json!({}))?;
-    say(terminal, told, &format!("{name} gets requests again"));
+    print(terminal, told, &format!("{name} gets requests again"));
     Ok(())
 }
 
@@ -69,7 +69,7 @@ fn under_way(client: &GatewayClient, name: &str) -> Result<u64, ClientError> {
     Ok(executor.map_or(0, |executor| executor.sequences.under_way))
 }
 
-fn say(terminal: Terminal, body: String, text: &str) {
+fn print(terminal: Terminal, body: String, text: &str) {
     match terminal.format {
         PrintFormat::Json => terminal.print(body),
         PrintFormat::Human => terminal.print(text),

@@ -86,7 +86,12 @@ fn served(client: &GatewayClient) -> Result<GatewayInventory, ClientError> {
 
 fn models_table(ink: TextStyle, models: &[ModelOnDisk]) -> String {
     let rows = models.iter().map(|model| {
-        [model.name.clone(), model.format.word().into(), size(model.bytes), model.path.display().to_string()]
+        [
+            model.name.clone(),
+            model.format.as_str().into(),
+            size(model.bytes),
+            model.path.display().to_string(),
+        ]
     });
     table(ink, ["MODEL", "FORMAT", "SIZE", "PATH"], &rows.collect::<Vec<_>>())
 }

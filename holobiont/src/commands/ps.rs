@@ -70,7 +70,7 @@ struct PsRates {
 pub(crate) fn run(arguments: &PsArguments, url: &str, terminal: Terminal) -> Result<(), ClientError> {
     let client = GatewayClient::new(url, terminal);
     loop {
-        let text = look(arguments, &client, terminal)?;
+        let text = show_resident(arguments, &client, terminal)?;
         if arguments.watch.is_some()
             && std::io::stdout().is_terminal()
             && terminal.format == PrintFormat::Human
@@ -86,7 +86,11 @@ pub(crate) fn run(arguments: &PsArguments, url: &str, terminal: Terminal) -> Res
     }
 }
 
-fn look(arguments: &PsArguments, client: &GatewayClient, terminal: Terminal) -> Result<String, ClientError> {
+fn show_resident(
+    arguments: &PsArguments,
+    client: &GatewayClient,
+    terminal: Terminal,
+) -> Result<String, ClientError> {
     let body = client.get_text("/v1/lora_adapters")?;
     if terminal.format == PrintFormat::Json {
         return Ok(body);

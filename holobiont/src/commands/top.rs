@@ -71,7 +71,7 @@ impl Explain for TopError {
 /// Shows a deployment.
 pub(crate) fn run(arguments: &TopArguments, url: &str, terminal: Terminal) -> Result<(), TopError> {
     let client = GatewayClient::new(url, terminal);
-    let first = DashboardSnapshot::take(&client)?;
+    let first = DashboardSnapshot::fetch(&client)?;
     let is_drawn = io::stdout().is_terminal() && io::stdin().is_terminal();
     match terminal.format {
         PrintFormat::Json => terminal.print(first.json()),
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_look_in_lines_has_everything() {
-        let text = text(TextStyle::None, &stats::tests::look(37.5, 4));
+        let text = text(TextStyle::None, &stats::tests::snapshot(37.5, 4));
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         for line in [
             "model smol, serving for 9 s, version 1.2",

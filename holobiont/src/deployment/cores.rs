@@ -97,7 +97,7 @@ impl CoreSplit {
         let count = count.map_or(cores.0.len(), usize::from).min(MAX_WORKERS.into());
         // More workers than cores take turns; that helps only in experiments.
         let workers: Vec<u32> = cores.0.iter().copied().cycle().take(count).collect();
-        let executor = config.executor.cores.clone().or_else(|| leave(allowed, &workers));
+        let executor = config.executor.cores.clone().or_else(|| remaining_cores(allowed, &workers));
         let shared = |core: u32| executor.as_ref().is_none_or(|list| list.0.contains(&core));
         let neighbour = |core| if shared(core) { CoreSharing::Executor } else { CoreSharing::None };
         let workers = workers.into_iter().map(|core| WorkerCore { core, neighbour: neighbour(core) });
@@ -119,7 +119,7 @@ fn last_cores(allowed: &CoreList, count: Option<u8>) -> CoreList {
 }
 
 /// The cores without those of workers, where there are enough.
-fn leave(allowed: &CoreList, workers: &[u32]) -> Option<CoreList> {
+fn remaining_cores(allowed: &CoreList, workers: &[u32]) -> Option<CoreList> {
     let rest: BTreeSet<u32> = allowed.0.iter().copied().filter(|core| !workers.contains(core)).collect();
     let is_split = allowed.0.len() >= ENOUGH_CORES && !workers.is_empty() && !rest.is_empty();
     is_split.then_some(CoreList(rest))

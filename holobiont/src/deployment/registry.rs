@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     /// As `up` does it: this process holds the lock.
-    fn hold(state: &Path) {
+    fn lock_state(state: &Path) {
         let lock = serde_json::to_string(&LockHolder::this(Duration::ZERO)).unwrap();
         fs::write(crate::deployment::paths::lock_path(state), lock).unwrap();
     }
@@ -120,7 +120,7 @@ mod tests {
         let (home, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let home = HomeDirectory::at(home.path());
         assert_eq!(running(&home), []);
-        hold(state.path());
+        lock_state(state.path());
         let mut registration = Registration::new(&home, state.path()).unwrap();
         registration.serves_at("http://here");
         let entry = RunningDeployment { state: state.path().to_owned(), url: Some("http://here".into()) };

@@ -69,8 +69,8 @@ impl BlockMemory {
     ///
     /// If one of them does not exist, or is lent already.
     #[must_use]
-    pub fn lend(self: &Arc<Self>, blocks: &[u32]) -> DeviceBlockLease {
-        self.ledger.lend(blocks);
+    pub fn lease(self: &Arc<Self>, blocks: &[u32]) -> DeviceBlockLease {
+        self.ledger.mark_leased(blocks);
         DeviceBlockLease { memory: Arc::clone(self), blocks: blocks.into(), is_over: AtomicBool::new(false) }
     }
 

@@ -197,7 +197,7 @@ impl Cuda {
     }
 
     /// Waits until the device has done all that it was given.
-    pub(super) fn settle(&self) {
+    pub(super) fn synchronize(&self) {
         // Who drops memory while it makes a record spoils that record, which says so.
         let _alone = (!IS_RECORDING.get()).then(|| self.lock());
         // SAFETY: the caller has bound the context. What fails here cannot be helped.

@@ -279,7 +279,7 @@ impl<T: PlainNumber> Drop for Pinned<T> {
     fn drop(&mut self) {
         self.cuda.note_free();
         if self.cuda.bind().is_ok() {
-            self.cuda.settle();
+            self.cuda.synchronize();
             // SAFETY: taken in `new`. All work of the device is finished: none still reaches this memory.
             let _ = unsafe { sys::cuMemFreeHost(self.host.as_ptr().cast()) };
         }
@@ -375,7 +375,7 @@ impl Drop for HostMapping {
         self.cuda.note_free();
         if self.cuda.bind().is_ok() {
             let start = (*self.words).as_ref().as_ptr().cast_mut().cast::<c_void>();
-            self.cuda.settle();
+            self.cuda.synchronize();
             // SAFETY: registered in `register`. All work of the device is finished: none still reaches it.
             let _ = unsafe { sys::cuMemHostUnregister(start) };
         }

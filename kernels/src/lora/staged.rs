@@ -79,7 +79,7 @@ impl StagedMatrix {
         assert!(self.is_of(host), "the staged copy is of this matrix");
         let _alone = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
         let end = self.first_rank.load(Ordering::Relaxed);
-        let (Some(last), Some(_held)) = (end.checked_sub(1), self.loan.hold()) else {
+        let (Some(last), Some(_held)) = (end.checked_sub(1), self.loan.guard()) else {
             return 0;
         };
         let mut copied = 0;
@@ -129,8 +129,8 @@ impl StagedMatrix {
     /// # Panics
     ///
     /// If they were.
-    pub(super) fn hold(&self) -> LeaseGuard<'_> {
-        self.loan.hold().expect("nothing is computed with a copy that was given up")
+    pub(super) fn guard(&self) -> LeaseGuard<'_> {
+        self.loan.guard().expect("nothing is computed with a copy that was given up")
     }
 
     /// The factors of ranks `from..` as kernels read them.

@@ -89,11 +89,11 @@ impl PoolShared {
         self.pending.0.store(chunks, Ordering::Relaxed);
         // SYNC POINT region-open: releases the job and `pending` to whoever claims a chunk.
         self.state.0.store(u64::from(chunks) << 32, Ordering::Release);
-        self.ring();
+        self.wake_helpers();
     }
 
     /// Tells helpers that there is something to see.
-    pub(super) fn ring(&self) {
+    pub(super) fn wake_helpers(&self) {
         // SeqCst on both sides: either the helper sees the new doorbell before it parks, or it is counted here.
         self.doorbell.0.fetch_add(1, Ordering::SeqCst);
         self.wake_some();

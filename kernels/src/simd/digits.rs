@@ -7,7 +7,7 @@ use super::GROUP;
 pub(super) fn digits<const B: usize>(numbers: &[[u8; B]; GROUP]) -> [[u8; GROUP]; B] {
     let mut digits = [[0; GROUP]; B];
     for (eight, numbers) in numbers.as_chunks::<8>().0.iter().enumerate() {
-        let words = transposed(numbers.map(|number| with_signs(word(&number))));
+        let words = transposed(numbers.map(|number| with_signs(to_u64(&number))));
         for (digits, word) in digits.iter_mut().zip(words) {
             digits[8 * eight..][..8].copy_from_slice(&word.to_le_bytes());
         }
@@ -17,7 +17,7 @@ pub(super) fn digits<const B: usize>(numbers: &[[u8; B]; GROUP]) -> [[u8; GROUP]
 
 /// A number as a word: the bytes that it lacks are zeros.
 #[inline(always)]
-pub(crate) fn word<const B: usize>(number: &[u8; B]) -> u64 {
+pub(crate) fn to_u64<const B: usize>(number: &[u8; B]) -> u64 {
     let mut bytes = [0; 8];
     bytes[..B].copy_from_slice(number);
     u64::from_le_bytes(bytes)

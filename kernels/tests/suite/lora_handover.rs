@@ -63,7 +63,7 @@ fn staged(matrix: &LoraMatrix, block_bytes: usize) -> (StagedMatrix, Arc<BlockLe
     let blocks = packing.blocks();
     let memory = BlockMemory::new(block_bytes, 3 * blocks as usize).expect("memory for a copy");
     let scattered = |block: u32| if block.is_multiple_of(2) { block } else { 3 * blocks - block };
-    let loan = memory.lend(&(0..blocks).map(scattered).collect::<Vec<_>>());
+    let loan = memory.lease(&(0..blocks).map(scattered).collect::<Vec<_>>());
     (StagedMatrix::new(&loan, matrix, &places), loan)
 }
 

@@ -54,7 +54,7 @@ impl ClientSession {
     }
 
     /// Whether rows and places fit what is asked; also what rows are made from that do not come.
-    pub(super) fn look(
+    pub(super) fn check_payload(
         &self,
         header: &CallHeader,
         asked: &ResolvedCall,
@@ -135,7 +135,7 @@ impl SessionPeer {
     }
 
     /// The next call of a local client.
-    pub(super) fn take(&mut self) -> Result<Option<CallHeader>, Violation> {
+    pub(super) fn next_call(&mut self) -> Result<Option<CallHeader>, Violation> {
         match self {
             Self::Local(Some(lent)) => lent.channel.take(),
             Self::Local(None) | Self::Remote(_) => Ok(None),

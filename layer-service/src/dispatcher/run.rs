@@ -138,7 +138,7 @@ impl Dispatcher {
         let took = self.clock.now().saturating_duration_since(begun);
         failpoint::pass("layer.after_batch");
         match computed {
-            Ok(Ok(())) => self.hand_out(pieces, answers, output, BatchResult { rows, took }),
+            Ok(Ok(())) => self.distribute_rows(pieces, answers, output, BatchResult { rows, took }),
             Ok(Err(EvaluateError::NoMemory(error))) => {
                 tracing::warn!(%error, calls = pieces.len(), "no memory for a batch; its calls are to come again");
                 self.fail(pieces, NO_MEMORY);
@@ -158,7 +158,7 @@ impl Dispatcher {
         }
         (self.scratch.x, self.scratch.out) = (x, out);
         self.registry.counts().batches.add(1);
-        self.let_go();
+        self.disconnect_faulty();
         ComputedRows { rows, background: BatchResult { rows, took }.part(background) }
     }
 
@@ -185,7 +185,7 @@ impl Dispatcher {
     }
 
     /// Hands out the rows of a batch, and answers the calls that are whole.
-    fn hand_out(&mut self, pieces: &[CallChunk], out: &[f32], width: usize, done: BatchResult) {
+    fn distribute_rows(&mut self, pieces: &[CallChunk], out: &[f32], width: usize, done: BatchResult) {
         let mut rest = out;
         for piece in pieces {
             let (own, others) = rest.split_at(piece.rows * width);
@@ -318,10 +318,10 @@ impl PassHooks for Dispatcher {
         let Some((_, width)) = self.widths(call) else { return };
         let pieces = std::mem::take(&mut self.scratch.joined);
         let took = self.clock.now().saturating_duration_since(since);
-        self.hand_out(&pieces, out, width, BatchResult { rows, took });
+        self.distribute_rows(&pieces, out, width, BatchResult { rows, took });
         let joined: usize = pieces.iter().map(|piece| piece.rows).sum();
         self.registry.counts().joined_rows.add(joined as u64);
         self.scratch.joined = pieces;
-        self.let_go();
+        self.disconnect_faulty();
     }
 }

@@ -77,7 +77,7 @@ impl RegisteredSession {
     ///
     /// # Errors
     /// What the client is to be answered if the quota is used up.
-    pub fn hold(&self, call: &CallHeader, bytes: u64) -> Result<MemoryReservation, ReplyHeader> {
+    pub fn reserve(&self, call: &CallHeader, bytes: u64) -> Result<MemoryReservation, ReplyHeader> {
         self.memory.charge(bytes).map_err(|_| self.refuse(call, CallStatus::Quota))
     }
 
@@ -164,6 +164,6 @@ impl RegisteredSession {
 
 impl Drop for RegisteredSession {
     fn drop(&mut self) {
-        self.registry.leave(self.connection);
+        self.registry.remove_session(self.connection);
     }
 }

@@ -158,7 +158,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 self.link.outbox.put_control(&answer);
             }
             WaitOutcome::News => self.hear_news()?,
-            WaitOutcome::Late => self.look()?,
+            WaitOutcome::Late => self.check_liveness()?,
         }
         Ok(())
     }
@@ -214,7 +214,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             [first] => call_header(first)?,
             _ => return Err(SessionEnd::Nonsense),
         };
-        self.coming = match self.client.session.hold(&header, bytes as u64) {
+        self.coming = match self.client.session.reserve(&header, bytes as u64) {
             Ok(held) => IncomingRows::Charge(held),
             Err(refusal) => {
                 self.link.outbox.put_refusal(&refusal);
@@ -231,7 +231,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             IncomingRows::Refused => return,
             IncomingRows::Charge(held) => Ok(held),
             // It came at once.
-            IncomingRows::Nothing => session.hold(&header, bytes.len() as u64),
+            IncomingRows::Nothing => session.reserve(&header, bytes.len() as u64),
         };
         let taken = held.and_then(|held| session.call(header, Payload { bytes, held }));
         if let Err(refusal) = taken {
@@ -284,7 +284,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     }
 
     /// Asks a silent client whether it is there, and gives up one that is not.
-    fn look(&mut self) -> Result<(), SessionEnd> {
+    fn check_liveness(&mut self) -> Result<(), SessionEnd> {
         let RemoteSettings { ping_every, silence, stuck, .. } = self.shared.settings;
         let now = Instant::now();
         if self.link.stuck_since().is_some_and(|since| now >= since + stuck) {

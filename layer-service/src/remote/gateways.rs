@@ -138,7 +138,7 @@ async fn tunnel(mut stream: TlsStream<TcpStream>, door: &GatewayAccess, name: &s
         }
     };
     tracing::info!(gateway = name, "a gateway of another host is let in");
-    say(&mut stream, &RemoteReply::Admitted).await?;
+    reply(&mut stream, &RemoteReply::Admitted).await?;
     let carried = copy_bidirectional_with_sizes(&mut stream, &mut own, TUNNEL_BYTES, TUNNEL_BYTES).await;
     tracing::info!(gateway = name, "a gateway of another host is gone");
     carried.map(drop)
@@ -153,7 +153,7 @@ async fn read<M: Wire>(stream: &mut TlsStream<TcpStream>) -> io::Result<M> {
     M::from_bytes(&body).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-async fn say(stream: &mut TlsStream<TcpStream>, answer: &RemoteReply) -> io::Result<()> {
+async fn reply(stream: &mut TlsStream<TcpStream>, answer: &RemoteReply) -> io::Result<()> {
     stream.write_all(&remote_executor::frame(answer)).await?;
     stream.flush().await
 }
@@ -162,7 +162,7 @@ async fn say(stream: &mut TlsStream<TcpStream>, answer: &RemoteReply) -> io::Res
 /// word with it.
 async fn refuse(mut stream: TlsStream<TcpStream>, why: String) {
     let last_word = async {
-        say(&mut stream, &RemoteReply::Refused(why)).await?;
+        reply(&mut stream, &RemoteReply::Refused(why)).await?;
         stream.shutdown().await?;
         tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
     };

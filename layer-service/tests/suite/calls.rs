@@ -101,7 +101,7 @@ impl DispatcherFixture {
 struct StoppedClock(Arc<Mutex<Instant>>);
 
 impl StoppedClock {
-    fn go_on(&self, time: Duration) {
+    fn advance(&self, time: Duration) {
         *self.0.lock().unwrap() += time;
     }
 }
@@ -280,7 +280,7 @@ fn beside_requests_a_noise_has_its_turn_and_training_one_before_its_client_gives
     trainer.call(0, CallClass::Training, &rows(1, 64), 64);
     masked.call(4, CallClass::Noise, &rows(2, 64), 64);
     let mut after = |time| {
-        clock.go_on(time);
+        clock.advance(time);
         rig.hub.poll();
         rig.hub.run_beside(Duration::from_millis(8), &mut *rig.base);
         let answered = |local: &mut LocalClient| local.client.try_take().unwrap().map(|reply| reply.status);
@@ -516,7 +516,7 @@ fn a_batch_that_fails_ends_its_own_calls_and_no_others() {
 
 pub(crate) fn payload(session: &RegisteredSession, header: &CallHeader, rows: &[f32]) -> Payload {
     let bytes: Vec<u8> = rows.iter().flat_map(|value| value.to_le_bytes()).collect();
-    Payload { held: session.hold(header, bytes.len() as u64).unwrap(), bytes }
+    Payload { held: session.reserve(header, bytes.len() as u64).unwrap(), bytes }
 }
 
 pub(crate) fn numbers(reply: &Reply) -> Vec<f32> {
@@ -556,10 +556,10 @@ fn bytes_are_held_until_an_answer_is_gone() {
     // 512 bytes in and 1,024 out.
     session.call(header, payload(&session, &header, &[0.0; 128])).unwrap();
     rig.run();
-    let refused = session.hold(&far(2, 4), 1024).unwrap_err();
+    let refused = session.reserve(&far(2, 4), 1024).unwrap_err();
     assert_eq!(refused.status, CallStatus::Quota);
     drop(answers.try_recv().unwrap());
-    assert!(session.hold(&far(2, 4), 1024).is_ok());
+    assert!(session.reserve(&far(2, 4), 1024).is_ok());
 }
 
 #[test]

@@ -92,7 +92,7 @@ impl SweepClient {
     }
 
     /// Takes the answer it waits for, if it is there, compares it, and calls again; says whether anything happened.
-    fn go_on(&mut self, judge: &mut ResidentModel) -> bool {
+    fn advance(&mut self, judge: &mut ResidentModel) -> bool {
         if self.is_done() {
             return false;
         }
@@ -137,7 +137,7 @@ fn walk(policy: BatchingPolicy, trainers: usize, clients: usize, rounds: u32) ->
         turn += 1;
         let mut moved = false;
         for (index, walker) in walkers.iter_mut().enumerate() {
-            moved |= turn > 7 * index && walker.go_on(&mut judge);
+            moved |= turn > 7 * index && walker.advance(&mut judge);
         }
         rig.hub.poll();
         if rig.hub.run_due(&mut *rig.base).rows == 0 && !moved {
@@ -202,7 +202,7 @@ fn clients_keep_step_with_a_resident_pass_or_fall_behind_and_all_get_their_bits(
             let mut judge = resident(directory.path());
             thread::spawn(move || {
                 while !walker.is_done() {
-                    if !walker.go_on(&mut judge) {
+                    if !walker.advance(&mut judge) {
                         thread::sleep(Duration::from_micros(200));
                     }
                 }

@@ -277,7 +277,7 @@ fn ends_when_asked(make: impl Fn() -> WorkerChild) {
         assert_eq!(worker.code(), Some(0), "{signal:?}");
     }
     let mut worker = make();
-    drop(worker.let_go());
+    drop(worker.close_stdin());
     assert_eq!(worker.code(), Some(0), "end of standard input");
 }
 
@@ -349,7 +349,7 @@ fn standard_input_does_not_matter_unless_it_is_said_to() {
     let place = WorkerDirectory::new();
     let mut executor = BoardExecutor::new(&place);
     let mut worker = place.start_undisturbed(&[]);
-    drop(worker.let_go());
+    drop(worker.close_stdin());
     let peer = executor.seat();
     works(&mut executor, &peer);
 }

@@ -103,7 +103,7 @@ fn a_worker_does_not_miss_the_system_calls_it_has_given_up() {
     }
     drop(executor);
     systemd.hears("STATUS=waiting for an executor");
-    drop(strace.let_go());
+    drop(strace.close_stdin());
     assert_eq!(strace.code(), Some(0));
     let record = fs::read_to_string(record).unwrap();
     assert_eq!(record.matches("SECCOMP_SET_MODE_FILTER").count(), 3, "each thread gives up its own");

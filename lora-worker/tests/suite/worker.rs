@@ -116,7 +116,7 @@ impl WorkerChild {
     }
 
     /// Lets go of its standard input.
-    pub(crate) fn let_go(&mut self) -> Option<ChildStdin> {
+    pub(crate) fn close_stdin(&mut self) -> Option<ChildStdin> {
         self.child.stdin.take()
     }
 

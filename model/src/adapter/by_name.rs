@@ -91,7 +91,7 @@ impl NamedLora {
         }
         options.one_of(METHOD, &["LORA"])?;
         options.check_task()?;
-        let config = LoraConfig::take(&mut options, BaseShape::ANY)?;
+        let config = LoraConfig::from_options(&mut options, BaseShape::ANY)?;
         if config.draft_layers().is_some() {
             return Err(AdapterError::Draft { path: directory.to_path_buf() });
         }

@@ -30,8 +30,8 @@ pub(super) struct Ia3Config {
 
 impl Ia3Config {
     /// Takes and checks all of `options`.
-    pub(super) fn take(options: &mut ConfigOptions<'_>) -> Result<Self, AdapterError> {
-        let selection = Selection::take(options)?;
+    pub(super) fn from_options(options: &mut ConfigOptions<'_>) -> Result<Self, AdapterError> {
+        let selection = Selection::from_options(options)?;
         if !options.has(FEED_FORWARD) {
             // PEFT would choose by the kind of model; it never saves an adapter that leaves this open.
             return Err(options.problem(FEED_FORWARD, "is missing"));

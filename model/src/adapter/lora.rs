@@ -86,12 +86,15 @@ pub(super) struct LoraConfig {
 
 impl LoraConfig {
     /// Takes and checks all of `options`.
-    pub(super) fn take(options: &mut ConfigOptions<'_>, base: BaseShape) -> Result<Self, AdapterError> {
+    pub(super) fn from_options(
+        options: &mut ConfigOptions<'_>,
+        base: BaseShape,
+    ) -> Result<Self, AdapterError> {
         check_kind(options)?;
         options.refuse_parameters()?;
         let scaling = if options.flag("use_rslora")? { Scaling::ByRoot } else { Scaling::ByRank };
         let config = Self {
-            selection: Selection::take(options)?.with_layers(options)?,
+            selection: Selection::from_options(options)?.with_layers(options)?,
             rank: options.count("r")?.unwrap_or(8),
             ranks: options.by_pattern("rank_pattern", as_count)?,
             alpha: options.number("lora_alpha")?.unwrap_or(8.0),
@@ -100,7 +103,7 @@ impl LoraConfig {
             draft_layers: draft::take_layers(options, base.layers)?,
             is_dora: options.flag(DORA)?,
             invocation: take_invocation(options, base.vocab_size)?,
-            saved: SavedModules::take(options, base.tying)?,
+            saved: SavedModules::from_options(options, base.tying)?,
         };
         if config.invocation.is_some() && (config.is_dora || config.draft_layers.is_some()) {
             return Err(

@@ -38,7 +38,7 @@ pub(super) enum Tying {
 
 impl SavedModules {
     /// Takes the options, for a base of which embedding and head are tied or not.
-    pub(super) fn take(options: &mut ConfigOptions<'_>, tying: Tying) -> Result<Self, AdapterError> {
+    pub(super) fn from_options(options: &mut ConfigOptions<'_>, tying: Tying) -> Result<Self, AdapterError> {
         let mut saved = Self::default();
         for name in options.list(SAVED)? {
             if is_tail(EMBEDDING, &name) {

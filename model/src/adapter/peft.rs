@@ -90,17 +90,17 @@ enum MethodConfig {
 
 impl MethodConfig {
     /// Takes and checks all of `options`.
-    fn take(options: &mut ConfigOptions<'_>, model: &ModelConfig) -> Result<Self, AdapterError> {
+    fn from_options(options: &mut ConfigOptions<'_>, model: &ModelConfig) -> Result<Self, AdapterError> {
         let Some(method) = options.take(METHOD) else { return Err(options.problem(METHOD, "is missing")) };
         if !method.as_str().is_some_and(|method| METHODS.contains(&method)) {
             return Err(options.unsupported(METHOD, &method));
         }
         options.check_task()?;
         match method.as_str() {
-            Some(IA3) => Ia3Config::take(options).map(Self::Ia3),
-            Some(PREFIX) => PrefixConfig::take(options, model).map(Self::Prefix),
-            Some(VERA) => VeraConfig::take(options).map(Self::Vera),
-            _ => LoraConfig::take(options, BaseShape::of(model)).map(Self::Lora),
+            Some(IA3) => Ia3Config::from_options(options).map(Self::Ia3),
+            Some(PREFIX) => PrefixConfig::from_options(options, model).map(Self::Prefix),
+            Some(VERA) => VeraConfig::from_options(options).map(Self::Vera),
+            _ => LoraConfig::from_options(options, BaseShape::of(model)).map(Self::Lora),
         }
     }
 }
@@ -127,7 +127,7 @@ impl<'a> PeftFiles<'a> {
         let spelling = weights.as_ref().map(|weights| weights.spelling().clone()).unwrap_or_default();
         let mut options = ConfigOptions::parse(&config_path, config, spelling)?;
         let base_model = options.text("base_model_name_or_path")?;
-        let config = MethodConfig::take(&mut options, model)?;
+        let config = MethodConfig::from_options(&mut options, model)?;
         let weights = weights?;
         Ok(Self { model, config, base_model, weights })
     }

@@ -24,7 +24,10 @@ pub(super) struct PrefixConfig {
 
 impl PrefixConfig {
     /// Takes and checks all of `options`.
-    pub(super) fn take(options: &mut ConfigOptions<'_>, model: &ModelConfig) -> Result<Self, AdapterError> {
+    pub(super) fn from_options(
+        options: &mut ConfigOptions<'_>,
+        model: &ModelConfig,
+    ) -> Result<Self, AdapterError> {
         let tokens = options.count(VIRTUAL_TOKENS)?.unwrap_or(0);
         if tokens == 0 || tokens > MAX_VIRTUAL_TOKENS {
             let problem =

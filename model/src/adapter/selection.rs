@@ -37,7 +37,7 @@ pub(super) struct Selection {
 
 impl Selection {
     /// Takes `target_modules` and `exclude_modules`.
-    pub(super) fn take(options: &mut ConfigOptions<'_>) -> Result<Self, AdapterError> {
+    pub(super) fn from_options(options: &mut ConfigOptions<'_>) -> Result<Self, AdapterError> {
         let (path, spelling) = (options.path().to_path_buf(), options.spelling().clone());
         let (targets, excluded) = (options.targets()?, options.names("exclude_modules")?);
         Ok(Self { path, spelling, targets, excluded, layers: None })

@@ -72,12 +72,12 @@ pub(super) struct Projections {
 
 impl VeraConfig {
     /// Takes and checks all of `options`.
-    pub(super) fn take(options: &mut ConfigOptions<'_>) -> Result<Self, AdapterError> {
+    pub(super) fn from_options(options: &mut ConfigOptions<'_>) -> Result<Self, AdapterError> {
         options.one_of("bias", &["none"])?;
         let key = options.seed(KEY)?.unwrap_or(0);
         let is_saved = !options.has(SAVED) || options.flag(SAVED)?;
         let origin = if is_saved { SharedMatrices::Saved } else { SharedMatrices::Drawn(key) };
-        let selection = Selection::take(options)?.with_layers(options)?;
+        let selection = Selection::from_options(options)?.with_layers(options)?;
         let rank = options.count("r")?.unwrap_or(256);
         if rank == 0 || rank > MAX_RANK {
             return Err(options.problem("r", format!("is {rank}, which is not between 1 and {MAX_RANK}")));

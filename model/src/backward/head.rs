@@ -21,7 +21,7 @@ use super::{
     dropout::{Dropping, RowDropouts},
     error::TrainError,
     pass::{GroupActivations, Reverse},
-    saved_activations::{RecordingDeltas, TargetRow, stand},
+    saved_activations::{RecordingDeltas, TargetRow, place_residual},
     trainable_site::TrainableSite,
 };
 use crate::{
@@ -161,7 +161,7 @@ impl<B: ReverseLayers<Compute>> LmHeadPass<'_, B> {
         for target in targets {
             room.residual.extend_from_slice(&residual[target.row * hidden..][..hidden]);
         }
-        stand(self.scratch, &room.residual);
+        place_residual(self.scratch, &room.residual);
         let found = AdapterRows::of_head(self.adapter, targets.len());
         let deltas = BatchDeltas::new(&self.model.config, None, self.deltas, &found);
         let dropping = Dropping { dropouts: self.dropouts, method: self.method, config: &self.model.config };

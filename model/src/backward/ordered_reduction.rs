@@ -70,7 +70,7 @@ impl Gradients {
     ///
     /// # Panics
     /// Never: there are always more turns.
-    pub fn turn(&mut self) -> ReductionTurn<'_> {
+    pub fn single_turn(&mut self) -> ReductionTurn<'_> {
         self.turns().next().expect("there are always more")
     }
 
@@ -133,7 +133,7 @@ impl<'g> ReductionTurn<'g> {
     /// order of the way back; of those that are left out the sums go on as they are.
     pub(super) fn at(&mut self, place: TrainableSite) -> Result<&mut GradientSlice<'g>, UpstreamFailed> {
         while self.held.as_ref().is_none_or(|(held, _)| *held > place) {
-            self.go_on();
+            self.pass_on();
             self.held = Some(self.from.recv().map_err(|_| UpstreamFailed)?);
         }
         let (held, sums) = self.held.as_mut().expect("it was just taken");
@@ -142,7 +142,7 @@ impl<'g> ReductionTurn<'g> {
     }
 
     /// Hands on what is held: nothing more is added there.
-    pub(super) fn go_on(&mut self) {
+    pub(super) fn pass_on(&mut self) {
         if let Some(sums) = self.held.take() {
             // Nobody may be behind.
             let _ = self.to.send(sums);
@@ -151,7 +151,7 @@ impl<'g> ReductionTurn<'g> {
 
     /// Hands on what is left: the batch has added all that it had to.
     pub(super) fn end(mut self) {
-        self.go_on();
+        self.pass_on();
         while let Ok(sums) = self.from.recv() {
             let _ = self.to.send(sums);
         }

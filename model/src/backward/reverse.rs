@@ -108,7 +108,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
     /// Back through a group with all rows of the batch: those behind it have their turn at the group's sums then.
     fn whole_group(&mut self, notes: GroupActivations<'_>) -> Result<bool, TrainError<B::Error>> {
         let goes_on = self.group(notes)?;
-        self.turn.go_on();
+        self.turn.pass_on();
         Ok(goes_on)
     }
 
@@ -191,7 +191,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
                 row.fill(0.0);
             }
         }
-        self.turn.go_on();
+        self.turn.pass_on();
         Ok(())
     }
 

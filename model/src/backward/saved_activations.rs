@@ -74,7 +74,7 @@ impl SavedActivations {
     }
 
     /// The residual stream goes on as the next norm will have it.
-    fn go_on(
+    fn advance_residual(
         &mut self,
         device: &mut Compute,
         model: &ModelContext,
@@ -163,7 +163,7 @@ impl<T: Deltas<Compute>> Deltas<Compute> for RecordingDeltas<'_, T> {
         update: &Vec<f32>,
     ) -> Result<(), Infallible> {
         // As what a plain feed-forward gives, though there are no deltas.
-        self.notes.borrow_mut().go_on(device, self.model, layer, LinearGroup::Down, update);
+        self.notes.borrow_mut().advance_residual(device, self.model, layer, LinearGroup::Down, update);
         Ok(())
     }
 
@@ -184,7 +184,7 @@ impl<T: Deltas<Compute>> Deltas<Compute> for RecordingDeltas<'_, T> {
         if !notes.before_scales {
             notes.note_outputs(layer, group, out);
         }
-        notes.go_on(device, self.model, layer, group, out);
+        notes.advance_residual(device, self.model, layer, group, out);
         Ok(())
     }
 }
@@ -271,7 +271,7 @@ impl Tape {
 
 /// Puts rows of the residual stream where a pass takes them up. To them it adds an update first: minus zero, which changes
 /// no number, not even a zero.
-pub(super) fn stand(scratch: &mut Scratch<Compute>, residual: &[f32]) {
+pub(super) fn place_residual(scratch: &mut Scratch<Compute>, residual: &[f32]) {
     scratch.residual.clear();
     scratch.residual.extend_from_slice(residual);
     scratch.update.clear();

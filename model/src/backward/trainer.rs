@@ -20,7 +20,7 @@ use super::{
     ordered_reduction::ReductionTurn,
     pass::{BackwardScratch, Reverse},
     saved_activations::{
-        LayerActivations, RecordingDeltas, RecordingKv, SavedActivations, SavedScope, Tape, stand,
+        LayerActivations, RecordingDeltas, RecordingKv, SavedActivations, SavedScope, Tape, place_residual,
     },
     trainable_site::TrainableSite,
 };
@@ -278,7 +278,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
             head.forward(&tape.residual, targets, &mut room).map_err(TrainError::Base)?;
             self.back(learner, &tape.sequences, &dropouts, turn).head(targets, &tile, loss, &mut room)?;
         }
-        turn.go_on();
+        turn.pass_on();
         self.head = room;
         // The head has left other rows in the scratch.
         let blocks = blocks(&tape.sequences);
@@ -299,7 +299,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         let notes = SavedActivations { residual: kept.residual, ..self.notes(learner, true) };
         let mut noted = self.noting(tape, learner, notes, |pass, base, (deltas, kv), batch| {
             lay_out(pass.model, pass.compute, pass.scratch, batch).unwrap_or_else(|never| match never {});
-            stand(pass.scratch, &deltas.notes.borrow().residual);
+            place_residual(pass.scratch, &deltas.notes.borrow().residual);
             run_block(pass.model, (base, deltas, kv), pass.compute, pass.scratch, layer)
         })?;
         Ok(noted.layers.swap_remove(layer))

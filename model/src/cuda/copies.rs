@@ -36,12 +36,12 @@ impl DeviceMemory for CudaMemory {
 
     fn copy_of(&self, host: &HostMatrices, blocks: &[BlockId]) -> DeviceCopy {
         let blocks: Vec<u32> = blocks.iter().map(|block| block.0).collect();
-        let adapter = StagedAdapter::new(&self.lane, self.pool.lend(&blocks), matrices(host));
+        let adapter = StagedAdapter::new(&self.lane, self.pool.lease(&blocks), matrices(host));
         DeviceCopy::new(host, Box::new(OnCuda { adapter, registered: OnceLock::new() }))
     }
 
-    fn settle(&self) {
-        let _ = self.lane.settle();
+    fn poll_arrivals(&self) {
+        let _ = self.lane.poll_arrivals();
     }
 }
 

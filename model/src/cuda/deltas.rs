@@ -112,10 +112,10 @@ impl<'a> CudaDeltas<'a> {
         state: &'a mut DeltaState,
         batch: &[SequenceSlice<'_, PreparedAdapter>],
     ) -> Result<Self, CudaError> {
-        state.lane.settle()?;
+        state.lane.poll_arrivals()?;
         let found = AdapterRows::of(batch);
         for run in &found.rows {
-            state.direct.bring(stream, &run.adapter)?;
+            state.direct.load(stream, &run.adapter)?;
         }
         let has_scales = found.have_scales();
         let mut deltas = Self { config, state, found, help: Vec::new(), has_scales, posted: None };

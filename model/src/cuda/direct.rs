@@ -98,7 +98,7 @@ fn name(adapter: &Arc<PreparedAdapter>) -> usize {
 
 impl DirectCopies {
     /// Sees to it that the adapter's small parts are on the device, and forgets those of adapters that are gone.
-    pub(super) fn bring(
+    pub(super) fn load(
         &mut self,
         stream: &CudaStream,
         adapter: &Arc<PreparedAdapter>,

@@ -35,7 +35,7 @@ impl DeviceMemory for CpuMemory {
 
     fn copy_of(&self, host: &HostMatrices, blocks: &[BlockId]) -> DeviceCopy {
         let (places, _) = self.pack(host).expect("what fits no block was given none");
-        let loan = self.0.lend(&blocks.iter().map(|block| block.0).collect::<Vec<_>>());
+        let loan = self.0.lease(&blocks.iter().map(|block| block.0).collect::<Vec<_>>());
         let staged = host.iter().zip(&places);
         let matrices = staged.map(|((_, _, matrix), places)| StagedMatrix::new(&loan, matrix, places));
         DeviceCopy::new(host, Box::new(OnCpu { matrices: matrices.collect(), loan }))

@@ -33,7 +33,7 @@ pub trait DeviceMemory: Debug + Send + Sync {
     fn copy_of(&self, host: &HostMatrices, blocks: &[BlockId]) -> DeviceCopy;
 
     /// Lets the next pass see what has arrived. A device that is lost is noticed by the pass.
-    fn settle(&self) {}
+    fn poll_arrivals(&self) {}
 }
 
 /// Why a block did not get to the device.

@@ -46,14 +46,14 @@ pub trait ForwardPass {
         false
     }
 
-    /// True if it takes the layers' linear path too, where [`take`](Self::take) says so.
+    /// True if it takes the layers' linear path too, where [`set_path`](Self::set_path) says so.
     fn takes_linear(&self) -> bool {
         false
     }
 
     /// Has what is computed from now on take `path` through the base's layers: the linear one only where it is
     /// [there](Self::takes_linear).
-    fn take(&mut self, path: SitePath) {
+    fn set_path(&mut self, path: SitePath) {
         debug_assert!(path == SitePath::Fast || self.takes_linear());
     }
 

@@ -112,7 +112,7 @@ impl RandomSource {
     }
 
     /// Standard deviation of a tensor's numbers; `None` for a norm, which is 1 everywhere.
-    fn spread(&self, id: TensorId) -> Option<f32> {
+    fn standard_deviation(&self, id: TensorId) -> Option<f32> {
         let [_, inputs] = tensor_shape(&self.config, id);
         let kept = 1.0 / (inputs.max(1) as f32).sqrt();
         match id {
@@ -139,7 +139,7 @@ impl WeightSource for RandomSource {
             return None;
         }
         let [rows, cols] = tensor_shape(&self.config, id);
-        let data = match self.spread(id) {
+        let data = match self.standard_deviation(id) {
             None => ONE.to_le_bytes().repeat(rows * cols),
             Some(spread) => uniform(key(self.seed, id), spread, rows * cols),
         };

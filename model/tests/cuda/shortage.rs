@@ -21,7 +21,7 @@ use model::{
     sources::open::open,
 };
 
-use crate::support::{CudaSequence, bring, device, error, golden, on_device};
+use crate::support::{CudaSequence, device, error, golden, on_device, upload};
 
 const RULE: &str = "CUDA_ON_CPU_ALLOCATIONS";
 const MODEL: &str = "llama-bf16";
@@ -204,7 +204,7 @@ fn an_adapter_needs_no_memory_to_arrive_and_a_pass_with_it_is_an_error_at_every_
                 |pass: &mut CudaModel, name: &str| -> (Arc<PreparedAdapter>, Result<Vec<f32>, CudaError>) {
                     let adapter = prepared(pass, name);
                     if adapter.device_bytes() > 0 {
-                        bring(pass, &adapter);
+                        upload(pass, &adapter);
                     }
                     let logits = logits(pass, Some(&adapter));
                     (adapter, logits)

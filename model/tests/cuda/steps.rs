@@ -11,7 +11,7 @@ use model::{
     sampling::{self, Probability, SamplingParams, SamplingRequest, TokenCounts},
 };
 
-use crate::support::{CudaSequence, adapter, at, bring, device, error, golden, on_cpu, on_device};
+use crate::support::{CudaSequence, adapter, at, device, error, golden, on_cpu, on_device, upload};
 
 /// A model of 32 bits: both devices agree but for the order of sums.
 const MODEL: &str = "llama-tied";
@@ -196,7 +196,7 @@ fn what_was_planned_with_a_revoked_copy_is_not_launched_again() {
     assert!(!copy.is_complete() && copy.next_bytes().is_none());
     // The device has nothing of it any more, and nobody helps.
     assert!(step(&mut pass).is_err() && !pass.is_lost());
-    bring(&pass, &prepared);
+    upload(&pass, &prepared);
     let again = step(&mut pass).unwrap();
     assert!(again.iter().zip(&expected).all(|(again, expected)| again.to_bits() == expected.to_bits()));
 }

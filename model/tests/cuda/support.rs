@@ -73,13 +73,13 @@ pub(crate) fn adapter(pass: &CudaModel, path: &std::path::Path) -> Arc<PreparedA
 /// The same of one that is prepared.
 pub(crate) fn brought(pass: &CudaModel, prepared: PreparedAdapter) -> Arc<PreparedAdapter> {
     if prepared.device_bytes() > 0 {
-        bring(pass, &prepared);
+        upload(pass, &prepared);
     }
     Arc::new(prepared)
 }
 
 /// Brings an adapter to the pool's last blocks that are free: the sequences here have the first.
-pub(crate) fn bring(pass: &CudaModel, adapter: &PreparedAdapter) -> Arc<DeviceCopy> {
+pub(crate) fn upload(pass: &CudaModel, adapter: &PreparedAdapter) -> Arc<DeviceCopy> {
     let memory = pass.adapter_memory();
     let count = memory.blocks_for(adapter.host()).unwrap() as usize;
     let free = (0..pass.kv_blocks() as u32).rev().filter(|&block| memory.pool.is_own(block));

@@ -176,9 +176,9 @@ fn an_exact_pass_has_the_bits_of_an_exact_deployment_and_leaves_others_theirs() 
     let over = |precision| resident_with(&path, precision, KvDtype::F16);
     let mut serving = over(Precision::Mixed);
     let before = generate(&mut serving, None, prompt, 4);
-    serving.take(SitePath::Linear);
+    serving.set_path(SitePath::Linear);
     let exact = generate(&mut serving, None, prompt, 4);
-    serving.take(SitePath::Fast);
+    serving.set_path(SitePath::Fast);
     assert_eq!(generate(&mut serving, None, prompt, 4), before);
     assert_eq!(generate(&mut over(Precision::Exact), None, prompt, 4), exact);
     assert_ne!(before, exact);

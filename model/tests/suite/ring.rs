@@ -147,7 +147,7 @@ fn words(count: usize, seed: u64) -> Vec<u64> {
     (0..count).map(|_| word()).collect()
 }
 
-fn ring(base: &impl EvaluateSites, site: usize) -> ModularSite {
+fn modular_site(base: &impl EvaluateSites, site: usize) -> ModularSite {
     base.sites()[site].ring.expect("the site has a ring path")
 }
 
@@ -179,7 +179,7 @@ fn it_is_the_linear_path_within_the_rounding_of_weights_and_rows() {
         for site in 0..model.sites().len() {
             let (weights, columns) = (weights(&mut model, site), model.sites()[site].columns);
             let outputs = weights.len() / columns;
-            let promised = ring(&model, site);
+            let promised = modular_site(&model, site);
             for (op, width) in [(SiteOp::ForwardNoBias, columns), (SiteOp::Backward, outputs)] {
                 let of = |at: usize| -> Vec<f32> {
                     match op {
@@ -274,7 +274,7 @@ fn sums_of_magnitudes_are_those_of_the_weights() {
         let mut model = resident_of(&*source, &[0]);
         model.commit();
         for site in 0..model.sites().len() {
-            let (weights, promised) = (weights(&mut model, site), ring(&model, site));
+            let (weights, promised) = (weights(&mut model, site), modular_site(&model, site));
             let outputs = weights.len() / model.sites()[site].columns;
             let sum =
                 |weights: &mut dyn Iterator<Item = &f32>| weights.map(|w| f64::from(w.abs())).sum::<f64>();
@@ -295,7 +295,7 @@ fn commitments_differ_where_a_weight_does() {
         let committed = |source: &LayerFormatSource, cores: &[usize]| {
             let mut model = resident_of(source, cores);
             model.commit();
-            (0..model.sites().len()).map(|site| ring(&model, site).commitment).collect::<Vec<_>>()
+            (0..model.sites().len()).map(|site| modular_site(&model, site).commitment).collect::<Vec<_>>()
         };
         let mut source = LayerFormatSource::new(kind);
         let (one, two) = (committed(&source, &[0]), committed(&source, &[0, 0]));

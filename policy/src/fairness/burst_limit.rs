@@ -145,7 +145,7 @@ impl<K: Ord + Clone> BurstLimit<K> {
     }
 
     /// Looks who waits: before it is decided who may go, and when all have gone who may.
-    pub fn look(&mut self, waits: impl Fn(&K) -> bool, now_us: u64) {
+    pub fn update_waiting(&mut self, waits: impl Fn(&K) -> bool, now_us: u64) {
         for (key, tenant) in &mut self.tenants {
             tenant.waits_since_us = waits(key).then(|| tenant.waits_since_us.unwrap_or(now_us));
         }

@@ -126,15 +126,15 @@ fn what_a_request_came_to_counts_instead_of_the_estimate() {
         let turn = queue.pop(0, any).unwrap();
         turns[turn.tenant] += 1;
         // Answers of tenant 1 are four times as long as they should be.
-        queue.settle(&turn.tenant, 1, 100, if turn.tenant == 1 { 400 } else { 100 });
+        queue.reconcile(&turn.tenant, 1, 100, if turn.tenant == 1 { 400 } else { 100 });
     }
     assert_eq!(turns, [16, 4]);
     // Who was forgotten meanwhile owes the rest.
     let mut queue = FairQueue::new(FairLimits::default());
     queue.push(&7, 2, entry(0, 100)).unwrap();
     queue.pop(0, any).unwrap();
-    queue.settle(&7, 2, 100, 10);
-    queue.settle(&7, 2, 10, 1010);
+    queue.reconcile(&7, 2, 100, 10);
+    queue.reconcile(&7, 2, 10, 1010);
     queue.push(&7, 2, entry(0, 100)).unwrap();
     queue.push(&8, 1, entry(1, 100)).unwrap();
     assert_eq!(queue.pop(0, any).unwrap().tenant, 8);

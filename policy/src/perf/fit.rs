@@ -62,7 +62,7 @@ impl<C: CostCurve> Default for Fit<C> {
 impl Fit<LinearFit> {
     /// Takes a timing in.
     pub fn observe(&mut self, work: f64, seconds: f64) {
-        self.take(TimingSample::new(work, seconds));
+        self.add_sample(TimingSample::new(work, seconds));
     }
 
     /// The line; `None` before the first timing.
@@ -74,7 +74,7 @@ impl Fit<LinearFit> {
 
 impl<C: CostCurve> Fit<C> {
     /// Takes a timing in.
-    pub fn take(&mut self, sample: TimingSample<C::Work>) {
+    pub fn add_sample(&mut self, sample: TimingSample<C::Work>) {
         let key = C::bucket(sample.work);
         if self.octaves.len() == MAX_OCTAVES && !self.octaves.contains_key(&key) {
             self.forget_an_octave();

@@ -177,12 +177,12 @@ impl ServingFit {
 
     /// A step in which each of `load` got a token took so long.
     pub fn observe_decode(&mut self, load: RequestLoad, took: Duration) {
-        self.decode.take(decode_terms(self.form, load), took);
+        self.decode.add_sample(decode_terms(self.form, load), took);
     }
 
     /// A pass over the prompts of `load` took so long.
     pub fn observe_prefill(&mut self, load: RequestLoad, took: Duration) {
-        self.prefill.take(prefill_terms(self.form, load), took);
+        self.prefill.add_sample(prefill_terms(self.form, load), took);
     }
 
     /// An adapter's bytes came to the device.
@@ -226,11 +226,11 @@ struct ValidatedFit<const N: usize> {
 }
 
 impl<const N: usize> ValidatedFit<N> {
-    fn take(&mut self, terms: [f64; N], took: Duration) {
+    fn add_sample(&mut self, terms: [f64; N], took: Duration) {
         let sample = TimingSample::of_terms(terms, took.as_secs_f64());
         self.seen += 1;
         if !self.seen.is_multiple_of(HELD_OUT_EVERY) {
-            return self.fit.take(sample);
+            return self.fit.add_sample(sample);
         }
         if self.held_out.len() == MAX_HELD_OUT {
             self.held_out.pop_front();

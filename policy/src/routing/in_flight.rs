@@ -53,7 +53,7 @@ pub struct InFlightLoad {
 
 impl InFlightLoad {
     /// A request comes, with so many tokens.
-    pub fn enter(&mut self, rank: u64, promised_tpot_us: Option<u64>, tokens: u64) {
+    pub fn add_request(&mut self, rank: u64, promised_tpot_us: Option<u64>, tokens: u64) {
         *self.by_rank.entry(rank).or_default() += 1;
         self.sums.requests += 1;
         self.sums.ranks += rank;
@@ -70,7 +70,7 @@ impl InFlightLoad {
     }
 
     /// A request goes, with as many tokens as it has by now.
-    pub fn leave(&mut self, rank: u64, promised_tpot_us: Option<u64>, tokens: u64) {
+    pub fn remove_request(&mut self, rank: u64, promised_tpot_us: Option<u64>, tokens: u64) {
         take_one(&mut self.by_rank, rank);
         // Whoever counts badly is off by that much, and no more.
         self.sums.requests = self.sums.requests.saturating_sub(1);
@@ -111,20 +111,20 @@ mod tests {
     #[test]
     fn a_ledger_says_what_those_who_are_in_it_come_to() {
         let mut ledger = InFlightLoad::default();
-        ledger.enter(32, Some(500), 10);
-        ledger.enter(64, None, 20);
-        ledger.enter(32, Some(400), 5);
+        ledger.add_request(32, Some(500), 10);
+        ledger.add_request(64, None, 20);
+        ledger.add_request(32, Some(400), 5);
         ledger.grow(32, 2);
         ledger.grow(64, 1);
         let load =
             RequestLoad { requests: 3, ranks: 128, max_rank: 64, tokens: 38, token_ranks: 17 * 32 + 21 * 64 };
         assert_eq!(ledger.load(), load);
         assert_eq!(ledger.promised_tpot_us(), Some(400));
-        ledger.leave(64, None, 21);
-        ledger.leave(32, Some(400), 5);
+        ledger.remove_request(64, None, 21);
+        ledger.remove_request(32, Some(400), 5);
         assert_eq!(ledger.load(), RequestLoad::of(32, 12));
         assert_eq!(ledger.promised_tpot_us(), Some(500));
-        ledger.leave(32, Some(500), 12);
+        ledger.remove_request(32, Some(500), 12);
         assert_eq!((ledger.load(), ledger.promised_tpot_us()), (RequestLoad::default(), None));
     }
 

@@ -228,7 +228,7 @@ impl Consumer {
                 return wake;
             }
             let started = self.park();
-            if let Some(wake) = self.look() {
+            if let Some(wake) = self.poll_state() {
                 return wake;
             }
             if !started {
@@ -301,7 +301,7 @@ impl Consumer {
     }
 
     /// What there is to know without waiting.
-    fn look(&mut self) -> Option<WakeReason> {
+    fn poll_state(&mut self) -> Option<WakeReason> {
         if !self.is_admitted() {
             return Some(WakeReason::Fenced);
         }
@@ -310,7 +310,7 @@ impl Consumer {
     }
 
     fn spin(&mut self, limit: Duration) -> Option<WakeReason> {
-        let first = self.look();
+        let first = self.poll_state();
         if first.is_some() || limit.is_zero() {
             return first;
         }
@@ -318,7 +318,7 @@ impl Consumer {
         while self.control.header().signal.announced.load(Relaxed) != 0 && start.elapsed() < limit {
             for _ in 0..LOOKS_PER_TICK {
                 spin_loop();
-                if let Some(wake) = self.look() {
+                if let Some(wake) = self.poll_state() {
                     return Some(wake);
                 }
             }
@@ -333,7 +333,7 @@ impl Consumer {
         let bell = header.signal.bell.load(Acquire);
         let announced = header.signal.announced.load(Relaxed);
         header.parked.seats.fetch_or(me, Relaxed);
-        // Pairs with the fences in `Producer::ring` and `Shared::fence`. Of two fences one is first. If it is this one,
+        // Pairs with the fences in `Producer::wake_workers` and `Shared::fence`. Of two fences one is first. If it is this one,
         // the other side sees the bit and rings. If it is the other, what was written before it is seen here.
         fence(SeqCst);
         let news = !self.is_admitted()
@@ -389,7 +389,7 @@ impl ClaimedSlice<'_> {
     /// Whether anybody still waits for the sums. Reading a shared word costs little beside a slice.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
-        self.entry().progress.word.load(Relaxed) == self.word(SlicePhase::Claimed(self.seat.worker))
+        self.entry().progress.word.load(Relaxed) == self.encode_word(SlicePhase::Claimed(self.seat.worker))
     }
 
     /// Hands the sums over, `[rows, columns]`; says whether they came in time.
@@ -412,11 +412,15 @@ impl ClaimedSlice<'_> {
     pub fn fail(self) {}
 
     fn end(&self, state: SlicePhase) -> bool {
-        let claimed = self.word(SlicePhase::Claimed(self.seat.worker));
-        self.entry().progress.word.compare_exchange(claimed, self.word(state), Release, Relaxed).is_ok()
+        let claimed = self.encode_word(SlicePhase::Claimed(self.seat.worker));
+        self.entry()
+            .progress
+            .word
+            .compare_exchange(claimed, self.encode_word(state), Release, Relaxed)
+            .is_ok()
     }
 
-    fn word(&self, state: SlicePhase) -> u64 {
+    fn encode_word(&self, state: SlicePhase) -> u64 {
         SliceWord { job: self.job, state }.encode()
     }
 

@@ -133,7 +133,7 @@ impl Producer {
     /// spin until [`Producer::rest`], as long as their own limit lets them.
     pub fn announce(&self, workers: u32) {
         self.shared.control.header().signal.announced.store(workers, Relaxed);
-        self.ring(workers);
+        self.wake_workers(workers);
     }
 
     /// Says that no more jobs come for now: who spins may sleep.
@@ -195,7 +195,7 @@ impl Producer {
         signal.posted.store(posted, Relaxed);
         // SYNC POINT job: releases the table.
         signal.job.store(self.job.0, Release);
-        self.ring(posted);
+        self.wake_workers(posted);
     }
 
     fn check(&self, x_elements: usize, slices: &[Slice]) -> Result<(), PostError> {
@@ -221,7 +221,7 @@ impl Producer {
     }
 
     /// Wakes at most `count` of those who sleep; makes no system call if nobody does.
-    fn ring(&self, count: u32) {
+    fn wake_workers(&self, count: u32) {
         // Pairs with the fence in `Consumer::park`, which says why no wake-up is lost.
         fence(SeqCst);
         let header = self.shared.control.header();
@@ -394,7 +394,8 @@ mod tests {
     fn job_numbers_come_round_and_nobody_notices() {
         let geometry = Geometry { x_elements: 2, sums_elements: 16, slices: 1, seats: 2 };
         let (board, mut poster) = Board::in_process(geometry).unwrap();
-        let (mut seat, mut late) = (board.seat().unwrap().join_here(), board.seat().unwrap().join_here());
+        let (mut seat, mut late) =
+            (board.seat().unwrap().join_in_process(), board.seat().unwrap().join_in_process());
         poster.post(&[1.0; 2], &[SLICE]).unwrap();
         // Its word names job 1, which comes again.
         let claim = late.claim(|_, _| true).unwrap();

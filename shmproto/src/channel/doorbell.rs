@@ -123,7 +123,7 @@ fn park<'a: 'b, 'b>(
     fence(SeqCst);
     let bell_word = (&bell.rung, bell.heard.load(Relaxed));
     let words = std::iter::once(bell_word)
-        .chain(channels.clone().map(|channel| -> (&'b AtomicU32, u32) { channel.word() }));
+        .chain(channels.clone().map(|channel| -> (&'b AtomicU32, u32) { channel.futex_word() }));
     futex::wait_any(words, until);
     channels.for_each(|channel| channel.set_parked(0));
     bell.parked.store(0, Relaxed);

@@ -153,7 +153,7 @@ impl ExecutorChannel {
     }
 
     /// The word to sleep on, and what stands there while there are no calls.
-    pub(super) fn word(&self) -> (&AtomicU32, u32) {
+    pub(super) fn futex_word(&self) -> (&AtomicU32, u32) {
         (&self.shared.head().submitted.calls, self.calls.count())
     }
 }

@@ -32,7 +32,7 @@ impl WorkerTransport for InProcess {
     }
 
     fn join(offer: ConsumerHandle) -> Consumer {
-        offer.join_here()
+        offer.join_in_process()
     }
 }
 

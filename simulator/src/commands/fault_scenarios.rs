@@ -29,7 +29,7 @@ impl FaultScenarios {
         let sums = side_by_side::all(&parts, |&first| {
             let mut sum = ScenarioResult::default();
             for seed in first..end.min(first + AT_ONCE) {
-                add(&mut sum, &fault_scenario::live(seed)?);
+                add(&mut sum, &fault_scenario::run_scenario(seed)?);
             }
             Ok(sum)
         })?;

@@ -47,14 +47,14 @@ impl<T> TierLink<T> {
     pub(crate) fn submit(&mut self, now: Duration, urgency: Urgency, what: T, takes: Duration) {
         self.waiting[urgency.index()].push_back(LinkJob { what, takes });
         if self.carried.is_none() {
-            self.carry(now);
+            self.start_next(now);
         }
     }
 
     /// What ends next, if that is by `now`.
     pub(crate) fn end_next(&mut self, now: Duration) -> Option<T> {
         let (end, what) = self.carried.take_if(|(end, _)| *end <= now)?;
-        self.carry(end);
+        self.start_next(end);
         Some(what)
     }
 
@@ -85,7 +85,7 @@ impl<T> TierLink<T> {
         }
     }
 
-    fn carry(&mut self, start: Duration) {
+    fn start_next(&mut self, start: Duration) {
         if let Some(LinkJob { what, takes }) = self.waiting.iter_mut().find_map(VecDeque::pop_front) {
             self.busy += takes;
             self.carried = Some((start + takes, what));

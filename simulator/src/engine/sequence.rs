@@ -100,7 +100,7 @@ impl SimSequence {
 
     /// Takes blocks for all its tokens, those that are known on the device or below it and new ones, if it may enter beside
     /// `running` others.
-    pub(crate) fn enter(
+    pub(crate) fn try_admit(
         &mut self,
         cache: &mut Cache,
         workload: &Workload,
@@ -123,18 +123,18 @@ impl SimSequence {
         };
         self.blocks = prefix.blocks;
         self.blocks.extend(fresh);
-        if self.awaited.is_empty() { self.settle(cache, 0) } else { EntryOutcome::Awaits }
+        if self.awaited.is_empty() { self.finish_fetch(cache, 0) } else { EntryOutcome::Awaits }
     }
 
     /// Whether what it waits for is there; it may now run with what has come.
-    pub(crate) fn look(&mut self, cache: &mut Cache) -> EntryOutcome {
+    pub(crate) fn check_arrivals(&mut self, cache: &mut Cache) -> EntryOutcome {
         match cache.arrived(&self.awaited) {
             None => EntryOutcome::Awaits,
-            Some(arrived) => self.settle(cache, arrived),
+            Some(arrived) => self.finish_fetch(cache, arrived),
         }
     }
 
-    fn settle(&mut self, cache: &mut Cache, arrived: usize) -> EntryOutcome {
+    fn finish_fetch(&mut self, cache: &mut Cache, arrived: usize) -> EntryOutcome {
         let missing = self.awaited.len() - arrived;
         let last = arrived.checked_sub(1).map(|last| self.awaited[last]);
         self.awaited.clear();
@@ -146,7 +146,7 @@ impl SimSequence {
             // They will never come: they are computed into blocks of its own.
             cache.release(&self.blocks.drain(known..known + missing).collect::<Vec<_>>());
             let Some(fresh) = cache.allocate(missing) else {
-                self.leave(cache);
+                self.release_blocks(cache);
                 return EntryOutcome::NoRoom;
             };
             self.blocks.extend(fresh);
@@ -189,7 +189,7 @@ impl SimSequence {
     }
 
     /// Gives all blocks back and starts over, keeping its tokens.
-    pub(crate) fn leave(&mut self, cache: &mut Cache) {
+    pub(crate) fn release_blocks(&mut self, cache: &mut Cache) {
         cache.release(&std::mem::take(&mut self.blocks));
         self.awaited.clear();
         self.computed = 0;

@@ -126,7 +126,7 @@ impl Tiers {
     }
 
     /// Gives an adapter a place if there is one, pins it there, and says whether it has arrived.
-    pub(super) fn hold(
+    pub(super) fn pin_adapter(
         &mut self,
         cache: &mut Cache,
         now: Duration,

@@ -71,7 +71,7 @@ pub struct InvariantBroken {
 ///
 /// # Errors
 /// Something that must hold does not.
-pub fn live(seed: u64) -> Result<ScenarioResult, InvariantBroken> {
+pub fn run_scenario(seed: u64) -> Result<ScenarioResult, InvariantBroken> {
     let plan = FaultScenario::draw(seed);
     let stream = RandomStream::new(seed, "network", 0);
     let mut simulation =
@@ -79,12 +79,12 @@ pub fn live(seed: u64) -> Result<ScenarioResult, InvariantBroken> {
     let mut watch = InvariantWatch::new(&plan);
     let broken = |what: String| InvariantBroken { seed, what };
     let mut turns = 0;
-    while simulation.turn() {
+    while simulation.step() {
         turns += 1;
         if turns > MAX_TURNS {
             return Err(broken("it does not end".to_owned()));
         }
-        watch.look(&simulation).map_err(broken)?;
+        watch.check(&simulation).map_err(broken)?;
     }
     let outcomes: Vec<RequestOutcome> = simulation.outcomes.iter().flatten().copied().collect();
     if outcomes.len() < plan.requests.len() {
@@ -261,7 +261,7 @@ impl<'a> InvariantWatch<'a> {
         }
     }
 
-    fn look(&mut self, simulation: &Simulation<'_>) -> Result<(), String> {
+    fn check(&mut self, simulation: &Simulation<'_>) -> Result<(), String> {
         if let Some(id) = simulation.ended_twice.first() {
             return Err(format!("request {id} has ended twice"));
         }
@@ -274,7 +274,7 @@ impl<'a> InvariantWatch<'a> {
         }
         for (sent, candidates) in sent_now() {
             self.choice(sent, candidates)?;
-            self.turn(sent)?;
+            self.check_order(sent)?;
         }
         if simulation.gateway.keeps_somebody_waiting() {
             return Err("somebody waits who could be sent".to_owned());
@@ -313,7 +313,7 @@ impl<'a> InvariantWatch<'a> {
     }
 
     /// Whether it was its turn.
-    fn turn(&mut self, sent: &DispatchedRequest) -> Result<(), String> {
+    fn check_order(&mut self, sent: &DispatchedRequest) -> Result<(), String> {
         let request = &self.plan.requests[sent.id];
         let tenant = usize::from(request.tenant);
         let is_first = self.sent[sent.id] == 0;

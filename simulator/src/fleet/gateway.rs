@@ -200,12 +200,12 @@ impl Gateway {
     /// Whose turn it is, if an executor has a place.
     fn next(&mut self) -> Option<DequeuedRequest<u16, usize>> {
         let now_us = self.clock_us;
-        self.headroom.look(|tenant| self.queue.waiting_of(tenant) > 0, now_us);
+        self.headroom.update_waiting(|tenant| self.queue.waiting_of(tenant) > 0, now_us);
         let (places, is_open) = (self.places(), self.has_place());
         let crowd = self.headroom.crowd(now_us);
         let turn = self.queue.pop(now_us, |tenant, _| is_open && crowd.lets(tenant, places));
         if turn.is_none() {
-            self.headroom.look(|tenant| self.queue.waiting_of(tenant) > 0, now_us);
+            self.headroom.update_waiting(|tenant| self.queue.waiting_of(tenant) > 0, now_us);
         }
         turn
     }
@@ -230,7 +230,7 @@ impl Gateway {
         let draw = Rng::seeded(self.setup.seed).bits(self.draws);
         let choice = choose(self.setup.policy, &asked, &self.candidates, draw)?;
         let view = &mut self.views[choice.executor];
-        view.waiting.enter(asked.rank, asked.slo.tpot_us, asked.prompt_tokens);
+        view.waiting.add_request(asked.rank, asked.slo.tpot_us, asked.prompt_tokens);
         touch(&mut view.resident, &mut view.asked, view.setup.adapter_slots, request);
         self.states[id] = GatewayRequestState::Sent {
             server: choice.executor,
@@ -257,7 +257,7 @@ impl Gateway {
                 }
                 self.take_out(server, request, ExecutorStage::Waits);
                 let (rank, context) = self.running_as(request);
-                self.views[server].running.enter(rank, self.setup.slo.tpot_us, context);
+                self.views[server].running.add_request(rank, self.setup.slo.tpot_us, context);
                 self.states[id] =
                     GatewayRequestState::Sent { server, stage: ExecutorStage::Runs, since_us: self.clock_us };
             }
@@ -268,7 +268,7 @@ impl Gateway {
                 }
                 self.take_out(server, request, stage);
                 self.states[id] = GatewayRequestState::Ended;
-                self.settle(id, request.tenant, u64::from(request.prompt) + u64::from(request.answer));
+                self.reconcile(id, request.tenant, u64::from(request.prompt) + u64::from(request.answer));
                 self.answers.observe(u64::from(request.answer));
             }
         }
@@ -276,10 +276,10 @@ impl Gateway {
     }
 
     /// A request has cost so many tokens instead of what it was charged.
-    fn settle(&mut self, id: usize, tenant: u16, cost_tokens: u64) {
+    fn reconcile(&mut self, id: usize, tenant: u16, cost_tokens: u64) {
         self.headroom.end(&tenant, 1, cost_tokens, self.clock_us);
         let charged = std::mem::take(&mut self.charged[id]);
-        self.queue.settle(&tenant, self.weight(tenant), charged, cost_tokens);
+        self.queue.reconcile(&tenant, self.weight(tenant), charged, cost_tokens);
     }
 
     /// As which a request runs in the ledger. How far it is matters little, and the same goes out as came in.
@@ -294,8 +294,8 @@ impl Gateway {
         let (rank, context) = self.running_as(request);
         let (view, promised) = (&mut self.views[server], self.setup.slo.tpot_us);
         match stage {
-            ExecutorStage::Runs => view.running.leave(rank, promised, context),
-            ExecutorStage::Waits => view.waiting.leave(rank, promised, u64::from(request.prompt)),
+            ExecutorStage::Runs => view.running.remove_request(rank, promised, context),
+            ExecutorStage::Waits => view.waiting.remove_request(rank, promised, u64::from(request.prompt)),
         }
     }
 
@@ -309,7 +309,7 @@ impl Gateway {
             if matches!(self.states[id], GatewayRequestState::Sent { stage: ExecutorStage::Waits, .. }) {
                 self.headroom.begin(&requests[id].tenant, 1);
             }
-            self.settle(id, requests[id].tenant, 0);
+            self.reconcile(id, requests[id].tenant, 0);
         }
         // They were let in once: no deadline takes that back.
         lost.into_iter().filter_map(|id| self.enqueue(id, &requests[id], None)).collect()

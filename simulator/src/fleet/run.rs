@@ -99,7 +99,7 @@ pub(super) struct Simulation<'a> {
 #[must_use]
 pub fn run(setup: &FleetSetup, requests: &[FleetRequest]) -> Vec<RequestOutcome> {
     let mut simulation = Simulation::new(setup, requests);
-    while simulation.turn() {}
+    while simulation.step() {}
     simulation.outcomes.into_iter().flatten().collect()
 }
 
@@ -152,7 +152,7 @@ impl<'a> Simulation<'a> {
     }
 
     /// Goes on to whatever happens next; false if nothing does.
-    pub(super) fn turn(&mut self) -> bool {
+    pub(super) fn step(&mut self) -> bool {
         if let Some(sent) = &mut self.sent_now {
             sent.clear();
         }
@@ -203,7 +203,7 @@ impl<'a> Simulation<'a> {
             FleetEvent::StepEnds { server, life } => self.step_ends(server, life),
             FleetEvent::Wake { server, life } => {
                 if self.slots[server].life == life {
-                    self.go_on(server);
+                    self.start_step(server);
                 }
             }
             FleetEvent::Asks { server, id } => self.asks(server, id),
@@ -261,13 +261,13 @@ impl<'a> Simulation<'a> {
     fn asks(&mut self, server: usize, id: usize) {
         let request = &self.requests[id];
         let Some(there) = &mut self.slots[server].server else { return };
-        match there.take(id, request, self.now) {
-            Some(said) => self.tell(server, said),
-            None => self.go_on(server),
+        match there.submit(id, request, self.now) {
+            Some(said) => self.deliver(server, said),
+            None => self.start_step(server),
         }
     }
 
-    fn tell(&mut self, server: usize, said: StepMessage) {
+    fn deliver(&mut self, server: usize, said: StepMessage) {
         let (began, id) = match said {
             StepMessage::Began(id) => (true, id),
             StepMessage::Done(id) => (false, id),
@@ -275,7 +275,7 @@ impl<'a> Simulation<'a> {
         self.message(FleetEvent::Tells { server, began, id });
     }
 
-    fn go_on(&mut self, server: usize) {
+    fn start_step(&mut self, server: usize) {
         let (now, slot) = (self.now, &mut self.slots[server]);
         let life = slot.life;
         let Some(there) = slot.server.as_mut().filter(|there| !there.is_busy() && there.has_work()) else {
@@ -293,10 +293,10 @@ impl<'a> Simulation<'a> {
             return;
         }
         let said = self.slots[server].server.as_mut().map(SimulatedExecutor::end).unwrap_or_default();
-        said.into_iter().for_each(|said| self.tell(server, said));
+        said.into_iter().for_each(|said| self.deliver(server, said));
         // Who leaves makes room for somebody at once.
         self.dispatch();
-        self.go_on(server);
+        self.start_step(server);
     }
 
     fn hears(&mut self, server: usize, said: StepMessage) {

@@ -81,7 +81,7 @@ impl SimulatedExecutor {
     }
 
     /// A request comes. Whoever is known already is told what was said of it last.
-    pub(super) fn take(&mut self, id: usize, request: &FleetRequest, now: Nanos) -> Option<StepMessage> {
+    pub(super) fn submit(&mut self, id: usize, request: &FleetRequest, now: Nanos) -> Option<StepMessage> {
         if let Some(said) = self.known.get(&id) {
             return *said;
         }
@@ -116,7 +116,7 @@ impl SimulatedExecutor {
 
     /// Begins a step, and says how long it takes; `Err` says when it is worth asking again, if nobody can go on yet.
     pub(super) fn begin(&mut self, now: Nanos) -> Result<Nanos, Option<Nanos>> {
-        self.enter(now);
+        self.admit(now);
         let stages: Vec<RunningStage> = self.running.iter().map(stage).collect();
         let snapshot = Snapshot { running: &stages, free_blocks: usize::MAX };
         let StepDecision::Compute(mut shares) = snapshot.step(&self.setup.limits) else { return Err(None) };
@@ -134,7 +134,7 @@ impl SimulatedExecutor {
     }
 
     /// Those whose adapters are there run, first come, first served, as long as there are places.
-    fn enter(&mut self, now: Nanos) {
+    fn admit(&mut self, now: Nanos) {
         let mut cold = VecDeque::new();
         while self.running.len() < self.setup.limits.max_running
             && let Some(sequence) = self.waiting.pop_front()

@@ -127,11 +127,11 @@ fn what_is_foreseen_is_paid_once_and_asked_as_was_decided_then() {
         HybridDrafter::new(Ngram::new(&[7], AcceptanceTable::default()), Fifty::new(0.9, Some(1.0)));
     let tree = TokenTree::new();
     combined.set_price(price(0.1, 1.5, ProbePolicy::No));
-    combined.foresee(&tree, None);
+    combined.prefetch_logits(&tree, None);
     combined.set_price(price(0.1, 0.0, ProbePolicy::No));
     assert!(!combined.guesses(&tree, None).unwrap().is_empty(), "it was paid for");
     assert!(combined.guesses(&tree, None).unwrap().is_empty(), "there is no time for another");
-    combined.foresee(&tree, None);
+    combined.prefetch_logits(&tree, None);
     combined.set_price(price(0.1, 1.5, ProbePolicy::No));
     assert!(combined.guesses(&tree, None).unwrap().is_empty(), "nobody was told to answer along");
     assert_eq!(combined.model().asked, 1);

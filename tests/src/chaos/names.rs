@@ -48,7 +48,7 @@ impl PossibleNames {
     }
 
     /// Compares with what the registry holds, which settles what was uncertain.
-    pub fn settle(&mut self, registry: &[(String, String)]) {
+    pub fn reconcile(&mut self, registry: &[(String, String)]) {
         let held: BTreeMap<&str, &str> =
             registry.iter().map(|(name, generation)| (name.as_str(), generation.as_str())).collect();
         for (name, possible) in &mut self.possible {

@@ -60,7 +60,7 @@ impl SharedFleet {
     /// # Errors
     /// This machine lacks something, or does not allow it.
     pub fn start(count: u8) -> Result<Self, String> {
-        let network = Network::enter()?;
+        let network = Network::create()?;
         let (registry, bucket) = servers::both().ok_or("what is missing is said above")?;
         let anywhere = IpAddr::from(Ipv4Addr::UNSPECIFIED);
         let registry_wire = FaultyRelay::from(anywhere, registry.port());
@@ -73,7 +73,7 @@ impl SharedFleet {
             adapters: &adapters,
         };
         let hosts: Vec<SharedHost> = (1..=count).map(|number| ways.host(number)).collect();
-        tell(&network, &hosts);
+        publish_hosts(&network, &hosts);
         let front =
             FleetFront::start(&gateways(), FrontSetup { network: Some(&network), ..FrontSetup::default() });
         let numbers = count;
@@ -94,9 +94,9 @@ impl SharedFleet {
 
     /// Takes a host off the list by which it is found.
     #[must_use]
-    pub fn take(&mut self, index: usize) -> SharedHost {
+    pub fn remove_host(&mut self, index: usize) -> SharedHost {
         let host = self.hosts.remove(index);
-        tell(&self.network, &self.hosts);
+        publish_hosts(&self.network, &self.hosts);
         host
     }
 
@@ -105,14 +105,14 @@ impl SharedFleet {
         self.numbers += 1;
         let host = self.ways().host(self.numbers);
         self.hosts.push(host);
-        tell(&self.network, &self.hosts);
+        publish_hosts(&self.network, &self.hosts);
     }
 
     /// Another host in the place of one that is gone, at its address, without anything on its disk.
     pub fn replace(&mut self, index: usize, links: Links) {
         let deployment = self.ways().plan(&links).start_in(Arc::new(StateDirectory::new()));
         self.hosts.insert(index, SharedHost { deployment, links });
-        tell(&self.network, &self.hosts);
+        publish_hosts(&self.network, &self.hosts);
     }
 
     /// Another picker in the place of one that is dead.
@@ -136,7 +136,7 @@ fn gateways() -> [String; 1] {
     [format!("{HOSTS}:{PORT}")]
 }
 
-fn tell(network: &Network, hosts: &[SharedHost]) {
+fn publish_hosts(network: &Network, hosts: &[SharedHost]) {
     let addresses: Vec<IpAddr> =
         hosts.iter().map(|host| host.links.there(NetworkLink::Front).into()).collect();
     network.set_hosts(&addresses);

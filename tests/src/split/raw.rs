@@ -165,7 +165,7 @@ impl Zmtp {
         key: Option<&str>,
     ) -> io::Result<Self> {
         let mut zmtp = Self::greet(stream(doors, deployment, route, key), key)?;
-        zmtp.say(&open(route, ""))?;
+        zmtp.send_control(&open(route, ""))?;
         match zmtp.hear()? {
             FromLayers::Opened(_) => Ok(zmtp),
             other => Err(io::Error::other(format!("{other:?}"))),
@@ -185,7 +185,7 @@ impl Zmtp {
     ///
     /// # Errors
     /// As [`send`](Self::send).
-    pub fn say(&mut self, message: &ToLayers) -> io::Result<()> {
+    pub fn send_control(&mut self, message: &ToLayers) -> io::Result<()> {
         let mut bytes = Vec::new();
         zmtp::put_message(&mut bytes, &[&CONTROL, &message.to_bytes()]);
         self.send(&bytes)
@@ -299,7 +299,7 @@ impl SharedMemoryClient {
     /// # Errors
     /// If it is refused.
     pub fn demand_channel(&mut self, slab_bytes: u64) -> io::Result<()> {
-        self.say(&ToLayers::Channel(slab_bytes))?;
+        self.send_control(&ToLayers::Channel(slab_bytes))?;
         let (answer, mut descriptors) = self.receive()?;
         let FromLayers::ChannelReady(ready) = answer else {
             return Err(io::Error::other(format!("{answer:?}")));
@@ -315,7 +315,7 @@ impl SharedMemoryClient {
     ///
     /// # Errors
     /// If the other side has hung up.
-    pub fn say(&self, message: &ToLayers) -> io::Result<()> {
+    pub fn send_control(&self, message: &ToLayers) -> io::Result<()> {
         self.control.send(message, &[]).map_err(io::Error::other)
     }
 
@@ -324,7 +324,7 @@ impl SharedMemoryClient {
     /// # Errors
     /// If the other side hangs up.
     pub fn ask(&self, message: &ToLayers) -> io::Result<FromLayers> {
-        self.say(message)?;
+        self.send_control(message)?;
         Ok(self.receive()?.0)
     }
 

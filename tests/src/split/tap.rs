@@ -43,7 +43,7 @@ pub fn listen(near: &Path, far: PathBuf, witness: CallObserver) {
 /// What a client says, to the executor.
 fn forward(mut client: UnixStream, mut executor: UnixStream, witness: &CallObserver) {
     let mut frames = Frames::default();
-    let _ = carry(&mut client, &mut |bytes| {
+    let _ = relay(&mut client, &mut |bytes| {
         frames.push(bytes, witness);
         executor.write_all(bytes)
     });
@@ -52,11 +52,11 @@ fn forward(mut client: UnixStream, mut executor: UnixStream, witness: &CallObser
 
 /// What an executor says, to the client.
 fn back(mut executor: UnixStream, mut client: UnixStream) {
-    let _ = carry(&mut executor, &mut |bytes| client.write_all(bytes));
+    let _ = relay(&mut executor, &mut |bytes| client.write_all(bytes));
     let _ = client.shutdown(Shutdown::Both);
 }
 
-fn carry(from: &mut UnixStream, to: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+fn relay(from: &mut UnixStream, to: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
     let mut buffer = vec![0; 1 << 16];
     loop {
         match from.read(&mut buffer)? {

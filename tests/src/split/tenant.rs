@@ -80,7 +80,7 @@ impl SplitTenant {
         let settings = ClientSettings {
             key: key.map(str::to_owned),
             name: "tenant".to_owned(),
-            masking: masking.word().to_owned(),
+            masking: masking.as_str().to_owned(),
             patience,
             ..ClientSettings::default()
         };

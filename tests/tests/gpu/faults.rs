@@ -249,7 +249,7 @@ impl GoldenClients {
     }
 
     /// Waits until some more are answered.
-    fn go_on(&self) {
+    fn wait_for_progress(&self) {
         let before = self.answered.load(Ordering::Relaxed);
         eventually("requests are answered", || self.answered.load(Ordering::Relaxed) > before);
     }
@@ -283,7 +283,7 @@ fn workers_of_a_gpu_may_all_die_stop_and_come_back_under_load() {
                 signal_workers(&deployment, Signal::STOP);
                 // Sometimes so long that the executor gives them up.
                 thread::sleep(Duration::from_millis(100 + random.below(1500) as u64));
-                askers.go_on();
+                askers.wait_for_progress();
                 signal_workers(&deployment, Signal::CONT);
             } else if random.below(2) == 0 {
                 deployment.signal(DeploymentProcess::Worker, Signal::KILL);
@@ -293,13 +293,13 @@ fn workers_of_a_gpu_may_all_die_stop_and_come_back_under_load() {
                 eventually("those that died have no seat", || {
                     seated(client).iter().all(|(id, _)| !killed.contains(id))
                 });
-                askers.go_on();
+                askers.wait_for_progress();
             }
         }
         await_workers(&deployment);
         let before = seated(client);
         eventually("every worker computes again", || {
-            askers.go_on();
+            askers.wait_for_progress();
             seated(client).iter().zip(&before).all(|(now, before)| now.0 == before.0 && now.1 > before.1)
         });
         askers.finish();

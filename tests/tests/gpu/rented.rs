@@ -298,8 +298,11 @@ fn every_site(
     doors: &SplitEndpoints,
     rows: usize,
 ) -> Vec<Vec<f32>> {
-    let settings =
-        ClientSettings { masking: LINEAR.word().to_owned(), patience: WATCHDOG, ..ClientSettings::default() };
+    let settings = ClientSettings {
+        masking: LINEAR.as_str().to_owned(),
+        patience: WATCHDOG,
+        ..ClientSettings::default()
+    };
     let mut session =
         Session::open(executor.connector(Some(doors), route), settings).expect("a session is opened");
     let sites = session.catalog().sites.clone();

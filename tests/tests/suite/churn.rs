@@ -103,7 +103,7 @@ fn adapters_come_and_go_under_load_and_every_answer_is_golden_for_its_generation
         let registry = client.registered().expect("the registry answers");
         for mut names in certain {
             let of_this: Vec<_> = registry.iter().filter(|(name, _)| names.knows(name)).cloned().collect();
-            names.settle(&of_this);
+            names.reconcile(&of_this);
         }
         for (name, _) in &registry {
             client.unload(name);

@@ -150,7 +150,7 @@ fn only_a_listed_certificate_drives_an_executor_from_afar() {
         // With keys, certificates are not asked of everybody.
         let far = RemoteExecutor::start(&["--layer-key-file", &file]);
         for client in [None, Some(CERTIFIED)] {
-            for ask in [RemoteRequest::Tunnel, lend(&[(FileName::Gguf, 1)])] {
+            for ask in [RemoteRequest::Tunnel, staged_files_request(&[(FileName::Gguf, 1)])] {
                 let (mut stream, said) = far.raw(client, &ask).expect("it says why");
                 let RemoteReply::Refused(why) = said else { panic!("{client:?} was let in: {said:?}") };
                 let part = client.map_or("must show a certificate", |_| "'alice' drives no executor");
@@ -174,7 +174,7 @@ fn only_a_listed_certificate_drives_an_executor_from_afar() {
     });
 }
 
-fn lend(files: &[(FileName, u64)]) -> RemoteRequest {
+fn staged_files_request(files: &[(FileName, u64)]) -> RemoteRequest {
     RemoteRequest::Lend(files.iter().map(|(name, bytes)| StagedFile { name: *name, bytes: *bytes }).collect())
 }
 
@@ -191,12 +191,15 @@ fn files_that_are_none_of_an_adapter_harm_nobody() {
             let (_, said) = far.raw(Some(GATEWAY), ask).expect("it says why");
             assert!(matches!(&said, RemoteReply::Refused(why) if why.contains(part)), "{said:?}");
         };
-        refused(&lend(&[(FileName::Gguf, 65 << 20)]), "this executor takes");
-        refused(&lend(&[(FileName::Config, 2 << 20), (FileName::Weights, 1)]), "this executor takes");
-        refused(&lend(&[(FileName::Weights, 1)]), "one or two files");
-        refused(&lend(&[]), "one or two files");
+        refused(&staged_files_request(&[(FileName::Gguf, 65 << 20)]), "this executor takes");
+        refused(
+            &staged_files_request(&[(FileName::Config, 2 << 20), (FileName::Weights, 1)]),
+            "this executor takes",
+        );
+        refused(&staged_files_request(&[(FileName::Weights, 1)]), "one or two files");
+        refused(&staged_files_request(&[]), "one or two files");
 
-        let ask = lend(&[(FileName::Config, 2), (FileName::Weights, 3)]);
+        let ask = staged_files_request(&[(FileName::Config, 2), (FileName::Weights, 3)]);
         let (mut wrong, said) = far.raw(Some(GATEWAY), &ask).expect("it is let in");
         assert_eq!(said, RemoteReply::Admitted);
         wrong.write_all(&[b"{}abc".as_slice(), &[0; 32]].concat()).expect("it is taken");

@@ -108,7 +108,7 @@ impl FleetFaultTest {
             [0, 1].iter().all(|picker| (self.fleet.front.ready(*picker) - clients.len() as f64).abs() < 0.5)
         });
         let agreed = since.elapsed();
-        let registered = state.settle(&listed);
+        let registered = state.reconcile(&listed);
         state.explain(&format!("{kind:?}"), kind.explains());
         thread::scope(|scope| {
             for client in &clients {

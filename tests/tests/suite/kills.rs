@@ -189,7 +189,7 @@ impl KillTest {
         } else {
             self.ledger.count("not reached", 1);
         }
-        self.settle();
+        self.wait_until_recovered();
         fired
     }
 
@@ -202,7 +202,7 @@ impl KillTest {
             self.deployment.signal(process, Signal::KILL);
         }
         self.ledger.hit(if all { "all" } else { first.program() });
-        self.settle();
+        self.wait_until_recovered();
     }
 
     fn provoke(&mut self, provocation: FailpointTrigger) {
@@ -263,7 +263,7 @@ impl KillTest {
         for pinned in [true, false] {
             let outcome = set_pin(self.client(), name, pinned);
             if outcome.is_err() {
-                self.settle();
+                self.wait_until_recovered();
                 // Pins that stayed would leave no room for anything else.
                 let freed = || set_pin(self.client(), name, false).is_ok();
                 return eventually("the pin is taken away", freed);
@@ -287,13 +287,13 @@ impl KillTest {
             Err(RequestFault::Refused { .. }) => self.ledger.count("refused changes", 1),
             Err(RequestFault::Silence(_)) => {
                 self.ledger.count("unanswered changes", 1);
-                self.settle();
+                self.wait_until_recovered();
             }
         }
     }
 
     /// Waits until requests are served again, and compares the registry with what it acknowledged.
-    fn settle(&mut self) {
+    fn wait_until_recovered(&mut self) {
         let client = &self.deployment.client;
         // A gateway that has not yet heard of an executor's death still calls itself healthy: only an answer counts.
         eventually("requests are served again", || {
@@ -308,7 +308,7 @@ impl KillTest {
             registry = client.registered();
             registry.is_some()
         });
-        self.names.settle(&registry.expect("it has answered"));
+        self.names.reconcile(&registry.expect("it has answered"));
     }
 
     /// Lets processes die at `targets` in turn, so that each is visited equally often, until there were `kills` deaths; the
@@ -400,7 +400,7 @@ fn survive(mut arena: KillTest, targets: &[FailpointTarget], kills: u64) {
     // What crashes left behind is swept at the next start.
     arena.deployment.signal(DeploymentProcess::Gateway, Signal::KILL);
     eventually("the gateway is back", || arena.deployment.client.is_healthy());
-    arena.settle();
+    arena.wait_until_recovered();
     arena.no_orphans();
     assert!(arena.deployment.stop().success());
 }

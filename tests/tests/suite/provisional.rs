@@ -24,7 +24,7 @@ fn plain() -> Deployment {
 }
 
 /// Asks both for the same, and fails unless they answer the same; returns what was told of drafts.
-fn told(drafting: &Deployment, plain: &Deployment, ask: &CompletionRequest) -> ShownDrafts {
+fn compare_drafts(drafting: &Deployment, plain: &Deployment, ask: &CompletionRequest) -> ShownDrafts {
     let expected = plain.client.ask(ask).answer;
     let [with, without] = [drafting, plain].map(|deployment| {
         let mut stream = deployment.client.stream(ask);
@@ -42,14 +42,18 @@ fn what_is_told_of_drafts_changes_no_answer_and_is_text_or_taken_back_at_the_end
         let (mut came_true, mut retracted) = (0, 0);
         for (model, salt) in MODELS.into_iter().zip(920..) {
             for seed in [None, Some(1), Some(2)] {
-                let told = told(&drafting, &plain, &CompletionRequest { seed, ..curious(model, salt, 48) });
+                let told = compare_drafts(
+                    &drafting,
+                    &plain,
+                    &CompletionRequest { seed, ..curious(model, salt, 48) },
+                );
                 came_true += told.came_true;
                 retracted += told.retracted;
             }
         }
         assert!(came_true > 0 && retracted > 0, "{came_true} came true, {retracted} were taken back");
         let silent = CompletionRequest { provisional: false, ..curious(BASE, 920, 48) };
-        assert_eq!(told(&drafting, &plain, &silent), ShownDrafts::default(), "nobody asked");
+        assert_eq!(compare_drafts(&drafting, &plain, &silent), ShownDrafts::default(), "nobody asked");
     });
 }
 

@@ -105,7 +105,7 @@ fn files_and_jobs_are_the_same_through_every_host_and_a_job_obeys_through_any() 
         // A job keeps what it learns from.
         trains.client.delete(&format!("/v1/files/{file}")).expect("it is there");
         assert!(jobs::made(&door.client, &id, 2));
-        assert_eq!(jobs::turn(&door.client, &id, "pause"), "paused");
+        assert_eq!(jobs::request_action(&door.client, &id, "pause"), "paused");
         eventually("its trainer stops", || trains.trainers().is_empty());
         let back = door.place().home().join("back").display().to_string();
         let moving = ["registry", "move", "--from", &postgres.url(), "--to", &back, "--store", &bucket.url()];
@@ -113,12 +113,12 @@ fn files_and_jobs_are_the_same_through_every_host_and_a_job_obeys_through_any() 
         assert!(!moved && said.contains("1 fine-tuning jobs that have not ended"), "{said}");
         jobs::wait_for_checkpoint(&door.client, &id);
         let step = jobs::job(&door.client, &id).expect("it is known")["step"].clone();
-        assert_eq!(jobs::turn(&door.client, &id, "resume"), "queued");
+        assert_eq!(jobs::request_action(&door.client, &id, "resume"), "queued");
         assert!(jobs::made(&door.client, &id, step.as_u64().expect("a step") + 1));
         let said = jobs::said(&trains.client, &id);
         assert_eq!(said, jobs::said(&door.client, &id));
         assert!(said.iter().any(|said| *said == format!("going on after step {step}")), "{said:?}");
-        assert_eq!(jobs::turn(&door.client, &id, "cancel"), "cancelled");
+        assert_eq!(jobs::request_action(&door.client, &id, "cancel"), "cancelled");
         eventually("its trainer stops", || trains.trainers().is_empty());
         only_files_stay(&bucket, 0);
         assert!(door.stop().success() && trains.stop().success());
@@ -212,7 +212,7 @@ fn a_bucket_that_is_gone_and_then_has_another_checkpoint_costs_steps_and_no_bit(
         assert!(jobs::made(&free.client, &id, 10), "it goes on, and its checkpoints are nowhere yet");
         assert!(!kept(&bucket).iter().any(|name| name.contains("/checkpoint")), "{:?}", kept(&bucket));
         bucket.wire.set(ResponseFault::None);
-        assert_eq!(jobs::turn(&free.client, &id, "pause"), "paused");
+        assert_eq!(jobs::request_action(&free.client, &id, "pause"), "paused");
         eventually("its last checkpoint is in the bucket", || {
             let step = jobs::job(&free.client, &id).map(|job| job["step"].clone());
             jobs::last_checkpoint(&free.client, &id) == step
@@ -220,7 +220,7 @@ fn a_bucket_that_is_gone_and_then_has_another_checkpoint_costs_steps_and_no_bit(
         held.kill_supervisor();
         let checkpoint = kept(&bucket).into_iter().find(|name| name.contains("/checkpoint"));
         bucket.replace(&checkpoint.expect("it is there"), b"something else");
-        assert_eq!(jobs::turn(&free.client, &id, "resume"), "queued");
+        assert_eq!(jobs::request_action(&free.client, &id, "resume"), "queued");
         assert_eq!(jobs::generation(&free.client, &id), whole);
         let said = jobs::said(&free.client, &id);
         assert!(said.iter().any(|said| said.contains("begins anew")), "{said:?}");

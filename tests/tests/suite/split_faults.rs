@@ -142,7 +142,7 @@ impl SplitFaultTest {
     }
 
     /// Waits until the executor holds what it held before.
-    fn settle(&mut self) {
+    fn wait_until_released(&mut self) {
         let begun = Instant::now();
         let what = format!("the executor holds no more than {:?}", self.before);
         eventually(&what, || HeldResources::of(&self.deployment).are_within(&self.before));
@@ -231,7 +231,7 @@ impl SplitFaultTest {
     fn note(&mut self, place: &str, action: &str, route: SplitRoute) {
         eprintln!("{} {action} {place} over {}", self.ledger.total(), route.name());
         self.ledger.hit(&format!("{place} {action}"));
-        self.settle();
+        self.wait_until_released();
     }
 
     fn finish(mut self) {

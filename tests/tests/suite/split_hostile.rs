@@ -467,7 +467,7 @@ fn sessions_opened_and_dropped_in_a_hurry_leave_nothing() {
                     local.ask(&open(SplitRoute::SharedMemory, &arena.key)),
                     Ok(FromLayers::Refused(_))
                 ));
-                let _ = local.say(&ToLayers::Close);
+                let _ = local.send_control(&ToLayers::Close);
             }
             let mut session = arena.zmtp(ZMQ[number % 2]);
             session.call(&call(1, 8), &rows(8)).expect("it is sent");

@@ -170,7 +170,7 @@ impl RunArguments {
             (mode, JobPrecision::Serving) => {
                 return Err(TunerError::Usage(format!(
                     "--masking {} needs --precision exact: masks go away only where rows are not rounded",
-                    mode.word()
+                    mode.as_str()
                 )));
             }
         };

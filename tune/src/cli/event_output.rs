@@ -8,7 +8,7 @@ use super::error::TunerError;
 use crate::data::DataError;
 
 /// Tells an event.
-pub(super) fn tell(event: &TrainingEvent) -> io::Result<()> {
+pub(super) fn emit(event: &TrainingEvent) -> io::Result<()> {
     let mut out = io::stdout().lock();
     serde_json::to_writer(&mut out, event)?;
     writeln!(out)?;
@@ -17,7 +17,7 @@ pub(super) fn tell(event: &TrainingEvent) -> io::Result<()> {
 
 /// The same, for whom it is an error that nobody reads it.
 pub(super) fn print(event: &TrainingEvent) -> Result<(), TunerError> {
-    tell(event).map_err(|source| TunerError::System { what: "nobody reads what is told of the job", source })
+    emit(event).map_err(|source| TunerError::System { what: "nobody reads what is told of the job", source })
 }
 
 /// Tells what is wrong with each line, if that is what is wrong.

@@ -20,12 +20,14 @@ pub(super) fn prompts() -> Result<ProgramExit, TunerError> {
     }
     match asked? {
         FilePrompts::Answered => print(&TrainingEvent::Answered {})?,
-        FilePrompts::Prompts(prompts) => prompts.into_iter().try_for_each(|prompt| print(&told(prompt)))?,
+        FilePrompts::Prompts(prompts) => {
+            prompts.into_iter().try_for_each(|prompt| print(&prompt_event(prompt)))?
+        }
     }
     Ok(ProgramExit::Exit(Exit::Ok))
 }
 
-fn told(prompt: data::DataPrompt) -> TrainingEvent {
+fn prompt_event(prompt: data::DataPrompt) -> TrainingEvent {
     let of = |(role, content): &(&str, String)| ConversationMessage {
         role: (*role).to_owned(),
         content: content.clone(),

@@ -27,7 +27,7 @@ use super::{
     ProgramExit,
     arguments::RunArguments,
     error::TunerError,
-    event_output::{print, tell, tell_faults},
+    event_output::{emit, print, tell_faults},
     layers,
 };
 use crate::{
@@ -94,8 +94,8 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
     }
     let parameters = learning.parameters();
     let vocabulary = config.vocab_size;
-    let sizes = Sizes { kind: kind.word().to_owned(), steps, parameters, resumed_step, vocabulary };
-    print(&told(&plan, &beginning.shape, &course, draft.as_ref(), &sizes))?;
+    let sizes = Sizes { kind: kind.as_str().to_owned(), steps, parameters, resumed_step, vocabulary };
+    print(&plan_event(&plan, &beginning.shape, &course, draft.as_ref(), &sizes))?;
     if arguments.dry_run {
         return Ok(ProgramExit::Exit(Exit::Ok));
     }
@@ -205,7 +205,7 @@ struct Sizes {
 }
 
 /// The plan, for whoever watches.
-fn told(
+fn plan_event(
     plan: &JobPlan,
     shape: &AdapterSpec,
     course: &DatasetSplit,
@@ -276,7 +276,7 @@ impl EventOutput {
 
 impl JobListener for EventOutput {
     fn hear(&mut self, event: &TrainingEvent) -> io::Result<()> {
-        tell(event)
+        emit(event)
     }
 
     fn wants_stop(&self) -> bool {

@@ -28,7 +28,7 @@ use client::cli::exit::Exit;
 use rustix::process::{Pid, Signal, kill_process};
 use sd_notify::NotifyState;
 use shmproto::{
-    notify::{self, tell},
+    notify::{self, send_status},
     private_socket::PrivateSocket,
 };
 use signal_hook::{
@@ -93,7 +93,7 @@ pub(super) fn serve(arguments: ServeArguments) -> Result<ProgramExit, TunerError
         limit: arguments.max_trainers as usize,
         running: Arc::default(),
     };
-    tell(&[NotifyState::Ready]);
+    send_status(&[NotifyState::Ready]);
     // Nobody may read it.
     let _ = writeln!(io::stdout(), "ready");
     loop {
@@ -102,9 +102,9 @@ pub(super) fn serve(arguments: ServeArguments) -> Result<ProgramExit, TunerError
             Ok(ServiceEvent::StopWanted) | Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {}
         }
-        tell(&[NotifyState::Watchdog]);
+        send_status(&[NotifyState::Watchdog]);
     }
-    tell(&[NotifyState::Stopping]);
+    send_status(&[NotifyState::Stopping]);
     trainers.stop();
     notify::flush();
     Ok(ProgramExit::Exit(Exit::Ok))
@@ -113,7 +113,7 @@ pub(super) fn serve(arguments: ServeArguments) -> Result<ProgramExit, TunerError
 /// Nothing is trained here, which is no failure: a service manager hears that all is well, and that it is over.
 fn nothing_to_do() -> ProgramExit {
     const WHY: &str = "nothing is trained here: --max-trainers (HOLOBIONT_MAX_TRAINERS) is 0";
-    tell(&[NotifyState::Ready, NotifyState::Status(WHY), NotifyState::Stopping]);
+    send_status(&[NotifyState::Ready, NotifyState::Status(WHY), NotifyState::Stopping]);
     notify::flush();
     eprintln!("{WHY}");
     ProgramExit::Exit(Exit::Ok)
@@ -172,12 +172,12 @@ struct RunningTrainers {
 impl TrainerPool {
     /// Gives `connection` the trainer it asks for, or says why not. Never waits for it.
     fn answer(&self, connection: UnixStream) {
-        let place = match TrainerPermit::take(&self.running, self.limit) {
+        let place = match TrainerPermit::acquire(&self.running, self.limit) {
             Ok(place) => place,
-            Err(refused) => return refused.tell(connection),
+            Err(refused) => return refused.send_refusal(connection),
         };
         let (program, common) = (self.program.clone(), self.common.clone());
-        let attend = move || place.attend(connection, &program, &common);
+        let attend = move || place.run_trainer(connection, &program, &common);
         if let Err(error) = thread::Builder::new().name("trainer".to_owned()).spawn(attend) {
             eprintln!("error: a trainer was not started: {error}");
         }
@@ -211,7 +211,7 @@ struct TrainerRefused {
 
 impl TrainerRefused {
     /// Tells whoever asked, in the words of a trainer that failed.
-    fn tell(self, mut connection: UnixStream) {
+    fn send_refusal(self, mut connection: UnixStream) {
         // Nobody may be there any more.
         let _ = connection.set_write_timeout(Some(PULSE));
         let _ = writeln!(connection, "{}", failure(self.why, self.exit));
@@ -222,7 +222,7 @@ impl TrainerRefused {
 struct TrainerPermit(Arc<Mutex<RunningTrainers>>);
 
 impl TrainerPermit {
-    fn take(running: &Arc<Mutex<RunningTrainers>>, limit: usize) -> Result<Self, TrainerRefused> {
+    fn acquire(running: &Arc<Mutex<RunningTrainers>>, limit: usize) -> Result<Self, TrainerRefused> {
         let mut now = lock(running);
         if now.places >= limit {
             let why = format!("all {limit} trainers are busy: try again when one has ended");
@@ -233,11 +233,11 @@ impl TrainerPermit {
     }
 
     /// Runs the trainer that `connection` asks for, to its end.
-    fn attend(self, connection: UnixStream, program: &Path, common: &[OsString]) {
+    fn run_trainer(self, connection: UnixStream, program: &Path, common: &[OsString]) {
         let usage = |why: String| TrainerRefused { why, exit: Exit::Usage };
         let request = request(&connection).map_err(usage);
         match request.and_then(|request| self.start(&connection, program, common, &request)) {
-            Err(refused) => refused.tell(connection),
+            Err(refused) => refused.send_refusal(connection),
             Ok(mut child) => {
                 drop(connection);
                 let _ = child.wait();
@@ -364,12 +364,12 @@ mod tests {
     #[test]
     fn there_are_so_many_places_and_each_comes_back() {
         let running = Arc::default();
-        let first = TrainerPermit::take(&running, 1).unwrap();
+        let first = TrainerPermit::acquire(&running, 1).unwrap();
         assert!(matches!(
-            TrainerPermit::take(&running, 1),
+            TrainerPermit::acquire(&running, 1),
             Err(TrainerRefused { exit: Exit::Unavailable, .. })
         ));
         drop(first);
-        TrainerPermit::take(&running, 1).unwrap();
+        TrainerPermit::acquire(&running, 1).unwrap();
     }
 }

@@ -42,15 +42,15 @@ pub(super) fn session(arguments: &SessionArguments) -> Result<ProgramExit, Tuner
     let mut session = TrainerSession::new(lanes, precision, base);
     let broken = |source| TunerError::System { what: "orders cannot be read or answered", source };
     let (mut orders, mut answers) = (BufReader::new(io::stdin().lock()), BufWriter::new(io::stdout().lock()));
-    tell(&mut answers, &CommandReply::Ready {}, &[]).map_err(broken)?;
+    write_reply(&mut answers, &CommandReply::Ready {}, &[]).map_err(broken)?;
     while let Some((order, numbers)) = commands::read(&mut orders).map_err(broken)? {
         let (answer, values) = session.carry_out(&order, &numbers);
-        tell(&mut answers, &answer, &values).map_err(broken)?;
+        write_reply(&mut answers, &answer, &values).map_err(broken)?;
     }
     Ok(ProgramExit::Exit(Exit::Ok))
 }
 
-fn tell(to: &mut impl io::Write, answer: &CommandReply, values: &[f32]) -> io::Result<()> {
+fn write_reply(to: &mut impl io::Write, answer: &CommandReply, values: &[f32]) -> io::Result<()> {
     serde_json::to_writer(&mut *to, answer)?;
     to.write_all(b"\n")?;
     for value in values {

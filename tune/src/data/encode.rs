@@ -110,7 +110,7 @@ impl Encoding<'_> {
         let template = template.ok_or(LineFault::NoTemplate)?;
         let borrowed = asked
             .iter()
-            .map(|SampleMessage { role, content, .. }| chat::Message { role: role.word(), content });
+            .map(|SampleMessage { role, content, .. }| chat::Message { role: role.as_str(), content });
         let answer = chat::Message { role: "assistant", content: answer };
         let messages: Vec<chat::Message<'_>> = borrowed.chain([answer]).collect();
         let answered = Chat::new(tokenizer, template, now).answered(&messages)?;
@@ -128,7 +128,7 @@ impl Encoding<'_> {
         let template = template.ok_or(LineFault::NoTemplate)?;
         let asked: Vec<_> = asked
             .iter()
-            .map(|SampleMessage { role, content, .. }| chat::Message { role: role.word(), content })
+            .map(|SampleMessage { role, content, .. }| chat::Message { role: role.as_str(), content })
             .collect();
         let prompt = Chat::new(tokenizer, template, now).encode(&asked, GenerationPrompt::Add);
         let prompt = prompt.map_err(AnsweredError::from)?;

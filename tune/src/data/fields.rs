@@ -65,7 +65,7 @@ impl LineFields {
     }
 
     /// A role, by the words a form has for it.
-    pub(super) fn word<T: Copy>(
+    pub(super) fn parse_word<T: Copy>(
         &mut self,
         field: &str,
         words: &[(&str, T)],

@@ -51,7 +51,7 @@ impl DataKind {
 
     /// What its lines are, in a word or two.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Preference | Self::OpenAiPreference => "preferences",
             Self::Answers => "answers",

@@ -60,7 +60,7 @@ fn of_line(kind: DataKind, map: Map<String, Value>) -> Result<Vec<DataPrompt>, L
     let mut line = LineFields::of(map);
     let of_text = kind_of_text(&mut line)?;
     let whole = |messages: Vec<SampleMessage>| {
-        let said = messages.into_iter().map(|it| (it.role.word(), it.content)).collect::<Arc<[_]>>();
+        let said = messages.into_iter().map(|it| (it.role.as_str(), it.content)).collect::<Arc<[_]>>();
         DataPrompt { kind: of_text.clone(), turns: said.len(), conversation: said }
     };
     let conversation = match kind {

@@ -44,7 +44,7 @@ pub(super) enum MessageRole {
 
 impl MessageRole {
     /// As chat templates call it.
-    pub(super) fn word(self) -> &'static str {
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::System => "system",
             Self::User => "user",
@@ -147,7 +147,7 @@ fn alpaca(line: &mut LineFields) -> Result<TrainingSample, LineFault> {
 pub(super) fn share_gpt(line: &mut LineFields) -> Result<Vec<SampleMessage>, LineFault> {
     let value = line.required("conversations")?;
     each("conversations", value, |mut fields| {
-        let role = fields.word("from", &SHARE_GPT_ROLES, "system, human, gpt or tool")?;
+        let role = fields.parse_word("from", &SHARE_GPT_ROLES, "system, human, gpt or tool")?;
         let value = fields.required_text("value")?;
         finished(role, value, "value", &mut fields)
     })
@@ -210,7 +210,7 @@ fn comparison(
 /// The messages at `path`, as OpenAI has them.
 pub(super) fn messages(path: &str, value: Value) -> Result<Vec<SampleMessage>, LineFault> {
     each(path, value, |mut fields| {
-        let role = fields.word("role", &ROLES, "system, user, assistant or tool")?;
+        let role = fields.parse_word("role", &ROLES, "system, user, assistant or tool")?;
         fields.refuse(&SHOWN_IN_MESSAGE)?;
         let content = fields.required("content")?;
         let content = content_text(fields.path("content"), content)?;

@@ -149,7 +149,7 @@ fn gradients(
     let mut sums = Gradients::zero(method);
     let example = backward::Example { tokens: &tokens, targets: &targets, dropout: None };
     let tape = trainer.forward(&learner, &[example]).unwrap();
-    trainer.reverse(&learner, tape, &mut loss, sums.turn()).unwrap();
+    trainer.reverse(&learner, tape, &mut loss, sums.single_turn()).unwrap();
     sums.tensors().concat()
 }
 

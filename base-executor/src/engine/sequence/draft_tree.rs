@@ -214,7 +214,7 @@ impl<A> Sequence<A> {
                 Err(error) => break Some(error),
             };
             finish = self.finish_after(token.token);
-            let is_drafted = walk.take(token.token);
+            let is_drafted = walk.advance(token.token);
             tokens.push(token);
             if finish.is_some() || !is_drafted {
                 break None;

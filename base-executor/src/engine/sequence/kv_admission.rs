@@ -33,7 +33,7 @@ pub(in crate::engine) enum KvAdmission {
 impl<A> Sequence<A> {
     /// Takes blocks for all its tokens, sharing those that are cached, if it may enter beside `running` others. Those that lower
     /// tiers have come first; until they are there it does not run.
-    pub(in crate::engine) fn enter(
+    pub(in crate::engine) fn try_admit(
         &mut self,
         kv: &mut Cache,
         limits: &BatchLimits,
@@ -97,7 +97,7 @@ impl<A> Sequence<A> {
 
     /// Gives all blocks back and starts over, keeping its tokens. Sampling is keyed by position and the forward
     /// pass by tokens alone, so what follows is bit for bit what would have followed.
-    pub(in crate::engine) fn leave(&mut self, kv: &mut Cache) {
+    pub(in crate::engine) fn release_blocks(&mut self, kv: &mut Cache) {
         kv.release(&std::mem::take(&mut self.blocks));
         self.computed = 0;
         self.fetched = OffloadFetch::Nothing;

@@ -36,7 +36,7 @@ impl<A> Sequence<A> {
         let draws = self.draws(count);
         if let Some(guide) = self.guide.as_mut().filter(|_| draws) {
             let tree = self.grown.as_ref().map_or_else(TokenTree::new, |grown| grown.tree().clone());
-            guide.look(&self.tokens, tree);
+            guide.request_mask(&self.tokens, tree);
         }
     }
 
@@ -75,7 +75,7 @@ impl<A> Sequence<A> {
     }
 
     /// Appends the token that the pass drew.
-    pub(super) fn take(&mut self, drawn: Drawn) -> TokenOutput {
+    pub(super) fn append_drawn(&mut self, drawn: Drawn) -> TokenOutput {
         self.tokens.push(drawn.token);
         let logprob = self.task.logprobs.map_or(0.0, |_| drawn.logprob);
         TokenOutput { token: drawn.token, logprob, top: Vec::new() }

@@ -152,7 +152,7 @@ impl<W: BridgeMemory> BridgeThread<W> {
         if failpoint::hit("executor.bridge_asked") == FailpointOutcome::Fail {
             panic!("a failpoint");
         }
-        assistant.settle(compute, &mut DeviceJobIo { rows, wire: &**wire }, &asks, &mut sums[..job.sums]);
+        assistant.complete(compute, &mut DeviceJobIo { rows, wire: &**wire }, &asks, &mut sums[..job.sums]);
     }
 
     /// Does something of which a panic costs the pass, not the thread.

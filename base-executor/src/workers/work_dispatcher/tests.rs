@@ -127,7 +127,7 @@ impl DispatcherHarness {
 
     /// A worker of this process. It knows the adapters of `question` by the places where their sums begin.
     fn worker(&self, question: &Arc<PassRequest>, over: &Arc<AtomicBool>) -> JoinHandle<()> {
-        let mut seat = self.board.seat().unwrap().join_here();
+        let mut seat = self.board.seat().unwrap().join_in_process();
         let (question, over) = (Arc::clone(question), Arc::clone(over));
         thread::spawn(move || {
             while !over.load(Ordering::Relaxed) {
@@ -157,7 +157,7 @@ fn what_nobody_begins_is_computed_here() {
     let mut bench = DispatcherHarness::new(ROOMY);
     let question = PassRequest::new(&[[0, 70, 20], [75, 1, 5], [80, 33, 64]]);
     bench.ask(&question, || {});
-    let seat = bench.board.seat().unwrap().join_here();
+    let seat = bench.board.seat().unwrap().join_in_process();
     assert_eq!(bench.assistant.helpers(), 1);
     bench.ask(&question, || {});
     drop(seat);
@@ -210,7 +210,7 @@ fn what_does_not_fit_on_the_board_is_computed_here() {
 fn one_that_only_ever_claims_is_fenced_after_a_while_and_is_waited_for_less_and_less() {
     let mut bench = DispatcherHarness::new(ROOMY);
     let question = PassRequest::new(&[[0, 70, 20]]);
-    let mut seat = bench.board.seat().unwrap().join_here();
+    let mut seat = bench.board.seat().unwrap().join_in_process();
     let worker = seat.worker();
     let end = Instant::now() + Duration::from_secs(60);
     let mut waits = Vec::new();
@@ -237,7 +237,7 @@ fn those_who_struck_and_left_are_forgotten() {
     let mut bench = DispatcherHarness::new(ROOMY);
     let question = PassRequest::new(&[[0, 17, 20]]);
     for _ in 0..100 {
-        let mut seat = bench.board.seat().unwrap().join_here();
+        let mut seat = bench.board.seat().unwrap().join_in_process();
         bench.ask(&question, || {
             std::mem::forget(seat.claim(|_, _| true).unwrap());
         });

@@ -267,7 +267,7 @@ impl Draft for RecordingDrafter {
 }
 
 impl SequenceDrafter for RecordingDrafter {
-    fn foresee(&mut self, _: &TokenTree, _: Option<NodeId>) {
+    fn prefetch_logits(&mut self, _: &TokenTree, _: Option<NodeId>) {
         self.notes.lock().unwrap().push((DrafterCall::Foreseen, self.number));
     }
 }

@@ -70,7 +70,7 @@ impl Tiered {
     }
 
     /// Until everybody has an answer and the file what it is to have.
-    fn settle(&mut self) {
+    fn drain(&mut self) {
         self.finish();
         while let Ok(copy) = self.copies.recv_timeout(Duration::from_millis(20)) {
             self.bench.engine.handle(EngineEvent::FileCopied(copy));
@@ -127,10 +127,10 @@ fn a_prefix_that_left_the_device_comes_back_from_below_with_the_same_bits() {
         let directory = tempfile::tempdir().unwrap();
         let mut tiered = Tiered::open(directory.path(), Tiers { device: 12, host, disk }, Variant::default());
         let first = tiered.ask(long(1));
-        tiered.settle();
+        tiered.drain();
         // Another prompt takes the whole device.
         tiered.ask(long(2));
-        tiered.settle();
+        tiered.drain();
         let again = tiered.ask(Generate { request: 3, ..long(1) });
         assert_eq!(again.content(), first.content());
         assert_eq!(
@@ -152,7 +152,7 @@ fn history_survives_a_restart() {
     tiered.bench.load(5);
     let with = |request: Generate| Generate { adapter: Some([5; 32]), ..request };
     let (first, adapted) = (tiered.ask(long(1)), tiered.ask(with(long(2))));
-    tiered.settle();
+    tiered.drain();
     let mut tiered = tiered.restart();
     tiered.bench.load(5);
     assert_eq!(tiered.bench.stats().memory.disk_blocks_used, 20);
@@ -171,7 +171,7 @@ fn a_damaged_block_is_computed_again_and_what_is_before_it_is_used() {
     let tiers = Tiers { device: 64, host: 0, disk: 64 };
     let mut tiered = Tiered::open(directory.path(), tiers, Variant::default());
     let first = tiered.ask(long(1));
-    tiered.settle();
+    tiered.drain();
     let path = directory.path().join("private/blocks");
     let block = {
         let bytes = fs::read(&path).unwrap();
@@ -329,7 +329,7 @@ fn the_ledger_holds_what_the_tiers_hold_and_nothing_when_they_are_gone() {
     let mut tiered = Tiered::within(&account, place.path(), tiers, Variant::default());
     for id in 1..6 {
         tiered.ask(long(id));
-        tiered.settle();
+        tiered.drain();
         let used = tiered.bench.stats().memory.host_blocks_used;
         assert!(used > 0 && used <= 16);
         assert_eq!(account.held_bytes(), u64::from(used) * BLOCK_BYTES as u64);
@@ -345,9 +345,9 @@ fn where_there_is_no_memory_for_what_leaves_the_device_it_is_computed_again() {
     let tiers = Tiers { device: 12, host: 16, disk: 64 };
     let mut tiered = Tiered::within(&account, place.path(), tiers, Variant::default());
     let first = tiered.ask(long(1));
-    tiered.settle();
+    tiered.drain();
     tiered.ask(long(2));
-    tiered.settle();
+    tiered.drain();
     let again = tiered.ask(Generate { request: 3, ..long(1) });
     assert_eq!(again.content(), first.content());
     let memory = tiered.bench.stats().memory;

@@ -120,7 +120,7 @@ impl PadPool {
         let mut files = Vec::with_capacity(2 * shapes.len());
         for (number, shape) in shapes.iter().enumerate() {
             for direction in [Direction::Forward, Direction::Backward] {
-                let name = format!("{number:05}.{}", word(direction));
+                let name = format!("{number:05}.{}", as_str(direction));
                 let of_file = blake3::keyed_hash(&random, name.as_bytes()).into();
                 let file = PadFile::open(&path.join(name), of_file, shape.words(direction).1)?;
                 file.expect(journal.marks[files.len()].made)?;
@@ -183,7 +183,7 @@ impl PadPool {
             let shapes = self.shapes.iter().map(|shape| [shape.columns as usize, shape.outputs as usize]);
             let name = crate::masking::site_name(site, &shapes.collect::<Vec<_>>());
             return Err(PoolError::Empty {
-                site: format!("{name}, {}", word(direction)),
+                site: format!("{name}, {}", as_str(direction)),
                 left,
                 wanted: rows,
             });
@@ -277,7 +277,7 @@ impl Drop for PadPool {
     }
 }
 
-fn word(direction: Direction) -> &'static str {
+fn as_str(direction: Direction) -> &'static str {
     match direction {
         Direction::Forward => "forward",
         Direction::Backward => "backward",

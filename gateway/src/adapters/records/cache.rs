@@ -97,7 +97,7 @@ impl RegistryCache {
     pub(super) async fn keep_keys(&self, lines: Vec<String>) {
         let Some(path) = self.key_file.clone() else { return };
         let shown = path.display().to_string();
-        match thread::run("key-file", move || KeyFileEdit::hold(&path, &lines)).await {
+        match thread::run("key-file", move || KeyFileEdit::write_keys(&path, &lines)).await {
             Ok(Ok(false)) => {}
             Ok(Ok(true)) => tracing::info!(path = shown, "the registry's API keys are kept here"),
             Ok(Err(error)) => tracing::error!(%error, "the API keys stay as they were"),

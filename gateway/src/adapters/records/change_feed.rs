@@ -178,7 +178,7 @@ impl SharedRegistry {
         content: ContentId,
         work: impl Future<Output = T>,
     ) -> Result<Option<T>, DatabaseError> {
-        let held = self.done(postgres::hold(&self.session()?, content)).await?;
+        let held = self.done(postgres::block_commits(&self.session()?, content)).await?;
         let Some(held) = held else { return Ok(None) };
         let done = work.await;
         // Nothing was changed.

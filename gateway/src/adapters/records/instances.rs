@@ -8,7 +8,10 @@ use crate::adapters::database::DatabaseError;
 
 impl SharedRegistry {
     /// Says that the gateway `id` is alive, and returns all that are. Rows of those that are gone are removed.
-    pub(in crate::adapters) async fn stay(&self, id: &str) -> Result<HashSet<String>, DatabaseError> {
+    pub(in crate::adapters) async fn renew_presence(
+        &self,
+        id: &str,
+    ) -> Result<HashSet<String>, DatabaseError> {
         const LIVING: &str = "SELECT id FROM holobiont_gateways WHERE until > now()";
         let pool = self.session()?;
         let asked = async {
@@ -23,7 +26,7 @@ impl SharedRegistry {
     }
 
     /// Says that the gateway `id` ends.
-    pub(in crate::adapters) async fn leave(&self, id: &str) -> Result<(), DatabaseError> {
+    pub(in crate::adapters) async fn remove_presence(&self, id: &str) -> Result<(), DatabaseError> {
         let pool = self.session()?;
         let left = sqlx::query("DELETE FROM holobiont_gateways WHERE id = $1").bind(id);
         self.within(left.execute(&pool)).await.map(drop)

@@ -198,7 +198,7 @@ pub(super) async fn is_registered(pool: &PgPool, name: &str, version: u64) -> Re
 }
 
 /// Keeps all changes from being committed as long as what is returned lives; `None` if an adapter of `content` is registered.
-pub(super) async fn hold(
+pub(super) async fn block_commits(
     pool: &PgPool,
     content: ContentId,
 ) -> Result<Option<Transaction<'static, Postgres>>, ChangeError> {
@@ -263,7 +263,7 @@ pub(super) async fn change_keys(
         let add = add.bind(hash).bind(line).bind(number).execute(&mut *transaction).await;
         add.map_err(ChangeError::Before)?;
     }
-    tell(&mut transaction, number).await.map_err(ChangeError::Before)?;
+    notify_listeners(&mut transaction, number).await.map_err(ChangeError::Before)?;
     transaction.commit().await.map_err(ChangeError::Committing)?;
     Ok(number.cast_unsigned())
 }
@@ -313,11 +313,11 @@ async fn log(connection: &mut PgConnection, number: i64, name: &str) -> Result<(
     logged.bind(number).bind(name).execute(&mut *connection).await?;
     let cut = sqlx::query("DELETE FROM holobiont_changes WHERE number <= $1").bind(number - KEPT_CHANGES);
     cut.execute(&mut *connection).await?;
-    tell(connection, number).await
+    notify_listeners(connection, number).await
 }
 
 /// Has those who listen hear of a change when it is committed.
-async fn tell(connection: &mut PgConnection, number: i64) -> Result<(), sqlx::Error> {
+async fn notify_listeners(connection: &mut PgConnection, number: i64) -> Result<(), sqlx::Error> {
     let told = sqlx::query("SELECT pg_notify($1, $2)").bind(CHANNEL).bind(number.to_string());
     told.execute(connection).await.map(drop)
 }

@@ -14,7 +14,7 @@ use crate::adapters::database::DatabaseError;
 ///
 /// # Errors
 /// If it cannot be reached or read.
-pub(crate) async fn look(address: &PostgresAddress) -> Result<Option<u64>, DatabaseError> {
+pub(crate) async fn count_adapters(address: &PostgresAddress) -> Result<Option<u64>, DatabaseError> {
     let shared = SharedRegistry::at(address.clone(), None);
     let pool = shared.pool();
     let mut connection = shared.within(pool.acquire()).await?;

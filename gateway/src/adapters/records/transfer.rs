@@ -114,7 +114,7 @@ impl OpenedRegistry {
     ) -> Result<(Self, Vec<Record>), DatabaseError> {
         match location {
             RegistryLocation::Host(state) => {
-                let lock = Lock::take(state).await?;
+                let lock = Lock::acquire(state).await?;
                 if missing == MissingPolicy::Made && !database::exists(state)? {
                     database::create(state, &[]).await?;
                 }

@@ -86,7 +86,7 @@ impl Cache {
     }
 
     /// Holds a content, if it is here.
-    pub(super) fn hold(self: &Arc<Self>, content: ContentId) -> Option<CacheHold> {
+    pub(super) fn acquire(self: &Arc<Self>, content: ContentId) -> Option<CacheHold> {
         let mut state = lock(&self.state);
         state.now += 1;
         let used = state.now;
@@ -147,10 +147,10 @@ mod tests {
     fn what_was_used_least_recently_goes_first_and_what_is_held_or_kept_stays() {
         let cache = Arc::new(Cache::new(30, [(id(1), 10), (id(2), 10), (id(3), 10)]));
         assert_eq!(evicted(&cache, &[]), [0; 0]);
-        drop(cache.hold(id(1)));
+        drop(cache.acquire(id(1)));
         lock(&cache.state).add(id(4), 10);
         assert_eq!(evicted(&cache, &[]), [2]);
-        let held = cache.hold(id(3)).unwrap();
+        let held = cache.acquire(id(3)).unwrap();
         lock(&cache.state).add(id(5), 20);
         assert_eq!(evicted(&cache, &[1]), [4, 5], "what was just brought may go too, if nobody holds it");
         cache.forget(id(3));
@@ -159,7 +159,7 @@ mod tests {
         drop(held);
         lock(&cache.state).add(id(6), 30);
         assert_eq!(evicted(&cache, &[6]), [1, 3]);
-        assert!(cache.hold(id(1)).is_none() && cache.hold(id(6)).is_some());
+        assert!(cache.acquire(id(1)).is_none() && cache.acquire(id(6)).is_some());
         assert_eq!(cache.bytes(), 30);
         let held = cache.admit(id(7), 40);
         assert_eq!(evicted(&cache, &[]), [6], "what comes is held before anybody can make room of it");

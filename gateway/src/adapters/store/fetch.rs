@@ -111,16 +111,16 @@ impl AdapterStore {
     pub(crate) async fn fetch(&self, content: ContentId, owner: TenantId) -> Result<CacheHold, StoreError> {
         let Some(remote) = &self.remote else { return Ok(CacheHold::by_nobody()) };
         let _turn = remote.cache.arriving.lock(content).await;
-        if let Some(held) = remote.cache.hold(content) {
+        if let Some(held) = remote.cache.acquire(content) {
             return Ok(held);
         }
-        let fetched = self.bring(remote, content, owner).await;
+        let fetched = self.download(remote, content, owner).await;
         let counted = if fetched.is_ok() { &remote.figures.fetched } else { &remote.figures.failed };
         counted.fetch_add(1, Relaxed);
         fetched
     }
 
-    async fn bring(
+    async fn download(
         &self,
         remote: &Remote,
         content: ContentId,

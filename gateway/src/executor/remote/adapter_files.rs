@@ -50,7 +50,7 @@ impl StagedFiles {
 
 impl RemoteEndpoint {
     /// Brings the adapter at `path` there. Each step may take as long as `patience`.
-    pub(in crate::executor) async fn lend(
+    pub(in crate::executor) async fn upload_files(
         &self,
         path: &Path,
         patience: Duration,
@@ -96,7 +96,7 @@ impl RemoteEndpoint {
             }
         }
         let digest = *hasher.finalize().as_bytes();
-        timeout(patience, self.say(stream, &digest)).await.map_err(silent)?
+        timeout(patience, self.write_bytes(stream, &digest)).await.map_err(silent)?
     }
 }
 

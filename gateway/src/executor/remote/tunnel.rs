@@ -34,7 +34,7 @@ impl RemoteEndpoint {
         let listener = listener.map_err(bind)?;
         let mut carrier = JoinSet::new();
         carrier.spawn(async move {
-            if let Err(error) = carry(place, listener, stream).await {
+            if let Err(error) = relay(place, listener, stream).await {
                 tracing::debug!(%error, "a tunnel to an executor has ended");
             }
         });
@@ -42,7 +42,7 @@ impl RemoteEndpoint {
     }
 }
 
-async fn carry(place: PrivateSocket, listener: UnixListener, mut stream: TlsTunnel) -> io::Result<()> {
+async fn relay(place: PrivateSocket, listener: UnixListener, mut stream: TlsTunnel) -> io::Result<()> {
     let (mut own, _) = listener.accept().await?;
     drop((listener, place));
     copy_bidirectional_with_sizes(&mut own, &mut stream, TUNNEL_BYTES, TUNNEL_BYTES).await.map(drop)

@@ -70,7 +70,7 @@ impl Scanner {
     /// Takes the next text.
     pub fn push(&mut self, text: &str) -> ReasoningSplit {
         let mut told = ReasoningSplit::default();
-        text.chars().for_each(|c| self.take(c, &mut told));
+        text.chars().for_each(|c| self.push_char(c, &mut told));
         told
     }
 
@@ -83,28 +83,28 @@ impl Scanner {
                 self.think(c, &mut told);
             }
         } else {
-            self.say(&mut told);
+            self.flush_held(&mut told);
         }
         self.state = ReasoningState::Answer;
         told
     }
 
-    fn take(&mut self, c: char, told: &mut ReasoningSplit) {
+    fn push_char(&mut self, c: char, told: &mut ReasoningSplit) {
         match self.state {
             ReasoningState::Before if c.is_whitespace() && self.tag.is_empty() => self.space.push(c),
             ReasoningState::Before => {
                 self.tag.push(c);
                 if self.tag == self.tags.open {
-                    self.enter(ReasoningState::Silent);
+                    self.enter_state(ReasoningState::Silent);
                 } else if !self.tags.open.starts_with(&self.tag) {
-                    self.say(told);
+                    self.flush_held(told);
                     self.state = ReasoningState::Answer;
                 }
             }
             ReasoningState::Silent | ReasoningState::Within => {
                 self.tag.push(c);
                 if self.tag == self.tags.close {
-                    return self.enter(ReasoningState::Behind);
+                    return self.enter_state(ReasoningState::Behind);
                 }
                 while !self.tags.close.starts_with(&self.tag) {
                     let c = self.tag.remove(0);
@@ -120,7 +120,7 @@ impl Scanner {
     }
 
     /// Goes on behind a tag: white space beside it is nobody's.
-    fn enter(&mut self, state: ReasoningState) {
+    fn enter_state(&mut self, state: ReasoningState) {
         self.state = state;
         self.space.clear();
         self.tag.clear();
@@ -139,7 +139,7 @@ impl Scanner {
     }
 
     /// What was held back is text of the answer.
-    fn say(&mut self, told: &mut ReasoningSplit) {
+    fn flush_held(&mut self, told: &mut ReasoningSplit) {
         told.answer.push_str(&std::mem::take(&mut self.space));
         told.answer.push_str(&std::mem::take(&mut self.tag));
     }
@@ -151,7 +151,7 @@ mod tests {
 
     use super::{super::THINK, *};
 
-    fn told(pieces: &[&str], is_within: bool) -> (String, String) {
+    fn split(pieces: &[&str], is_within: bool) -> (String, String) {
         let mut scanner = Scanner::new(THINK, is_within);
         let mut all = ReasoningSplit::default();
         pieces.iter().for_each(|piece| all.append(&scanner.push(piece)));
@@ -175,7 +175,7 @@ mod tests {
             (true, "never over", "never over", ""),
             (true, "</think>\n", "", ""),
         ] {
-            assert_eq!(told(&[text], is_within), (thought.to_owned(), answer.to_owned()), "{text:?}");
+            assert_eq!(split(&[text], is_within), (thought.to_owned(), answer.to_owned()), "{text:?}");
         }
     }
 
@@ -207,7 +207,7 @@ mod tests {
             cuts.extend([0, text.len()]);
             cuts.sort_unstable();
             let pieces: Vec<&str> = cuts.windows(2).map(|cut| &text[cut[0]..cut[1]]).collect();
-            prop_assert_eq!(told(&pieces, is_within), told(&[&text], is_within));
+            prop_assert_eq!(split(&pieces, is_within), split(&[&text], is_within));
         }
     }
 }

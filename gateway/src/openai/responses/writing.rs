@@ -44,7 +44,12 @@ impl ResponseWriter {
     }
 
     /// Takes a step.
-    pub(super) fn take(&mut self, answer: &GenerationResponse, step: ChoiceUpdate, tell: &mut EventSink<'_>) {
+    pub(super) fn record_step(
+        &mut self,
+        answer: &GenerationResponse,
+        step: ChoiceUpdate,
+        tell: &mut EventSink<'_>,
+    ) {
         let piece = step.piece;
         let mut scores: Vec<Value> = if answer.job.logprobs.is_some() {
             let told = logprobs::chat(answer.job.text(), answer.job.params.token_names, &piece.scored);
@@ -128,7 +133,7 @@ impl StreamFormat for ResponseWriter {
     fn step(&mut self, answer: &GenerationResponse, step: ChoiceUpdate, out: &mut Vec<u8>) {
         self.begin(answer, out);
         let mut events = std::mem::take(&mut self.events);
-        self.take(answer, step, &mut |name, fields| events.write(name, &fields, out));
+        self.record_step(answer, step, &mut |name, fields| events.write(name, &fields, out));
         self.events = events;
     }
 

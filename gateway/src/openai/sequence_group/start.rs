@@ -89,7 +89,7 @@ impl StartingGroup<'_> {
                     // Nobody else waits for that.
                     self.turn.release();
                 }
-                Some(Arc::new(self.app.registry.bring(lease, to.index).await?))
+                Some(Arc::new(self.app.registry.load_on(lease, to.index).await?))
             }
         };
         let mut sequences = self.sequences.clone();

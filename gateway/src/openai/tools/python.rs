@@ -36,7 +36,7 @@ impl PythonReader<'_> {
             '[' => self.list('[', ']', depth),
             '(' => self.list('(', ')', depth),
             '{' => self.dictionary(depth),
-            _ => self.word(),
+            _ => self.read_word(),
         }
     }
 
@@ -83,7 +83,7 @@ impl PythonReader<'_> {
         Some(text)
     }
 
-    fn word(&mut self) -> Option<Value> {
+    fn read_word(&mut self) -> Option<Value> {
         let end = self.rest.find(|c: char| matches!(c, ',' | ']' | ')' | '}' | ':') || c.is_whitespace());
         let (word, rest) = self.rest.split_at(end.unwrap_or(self.rest.len()));
         self.rest = rest;

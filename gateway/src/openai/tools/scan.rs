@@ -109,7 +109,7 @@ impl Scanner {
     pub fn push(&mut self, text: &str) -> ScanResult {
         let mut found = ScanResult::default();
         for c in text.chars() {
-            self.take(c, &mut found);
+            self.push_char(c, &mut found);
         }
         found
     }
@@ -120,8 +120,8 @@ impl Scanner {
         if let ToolScanState::Bare(scanner) = &self.state
             && let Some((name, arguments)) = scanner.whole()
         {
-            self.tell(&name, CallKind::Function, &mut found);
-            self.go_on(arguments, String::new(), &mut found);
+            self.begin_call(&name, CallKind::Function, &mut found);
+            self.extend_call(arguments, String::new(), &mut found);
             return found;
         }
         let held = std::mem::take(&mut self.held);
@@ -133,14 +133,14 @@ impl Scanner {
         found
     }
 
-    fn take(&mut self, c: char, found: &mut ScanResult) {
+    fn push_char(&mut self, c: char, found: &mut ScanResult) {
         let was_blank = self.is_blank;
         self.is_blank &= c.is_whitespace();
         let state = std::mem::replace(&mut self.state, ToolScanState::Over);
         match self.call {
             _ if matches!(state, ToolScanState::Over | ToolScanState::Input(_)) => {}
             CallState::Undecided => self.held.push(c),
-            CallState::Told(_) => self.go_on(String::new(), c.to_string(), found),
+            CallState::Told(_) => self.extend_call(String::new(), c.to_string(), found),
             CallState::Text => found.content.push(c),
         }
         match state {
@@ -163,7 +163,7 @@ impl Scanner {
     }
 
     /// Tells that a call begins.
-    fn tell(&mut self, name: &str, kind: CallKind, found: &mut ScanResult) {
+    fn begin_call(&mut self, name: &str, kind: CallKind, found: &mut ScanResult) {
         let (index, written) = (self.calls, std::mem::take(&mut self.held));
         let name = Some(name.to_owned());
         found.call(ParsedCallDelta { index, kind, name, written, ..ParsedCallDelta::default() });
@@ -172,7 +172,7 @@ impl Scanner {
     }
 
     /// Tells more of the call that was told of last.
-    fn go_on(&self, arguments: String, written: String, found: &mut ScanResult) {
+    fn extend_call(&self, arguments: String, written: String, found: &mut ScanResult) {
         let (index, kind) = (self.calls.saturating_sub(1), self.told_kind());
         found.call(ParsedCallDelta { index, kind, arguments, written, ..ParsedCallDelta::default() });
     }
@@ -252,7 +252,7 @@ impl Scanner {
         self.is_bare &= progress == CallProgress::Open;
         if let Some(name) = scanner.name().filter(|_| self.call == CallState::Undecided) {
             match self.kind_of(name) {
-                Some(kind) => self.tell(name, kind, found),
+                Some(kind) => self.begin_call(name, kind, found),
                 // An answer that is an object, and no call.
                 None if self.format == ToolCallFormat::Llama3 && self.calls == 0 => {
                     progress = CallProgress::Broken
@@ -267,7 +267,7 @@ impl Scanner {
             let arguments = scanner.take_arguments();
             // A custom tool has its input behind the object, and no arguments.
             if kind == CallKind::Function && !arguments.is_empty() {
-                self.go_on(arguments, String::new(), found);
+                self.extend_call(arguments, String::new(), found);
             }
         }
         match progress {
@@ -333,8 +333,8 @@ impl Scanner {
 
     /// Tells a call that is read.
     fn tell_whole(&mut self, call: PythonCall, found: &mut ScanResult) {
-        self.tell(&call.name, CallKind::Function, found);
-        self.go_on(call.arguments, String::new(), found);
+        self.begin_call(&call.name, CallKind::Function, found);
+        self.extend_call(call.arguments, String::new(), found);
         self.call = CallState::Undecided;
     }
 
@@ -343,16 +343,16 @@ impl Scanner {
         let Some(name) = begun.filter(|name| self.kind_of(name) == Some(CallKind::Custom)) else {
             return false;
         };
-        self.tell(name, CallKind::Custom, found);
+        self.begin_call(name, CallKind::Custom, found);
         true
     }
 
     fn in_input(&mut self, before: &'static str, c: char, found: &mut ScanResult) {
         if let Some(rest) = before.strip_prefix(c) {
             self.state = ToolScanState::Input(rest);
-            return self.go_on(String::new(), c.to_string(), found);
+            return self.extend_call(String::new(), c.to_string(), found);
         }
-        self.go_on(c.to_string(), c.to_string(), found);
+        self.extend_call(c.to_string(), c.to_string(), found);
         self.state = ToolScanState::Input("");
     }
 

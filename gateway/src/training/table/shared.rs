@@ -116,7 +116,7 @@ impl SharedTable {
         change: impl FnOnce(&mut JobRecord) -> Result<Vec<EventRecord>, TrainingError>,
     ) -> Result<Option<JobRecord>, TrainingError> {
         let pool = self.link.session()?;
-        self.link.done(changes::change(&pool, id, self.hand(by), change)).await?
+        self.link.done(changes::change(&pool, id, self.fence_of(by), change)).await?
     }
 
     pub(super) async fn job(&self, id: &str, tenant: &str) -> Result<Option<JobRecord>, DatabaseError> {
@@ -167,7 +167,7 @@ impl SharedTable {
     }
 
     /// What a change by somebody names besides the job.
-    fn hand(&self, by: UpdatedBy) -> Option<(&str, Fence)> {
+    fn fence_of(&self, by: UpdatedBy) -> Option<(&str, Fence)> {
         match by {
             UpdatedBy::Anyone => None,
             UpdatedBy::Holder(fence) => Some((&self.holder, fence)),

@@ -131,7 +131,7 @@ impl BenchReport {
         Self {
             selection: selection.to_string(),
             adapters: load.models.len(),
-            distribution: distribution.word(),
+            distribution: distribution.as_str(),
             requests: load.picks.len(),
             failed: fates.len() - answers.len(),
             refused: refusals().count(),

@@ -75,7 +75,7 @@ impl fmt::Display for Selection {
             Self::Base => f.write_str("base"),
             Self::Named(names) => f.write_str(&names.join(",")),
             Self::Random(count) => write!(f, "random:{count}"),
-            Self::Spread(distribution, count) => write!(f, "{}:{count}", distribution.word()),
+            Self::Spread(distribution, count) => write!(f, "{}:{count}", distribution.as_str()),
         }
     }
 }
@@ -132,7 +132,7 @@ impl Distribution {
     fn of_word(word: &str) -> Option<Self> {
         [Self::Uniform, Self::Zipf, Self::RoundRobin]
             .into_iter()
-            .find(|distribution| distribution.word() == word)
+            .find(|distribution| distribution.as_str() == word)
     }
 
     /// For each of `requests` requests the index of its model, below `models`.
@@ -156,7 +156,7 @@ impl Distribution {
     }
 
     /// The word on the command line.
-    pub(super) fn word(self) -> &'static str {
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Uniform => "uniform",
             Self::Zipf => "zipf",

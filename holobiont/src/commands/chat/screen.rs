@@ -183,7 +183,7 @@ mod tests {
         StreamDelta { text: text.to_owned(), ..StreamDelta::default() }
     }
 
-    fn told(text: &str) -> StreamDelta {
+    fn provisional(text: &str) -> StreamDelta {
         StreamDelta { provisional: text.to_owned(), ..StreamDelta::default() }
     }
 
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn what_is_drafted_stands_dimmed_behind_the_text_until_it_is_said_or_taken_back() {
-        let begun = [said("The quick"), told(" brown fox")];
+        let begun = [said("The quick"), provisional(" brown fox")];
         let terminal = after(&begun);
         assert_eq!(terminal.screen().contents(), "The quick brown fox");
         assert_eq!((dimmed(&terminal).as_str(), terminal.screen().cursor_position()), (" brown fox", (0, 9)));
@@ -249,7 +249,7 @@ mod tests {
             ("a\u{301}\n", "b\u{301}c", "b"),
             ("\ttab", "abcdefghij", "abcdefgh"),
         ] {
-            assert_eq!(dimmed(&after(&[said(text), told(guess)])), shown, "{text} {guess}");
+            assert_eq!(dimmed(&after(&[said(text), provisional(guess)])), shown, "{text} {guess}");
         }
     }
 
@@ -258,13 +258,13 @@ mod tests {
         let mut drawing = TerminalAnswer::new(Vec::new(), twenty);
         drawing.show(&said("one ")).unwrap();
         drawing.columns_now = || Some(30);
-        drawing.show(&told("two")).unwrap();
+        drawing.show(&provisional("two")).unwrap();
         assert_eq!(drawing.out, b"one ");
         drawing.show(&said("2\n")).unwrap();
-        drawing.show(&told("three")).unwrap();
+        drawing.show(&provisional("three")).unwrap();
         assert_eq!(dimmed(&seen(&drawing)), "three");
         let mut drawing = TerminalAnswer::new(Vec::new(), || None);
-        drawing.show(&told("one")).unwrap();
+        drawing.show(&provisional("one")).unwrap();
         assert!(drawing.out.is_empty());
     }
 
@@ -276,7 +276,7 @@ mod tests {
             let (mut drawing, mut plain) =
                 (TerminalAnswer::new(Vec::new(), twenty), TerminalAnswer::new(Vec::new(), twenty));
             for (text, guess, back) in &steps {
-                [said(text), told(guess), retracted(*back)].iter().for_each(|piece| drawing.show(piece).unwrap());
+                [said(text), provisional(guess), retracted(*back)].iter().for_each(|piece| drawing.show(piece).unwrap());
                 plain.show(&said(text)).unwrap();
             }
             drawing.end().unwrap();

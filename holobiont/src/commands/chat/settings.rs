@@ -76,7 +76,7 @@ impl ChatSettings {
         }
         let value = kind.parse(text).ok_or_else(|| SettingError::Value {
             name,
-            kind: kind.word(),
+            kind: kind.as_str(),
             text: text.to_owned(),
         })?;
         self.0.insert(name.to_owned(), value);
@@ -106,7 +106,7 @@ impl SettingKind {
         }
     }
 
-    fn word(self) -> &'static str {
+    fn as_str(self) -> &'static str {
         match self {
             Self::Number => "number",
             Self::Integer => "whole number",

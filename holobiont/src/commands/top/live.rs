@@ -43,7 +43,7 @@ fn look_again(client: GatewayClient, interval: Duration) -> Receiver<Result<Dash
     std::thread::spawn(move || {
         loop {
             std::thread::sleep(interval);
-            if seen.send(DashboardSnapshot::take(&client)).is_err() {
+            if seen.send(DashboardSnapshot::fetch(&client)).is_err() {
                 return;
             }
         }
@@ -57,7 +57,7 @@ fn until_quit(
     looks: &Receiver<Result<DashboardSnapshot, ClientError>>,
 ) -> io::Result<()> {
     loop {
-        looks.try_iter().for_each(|look| page.take(look));
+        looks.try_iter().for_each(|look| page.update(look));
         terminal.draw(|frame| page.draw(frame))?;
         if !event::poll(NOTICED_WITHIN)? {
             continue;

@@ -62,7 +62,7 @@ impl Page {
     }
 
     /// Takes in another look, or that there was none: then the last one stays.
-    pub(super) fn take(&mut self, look: Result<DashboardSnapshot, ClientError>) {
+    pub(super) fn update(&mut self, look: Result<DashboardSnapshot, ClientError>) {
         match look {
             Ok(look) => {
                 self.rates.push_back(tenths(look.status.tokens_per_s.generated));
@@ -220,7 +220,7 @@ mod tests {
     use ratatui::{Terminal, backend::TestBackend};
 
     use super::*;
-    use crate::commands::top::stats::tests::look;
+    use crate::commands::top::stats::tests::snapshot;
 
     fn shown(page: &Page, columns: u16, rows: u16) -> String {
         let mut terminal = Terminal::new(TestBackend::new(columns, rows)).unwrap();
@@ -234,8 +234,8 @@ mod tests {
 
     #[test]
     fn a_page_shows_everything_side_by_side_or_below_each_other() {
-        let mut page = Page::new("http://gateway", look(0.0, 4), TextStyle::Ansi);
-        page.take(Ok(look(37.5, 6)));
+        let mut page = Page::new("http://gateway", snapshot(0.0, 4), TextStyle::Ansi);
+        page.update(Ok(snapshot(37.5, 6)));
         for (columns, rows) in [(140, 36), (80, 40)] {
             let text = shown(&page, columns, rows);
             for part in [
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_terminal_may_be_as_small_as_it_likes() {
-        let page = Page::new("http://gateway", look(1.0, 1), TextStyle::None);
+        let page = Page::new("http://gateway", snapshot(1.0, 1), TextStyle::None);
         for (columns, rows) in [(1, 1), (20, 5), (300, 3), (10, 100)] {
             let _ = shown(&page, columns, rows);
         }
@@ -271,17 +271,17 @@ mod tests {
 
     #[test]
     fn who_does_not_answer_is_named_and_the_last_figures_stay_until_there_are_new_ones() {
-        let mut page = Page::new("http://gateway", look(1.0, 1), TextStyle::None);
-        page.take(Err(ClientError::Lost(None)));
+        let mut page = Page::new("http://gateway", snapshot(1.0, 1), TextStyle::None);
+        page.update(Err(ClientError::Lost(None)));
         let text = shown(&page, 120, 36);
         assert!(text.contains("http://gateway does not answer") && text.contains("pirate"), "{text}");
-        page.take(Ok(look(1.0, 1)));
+        page.update(Ok(snapshot(1.0, 1)));
         assert!(!shown(&page, 120, 36).contains("does not answer"));
     }
 
     #[test]
     fn keys_scroll_as_far_as_there_is_something_and_quit() {
-        let mut page = Page::new("http://gateway", look(1.0, 1), TextStyle::None);
+        let mut page = Page::new("http://gateway", snapshot(1.0, 1), TextStyle::None);
         for _ in 0..9 {
             assert_eq!(page.press(key(KeyCode::Down)), Next::Stay);
         }

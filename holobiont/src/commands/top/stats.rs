@@ -140,7 +140,7 @@ pub(super) struct FirstToken {
 
 impl DashboardSnapshot {
     /// Asks the gateway.
-    pub(super) fn take(client: &GatewayClient) -> Result<Self, ClientError> {
+    pub(super) fn fetch(client: &GatewayClient) -> Result<Self, ClientError> {
         let status = client.get("/v1/status")?;
         let adapters = list_in(client.get("/v1/lora_adapters")?)?;
         Self::read(status, adapters, &client.get_text("/metrics")?)
@@ -269,7 +269,7 @@ pub(super) mod tests {
     use super::*;
 
     /// A look at a deployment of one executor.
-    pub(in super::super) fn look(generated: f64, first_tokens: u64) -> DashboardSnapshot {
+    pub(in super::super) fn snapshot(generated: f64, first_tokens: u64) -> DashboardSnapshot {
         let status = json!({
             "model": "smol", "version": "1.2", "uptime_s": 9, "ready": true, "requests": {"running": 2, "waiting": 1},
             "tokens_per_s": {"generated": generated, "prompt": 5.0}, "device": {"kind": "cpu"},
@@ -297,7 +297,7 @@ pub(super) mod tests {
 
     #[test]
     fn the_busiest_adapter_comes_behind_the_base_and_what_is_on_disk_not_at_all() {
-        let rows = look(1.0, 4).rows(None);
+        let rows = snapshot(1.0, 4).rows(None);
         let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
         assert_eq!(names, ["smol", "pirate", "slow [2J"]);
         assert_eq!((rows[1].first_token.count, rows[1].first_token.mean_ms), (4, Some(50.0)));
@@ -306,14 +306,14 @@ pub(super) mod tests {
 
     #[test]
     fn first_tokens_are_those_since_the_look_before() {
-        let (before, now) = (look(1.0, 4), look(1.0, 6));
+        let (before, now) = (snapshot(1.0, 4), snapshot(1.0, 6));
         assert_eq!(now.rows(Some(&before))[1].first_token.count, 2);
         assert_eq!(now.rows(Some(&now))[1].first_token, FirstToken::default());
     }
 
     #[test]
     fn memory_is_told_by_kind_as_far_as_there_is_any() {
-        let memory = look(1.0, 0).executors[0].memory();
+        let memory = snapshot(1.0, 0).executors[0].memory();
         let told: Vec<_> = memory.iter().map(|kind| (kind.of, kind.name.as_str(), kind.bytes)).collect();
         assert_eq!(
             told,

@@ -20,7 +20,7 @@ pub(super) struct PublishTarget {
 }
 
 /// Looks where the adapter `name` will be put, and whether it can be.
-pub(super) fn look(client: &GatewayClient, name: &RunName) -> Result<PublishTarget, TuneError> {
+pub(super) fn find_target(client: &GatewayClient, name: &RunName) -> Result<PublishTarget, TuneError> {
     let status = client.get("/v1/status")?;
     if status["model"] == name.as_str() {
         return Err(TuneError::NameOfBase(name.clone()));

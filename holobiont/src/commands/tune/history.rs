@@ -102,7 +102,7 @@ fn row(record: &RunRecord, home: &HomeDirectory) -> [String; 6] {
     let loss = |loss: Option<f64>| loss.map_or_else(|| "-".to_owned(), |loss| format!("{loss:.3}"));
     [
         record.name.to_string(),
-        record.state.word().to_owned(),
+        record.state.as_str().to_owned(),
         progress.step.as_ref().map_or_else(|| "-".to_owned(), format::share),
         loss(progress.step.as_ref().map(|step| step.loss)),
         loss(progress.held_out_loss),
@@ -150,7 +150,7 @@ fn show(arguments: &ShowArguments, home: &HomeDirectory, terminal: Terminal) -> 
 
 fn rows(record: &RunRecord, events: &[TrainingEvent], directory: &RunDirectory) -> Vec<(String, String)> {
     let progress = RunProgress::of(events);
-    let mut rows = vec![("run", record.name.to_string()), ("state", record.state.word().to_owned())];
+    let mut rows = vec![("run", record.name.to_string()), ("state", record.state.as_str().to_owned())];
     rows.extend(record.error.as_deref().map(|error| ("why", printable(error))));
     rows.push(("started", ago(record.started_at)));
     rows.extend(record.ended_at.map(|ended_at| ("ended", ago(ended_at))));
@@ -210,11 +210,11 @@ fn cancel(name: &RunName, home: &HomeDirectory, terminal: Terminal) -> Result<()
         (PrintFormat::Human, Some(step)) => {
             terminal.print(format_args!(
                 "{name} is {}; a checkpoint is kept, after step {step}",
-                record.state.word()
+                record.state.as_str()
             ));
             terminal.note(format_args!("try: holobiont tune --name {} --resume", quoted(name.as_str())));
         }
-        (PrintFormat::Human, None) => terminal.print(format_args!("{name} is {}", record.state.word())),
+        (PrintFormat::Human, None) => terminal.print(format_args!("{name} is {}", record.state.as_str())),
     }
     Ok(())
 }

@@ -45,7 +45,7 @@ pub(super) enum RunState {
 
 impl RunState {
     /// As tables show it.
-    pub(super) fn word(self) -> &'static str {
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Running => "running",
             Self::Done => "done",

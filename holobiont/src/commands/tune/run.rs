@@ -48,7 +48,7 @@ pub(super) fn run(
     let directory = RunDirectory::of(home, &arguments.name());
     let (is_resumed, is_dry, plot) = (arguments.resume, arguments.dry_run, arguments.plot.clone());
     let earlier = directory.record().map_err(keep(directory.path()))?;
-    let place = gateway::look(&client, &arguments.name())?;
+    let place = gateway::find_target(&client, &arguments.name())?;
     let record = requested(arguments, earlier, place)?;
     let questions = TeacherPrompts::of(&record, &program, &client, terminal)?;
     let mut command = command(&record, &directory, &executor, questions.as_ref());
@@ -141,7 +141,7 @@ fn rehearse(
     let mut ears = EventReader { watch: ProgressView::new(terminal), heard: EventSummary::default() };
     let recipe = TrainerCommandSpec { program, arguments, stdin: Stdio::null(), log };
     let ending = trainer::run(recipe, &mut ears).map_err(TuneError::Run)?;
-    conclude(&ending, &ears.heard, record)
+    check_exit(&ending, &ears.heard, record)
 }
 
 /// What a trainer has said that decides how its run ends.
@@ -178,7 +178,7 @@ impl TrainerListener for EventReader {
 }
 
 /// How it ended: well, or why not.
-fn conclude(ending: &TrainerExit, heard: &EventSummary, record: &RunRecord) -> Result<(), TuneError> {
+fn check_exit(ending: &TrainerExit, heard: &EventSummary, record: &RunRecord) -> Result<(), TuneError> {
     let code = ending.status.code();
     let resume = record.name.resume();
     if ending.asked || code.is_some_and(|code| STOPPED.contains(&code)) {
@@ -240,7 +240,7 @@ impl ActiveRun {
         let recipe = TrainerCommandSpec { program, arguments, stdin: lock.into(), log };
         let ending = trainer::run(recipe, self).map_err(TuneError::Run);
         self.ears.watch.end();
-        conclude(&ending?, &self.ears.heard, &self.record)?;
+        check_exit(&ending?, &self.ears.heard, &self.record)?;
         let outcome = self.ears.heard.outcome.clone();
         outcome.ok_or_else(|| TuneError::Trainer {
             said: format!("{TRAINER} ended without an adapter"),
@@ -334,7 +334,7 @@ mod tests {
         };
         let end = |status, asked, heard: &EventSummary| {
             let status = ExitStatus::from_raw(status);
-            conclude(&TrainerExit { status, asked, last_words: Some("no memory".into()) }, heard, &record)
+            check_exit(&TrainerExit { status, asked, last_words: Some("no memory".into()) }, heard, &record)
         };
         let (silent, faulty) =
             (EventSummary::default(), EventSummary { faults: 2, ..EventSummary::default() });

@@ -139,7 +139,7 @@ impl Processes {
     }
 
     /// Who is to stop next: the gateway, then the trainer, then all executors, then all workers.
-    pub(crate) fn turn(&self) -> StopStage {
+    pub(crate) fn next_to_stop(&self) -> StopStage {
         let is_running = |managed: &SupervisedProcess| managed.is_running();
         if self.gateway.is_running() {
             StopStage::Gateway

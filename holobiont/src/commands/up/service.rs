@@ -26,25 +26,25 @@ impl Watchdog {
 
 /// Requests are welcome.
 pub(crate) fn ready(url: &str) {
-    say(&[NotifyState::Ready, NotifyState::Status(&format!("serving at {url}"))]);
+    notify(&[NotifyState::Ready, NotifyState::Status(&format!("serving at {url}"))]);
 }
 
 /// What is going on, for `systemctl status`.
 pub(crate) fn status(text: &str) {
-    say(&[NotifyState::Status(text)]);
+    notify(&[NotifyState::Status(text)]);
 }
 
 /// A stop has begun.
 pub(crate) fn stopping() {
-    say(&[NotifyState::Stopping]);
+    notify(&[NotifyState::Stopping]);
 }
 
 /// The event loop turns.
 pub(crate) fn still_alive() {
-    say(&[NotifyState::Watchdog]);
+    notify(&[NotifyState::Watchdog]);
 }
 
-fn say(states: &[NotifyState]) {
+fn notify(states: &[NotifyState]) {
     // systemd that does not listen is no reason to stop serving.
     let _ = sd_notify::notify(states);
 }

@@ -343,7 +343,7 @@ impl Supervisor {
 
     /// Asks those whose turn it is to stop.
     fn advance_stop(&mut self) -> Flow {
-        let turn = self.processes.turn();
+        let turn = self.processes.next_to_stop();
         self.processes.terminate(turn);
         match (turn, &mut self.stop) {
             (StopStage::Nobody, stop) => return Flow::Done(stop.take().map_or(Ok(()), |stop| stop.result)),
@@ -356,7 +356,7 @@ impl Supervisor {
     }
 
     fn grace_over(&mut self) -> Flow {
-        let turn = self.processes.turn();
+        let turn = self.processes.next_to_stop();
         match self.stop.as_mut() {
             Some(stop) if stop.force == StopMode::Kill => {
                 return Flow::Done(std::mem::replace(&mut stop.result, Ok(())));

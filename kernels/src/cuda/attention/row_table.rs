@@ -284,10 +284,10 @@ impl Staged {
         self.row_blocks.resize(rows, NONE);
         for slice in batch.iter().filter(|slice| slice.rows > 0) {
             let context = slice.position + slice.rows;
-            let first_block = word(self.blocks.len());
+            let first_block = to_u32(self.blocks.len());
             self.blocks.extend_from_slice(&slice.blocks[..context.div_ceil(BLOCK_TOKENS)]);
             for row in 0..slice.rows {
-                self.positions[slice.first_row + row] = word(slice.position + row);
+                self.positions[slice.first_row + row] = to_u32(slice.position + row);
                 self.row_blocks[slice.first_row + row] = first_block;
             }
             let group = layout.heads / layout.kv_heads;
@@ -308,11 +308,11 @@ impl Staged {
             let context = slice.position + first + rows;
             let span = span(context);
             let splits = context.div_ceil(span);
-            let item = word(self.items.len());
-            let position = word(slice.position + first);
-            let (first_row, slot) = (word(slice.first_row + first), word(self.slots));
-            let (rows, spans) = (word(rows), word(splits));
-            self.items.push([first_row, rows, position, first_block, slot, spans, word(span), 0]);
+            let item = to_u32(self.items.len());
+            let position = to_u32(slice.position + first);
+            let (first_row, slot) = (to_u32(slice.first_row + first), to_u32(self.slots));
+            let (rows, spans) = (to_u32(rows), to_u32(splits));
+            self.items.push([first_row, rows, position, first_block, slot, spans, to_u32(span), 0]);
             self.units.extend((0..spans).map(|split| [item, split]));
             if splits > 1 {
                 self.slots += splits * rows as usize;
@@ -322,8 +322,8 @@ impl Staged {
 
     fn cut_into_tiles(&mut self, slice: &KvRows<'_>, first_block: u32, rows_each: usize) {
         for first in (0..slice.rows).step_by(rows_each) {
-            let rows = word(rows_each.min(slice.rows - first));
-            let (first_row, position) = (word(slice.first_row + first), word(slice.position + first));
+            let rows = to_u32(rows_each.min(slice.rows - first));
+            let (first_row, position) = (to_u32(slice.first_row + first), to_u32(slice.position + first));
             self.tiles.push([first_row, rows, position, first_block]);
         }
     }
@@ -402,7 +402,7 @@ fn step(count: usize) -> usize {
 }
 
 /// A number of the table. Rows, positions and blocks are far below.
-fn word(of: usize) -> u32 {
+fn to_u32(of: usize) -> u32 {
     u32::try_from(of).expect("a batch's numbers fit 32 bits")
 }
 

@@ -108,7 +108,7 @@ impl UploadQueue {
     /// # Errors
     ///
     /// The device is lost.
-    pub fn settle(&self) -> Result<(), CudaError> {
+    pub fn poll_arrivals(&self) -> Result<(), CudaError> {
         // Whoever holds the lock announces arrivals itself.
         let Ok(mut flights) = self.flights.try_lock() else { return Ok(()) };
         while flights.under_way.front().map_or(Ok(false), |flight| flight.event.is_reached())? {

@@ -1,6 +1,6 @@
 //! Words as numbers of rows, and back.
 
-pub(super) use crate::simd::digits::word;
+pub(super) use crate::simd::digits::to_u64;
 
 /// A word as a number of a row, which has the lower bytes of it.
 #[inline(always)]

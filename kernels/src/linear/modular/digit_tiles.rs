@@ -112,7 +112,7 @@ impl<V: DecodeIntegers, const B: usize> Kernel for ForwardOf<'_, V, B> {
                 }
             }
         }
-        desk.give::<B>(&last);
+        desk.drain_rows::<B>(&last);
     }
 }
 
@@ -126,7 +126,7 @@ struct Block<'a, const B: usize> {
 
 impl<const B: usize> RowSink for Block<'_, B> {
     #[inline(always)]
-    fn take(&self, row: usize, words: [u64; LANES]) {
+    fn write_row(&self, row: usize, words: [u64; LANES]) {
         if row < self.rows.len() {
             self.share.put(self.rows.start + row, self.panel, self.is_first, &words);
         }
@@ -205,7 +205,7 @@ impl<V: DecodeIntegers, const B: usize> Kernel for BackwardOf<'_, V, B> {
                 }
             }
         }
-        desk.give::<B>(&last);
+        desk.drain_rows::<B>(&last);
     }
 }
 
@@ -218,7 +218,7 @@ struct Gradients<'a, const B: usize> {
 
 impl<const B: usize> RowSink for Gradients<'_, B> {
     #[inline(always)]
-    fn take(&self, input: usize, words: [u64; LANES]) {
+    fn write_row(&self, input: usize, words: [u64; LANES]) {
         if input < self.inputs.len() {
             for (row, word) in self.rows.clone().zip(words) {
                 self.share.add(row, self.inputs.start + input, word);

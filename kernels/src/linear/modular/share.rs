@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{
-    bytes::{number, word},
+    bytes::{number, to_u64},
     form::Factors,
 };
 use crate::{
@@ -42,7 +42,7 @@ impl<X, const B: usize> PanelRange<'_, X, B> {
             }
             for (lane, &sum) in sums.iter().enumerate().take(lanes) {
                 let to = to.add(lane);
-                *to = number(word(&*to).wrapping_add(sum));
+                *to = number(to_u64(&*to).wrapping_add(sum));
             }
         }
     }
@@ -88,7 +88,7 @@ impl<G, const B: usize> Inputs<'_, G, B> {
     pub(super) fn add(&self, row: usize, input: usize, sum: u64) {
         let to = self.out.wrapping_add(row * self.part.matrix.columns() + input);
         // SAFETY: inputs lie within `out`, and no other chunk uses these.
-        unsafe { *to = number(word(&*to).wrapping_add(sum)) };
+        unsafe { *to = number(to_u64(&*to).wrapping_add(sum)) };
     }
 }
 

@@ -13,7 +13,7 @@
 use std::{marker::PhantomData, mem::MaybeUninit, ops::Range};
 
 use super::{
-    bytes::word,
+    bytes::to_u64,
     halves,
     integer_weights::{DecodeIntegers, decode},
     share::{Inputs, PanelRange, for_inputs, for_panels},
@@ -45,7 +45,7 @@ impl SplitWords {
     /// The halves of numbers, and zeroes where the last panel has no output.
     fn of<const B: usize>(numbers: &[[u8; B]]) -> Self {
         let behind = std::iter::repeat_n((0, 0), LANES);
-        let (low, high) = numbers.iter().map(|number| halves(word(number))).chain(behind).unzip();
+        let (low, high) = numbers.iter().map(|number| halves(to_u64(number))).chain(behind).unzip();
         Self { low, high }
     }
 }

@@ -99,7 +99,7 @@ impl AmxGemm {
                 if depth.is_multiple_of(AWAKE) {
                     store::<0, X, FIRST>(sums);
                 }
-                meanwhile.turn();
+                meanwhile.step();
             }
             store::<0, X, FIRST>(sums);
             store::<1, X, FIRST>(sums);
@@ -114,7 +114,7 @@ impl AmxGemm {
 /// What is done while the unit is busy, a bit at each turn. No closure: those are not always compiled for the set.
 pub(crate) trait Interleave {
     /// Does a bit of it. Implementations are `#[inline(always)]`.
-    fn turn(&mut self);
+    fn step(&mut self);
 }
 
 /// Places that are summed together.

@@ -63,7 +63,7 @@ fn a_layer_is_computed_with_while_it_arrives() {
             });
             let mut last = usize::MAX;
             while last > 0 {
-                lane.settle().unwrap();
+                lane.poll_arrivals().unwrap();
                 let first_rank = layer.staged().first_rank();
                 assert!(first_rank <= last, "what has arrived stays");
                 last = first_rank;
@@ -181,7 +181,7 @@ fn an_adapter_that_is_revoked_under_way_leaves_its_blocks_alone() {
             assert!(held == mark, "block {block}, after {copied} rank blocks");
         }
         // Whoever has them now keeps them.
-        let lent = pool.memory().lend(&layer.blocks);
+        let lent = pool.memory().lease(&layer.blocks);
         drop(layer);
         assert!(!pool.memory().is_own(1));
         drop(lent);
@@ -226,12 +226,12 @@ fn a_pool_refuses_blocks_that_are_lent() {
             catch_unwind(AssertUnwindSafe(|| pool.read_block(&stream, block, &mut bytes).unwrap())),
             catch_unwind(AssertUnwindSafe(|| pool.write_block(&stream, block, &bytes).unwrap())),
             catch_unwind(AssertUnwindSafe(|| table.upload(&stream, &rows).unwrap())),
-            catch_unwind(AssertUnwindSafe(|| drop(memory.lend(&[block])))),
+            catch_unwind(AssertUnwindSafe(|| drop(memory.lease(&[block])))),
         ];
         refused.map(|refused| refused.is_ok())
     };
     assert_eq!(accepts(7), [true; 4]);
-    let lent = memory.lend(&[3, 7]);
+    let lent = memory.lease(&[3, 7]);
     assert_eq!(accepts(7), [false; 4]);
     assert_eq!(accepts(8), [true; 4]);
     drop(lent);

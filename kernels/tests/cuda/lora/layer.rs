@@ -77,7 +77,7 @@ impl Layer {
         let host = LoraMatrix::over(bytes, layout).unwrap();
         let count = StagedAdapter::blocks_for([&host], memory.block_bytes()).unwrap();
         let blocks: Vec<u32> = (0..count).rev().map(|block| 2 * block + 1).collect();
-        let adapter = StagedAdapter::new(lane, memory.lend(&blocks), [&host]);
+        let adapter = StagedAdapter::new(lane, memory.lease(&blocks), [&host]);
         let scale = scale(host.rank(), host.columns());
         Self { host, adapter, blocks, a, b, scale }
     }

@@ -28,7 +28,7 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 
-use super::{GatewayAccess, refuse, say};
+use super::{GatewayAccess, refuse, reply};
 
 /// Longest configuration, as in the gateway's store.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
@@ -97,9 +97,9 @@ pub(super) async fn serve(
     door: &GatewayAccess,
     patience: Duration,
 ) -> io::Result<()> {
-    match take(&mut stream, files, door, patience).await {
+    match receive_files(&mut stream, files, door, patience).await {
         Ok(place) => {
-            say(&mut stream, &RemoteReply::Lent(place.path(files))).await?;
+            reply(&mut stream, &RemoteReply::Lent(place.path(files))).await?;
             // Nothing more is said: the end of the connection is the end of the lending.
             let _ = timeout(MAX_LENT_FOR, stream.read_u8()).await;
             Ok(())
@@ -112,7 +112,7 @@ pub(super) async fn serve(
     }
 }
 
-async fn take(
+async fn receive_files(
     stream: &mut TlsStream<TcpStream>,
     files: &[StagedFile],
     door: &GatewayAccess,
@@ -120,7 +120,7 @@ async fn take(
 ) -> Result<StagedDirectory, StagingError> {
     check(files, door.max_file_bytes)?;
     let place = StagedDirectory::below(&door.lent).map_err(StagingError::Disk)?;
-    say(stream, &RemoteReply::Admitted).await.map_err(StagingError::Cut)?;
+    reply(stream, &RemoteReply::Admitted).await.map_err(StagingError::Cut)?;
     let mut hasher = blake3::Hasher::new();
     for file in files {
         take_one(stream, *file, &place, &mut hasher, patience).await?;

@@ -411,7 +411,7 @@ impl<S: Read + Write> ZmtpPeer<S> {
         Ok(FromLayers::from_bytes(&second).unwrap())
     }
 
-    pub(super) fn say(&mut self, message: &ToLayers) -> io::Result<()> {
+    pub(super) fn send_message(&mut self, message: &ToLayers) -> io::Result<()> {
         let mut bytes = Vec::new();
         put_message(&mut bytes, &[&CONTROL, &message.to_bytes()]);
         self.stream.write_all(&bytes)
@@ -435,7 +435,7 @@ impl<S: Read + Write> ZmtpPeer<S> {
 
     pub(super) fn open_as(&mut self, session: u64, key: &str) -> io::Result<FromLayers> {
         self.shake_hands()?;
-        self.say(&ToLayers::Open(SessionOpen {
+        self.send_message(&ToLayers::Open(SessionOpen {
             version: LAYER_VERSION,
             layout_hash: 0,
             key: key.to_owned(),

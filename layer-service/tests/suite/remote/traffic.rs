@@ -26,7 +26,7 @@ fn a_call_is_answered_over_tls_and_over_the_private_socket() {
         neighbour.call(rows, 0.5).unwrap();
     }
     house.await_sessions(2);
-    remote.say(&ToLayers::Close).unwrap();
+    remote.send_message(&ToLayers::Close).unwrap();
     assert!(remote.is_hung_up_on());
     house.await_sessions(1);
     neighbour.call(1, 1.0).unwrap();
@@ -71,7 +71,7 @@ fn the_catalog_and_the_files_ranges_are_fetched_in_parts() {
     let mut client = ZmtpPeer::with_key(house.tls(None), ALICE);
     let bytes = client.open(0).unwrap().catalog_bytes;
     let mut fetch = |blob, offset, bytes| {
-        client.say(&ToLayers::Fetch(Fetch { blob, offset, bytes })).unwrap();
+        client.send_message(&ToLayers::Fetch(Fetch { blob, offset, bytes })).unwrap();
         client.hear().unwrap()
     };
     let mut catalog = Vec::new();
@@ -91,10 +91,10 @@ fn a_session_says_what_it_used_and_refuses_what_makes_no_sense_in_it() {
     let house = RemoteServerFixture::open(RemoteServerSetup::default());
     let mut client = house.client(ALICE);
     client.call(3, 1.0).unwrap();
-    client.say(&ToLayers::GetStats).unwrap();
+    client.send_message(&ToLayers::GetStats).unwrap();
     let FromLayers::Stats(stats) = client.hear().unwrap() else { panic!("no figures") };
     assert_eq!((stats.calls, stats.rows[0]), (1, 3));
-    client.say(&ToLayers::Channel(4096)).unwrap();
+    client.send_message(&ToLayers::Channel(4096)).unwrap();
     let refused = client.hear().unwrap();
     assert!(matches!(refused, FromLayers::Refused(no) if no.code == RefusalCode::Malformed));
     client.call(1, 1.0).unwrap();

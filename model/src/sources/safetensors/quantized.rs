@@ -68,7 +68,7 @@ impl<'a> QuantizedParts<'a> {
         };
         let size = quantization.group.unwrap_or(inputs);
         let groups = inputs.div_ceil(size);
-        let runs = |bytes: &[u8]| (0..inputs).all(|input| word(bytes, input) as usize == input / size);
+        let runs = |bytes: &[u8]| (0..inputs).all(|input| read_u32(bytes, input) as usize == input / size);
         let listed = match quantization.method {
             QuantMethod::Gptq(_) if shards.integers(&places).is_some() => {
                 let listed = integers(shards, &places, [1, inputs])?;
@@ -152,7 +152,7 @@ impl<'a> QuantizedParts<'a> {
     /// The group that an input is of.
     fn group(&self, input: usize) -> usize {
         match (self.groups, self.quantization.group) {
-            (Some(listed), _) => word(listed, input) as usize,
+            (Some(listed), _) => read_u32(listed, input) as usize,
             (None, Some(size)) => input / size,
             (None, None) => 0,
         }
@@ -167,12 +167,12 @@ impl<'a> QuantizedParts<'a> {
             }
         };
         // The mask has 8 bits at most.
-        (word(self.codes, at) >> (place * self.quantization.bits) & mask) as u8
+        (read_u32(self.codes, at) >> (place * self.quantization.bits) & mask) as u8
     }
 
     fn zero(&self, group: usize, output: usize) -> u32 {
         let (per_word, mask) = (self.quantization.per_word(), self.quantization.mask());
-        let stored = word(self.zeros, group * (self.outputs / per_word) + output / per_word);
+        let stored = read_u32(self.zeros, group * (self.outputs / per_word) + output / per_word);
         let place = output % per_word;
         match self.quantization.method {
             // What was 0 is stored as the largest.
@@ -197,7 +197,7 @@ impl<'a> QuantizedParts<'a> {
 }
 
 /// Word `at` of little-endian words.
-fn word(bytes: &[u8], at: usize) -> u32 {
+fn read_u32(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes.as_chunks().0[at])
 }
 

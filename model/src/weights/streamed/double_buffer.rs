@@ -197,7 +197,7 @@ impl DoubleBuffer {
         let wanted = self.wanted(floor, heading);
         let shared = Arc::clone(&self.shared);
         // What could not be read is tried again by whoever needs it.
-        drop(self.take_in(&mut shared.desk()));
+        drop(self.collect_reads(&mut shared.desk()));
         self.arrange(&wanted);
     }
 
@@ -218,7 +218,7 @@ impl DoubleBuffer {
         let (shared, bytes) = (Arc::clone(&self.shared), bytes(floor));
         let awaited = AwaitedChunk { shared: &shared, floor, bytes, next_bytes };
         loop {
-            let failed = self.take_in(&mut shared.desk());
+            let failed = self.collect_reads(&mut shared.desk());
             if let Some((_, error)) = failed.into_iter().find(|(failed, _)| *failed == floor) {
                 return Err(error);
             }
@@ -266,7 +266,7 @@ impl DoubleBuffer {
     }
 
     /// Takes what was read; what could not be, and why.
-    fn take_in(&mut self, desk: &mut ReadQueue) -> Vec<(usize, WeightReadError)> {
+    fn collect_reads(&mut self, desk: &mut ReadQueue) -> Vec<(usize, WeightReadError)> {
         let mut failed = Vec::new();
         for ReadChunk { floor, slab, outcome } in desk.read.drain(..) {
             self.asked.retain(|&asked| asked != floor);

@@ -14,10 +14,10 @@ fn flooded() -> BurstLimit<&'static str> {
         headroom.send(&tenant, 3);
     }
     headroom.begin(&"flood", 3);
-    headroom.look(|tenant| *tenant == "flood", 0);
+    headroom.update_waiting(|tenant| *tenant == "flood", 0);
     headroom.end(&"flood", 0, 1000, SECOND);
     headroom.end(&"other", 3, 100, SECOND);
-    headroom.look(|tenant| *tenant == "flood", 2 * SECOND);
+    headroom.update_waiting(|tenant| *tenant == "flood", 2 * SECOND);
     headroom
 }
 
@@ -62,18 +62,18 @@ fn without_others_who_are_served_as_they_ask_nobody_is_held_back() {
     let mut headroom = flooded();
     assert!(!headroom.crowd(11 * SECOND).lets(&"flood", places(1, 0)));
     // The other one has not asked for ten seconds.
-    headroom.look(|tenant| *tenant == "flood", 11 * SECOND);
+    headroom.update_waiting(|tenant| *tenant == "flood", 11 * SECOND);
     assert!(headroom.crowd(11 * SECOND).lets(&"flood", places(1, 0)));
     let mut headroom = flooded();
-    headroom.look(|_| true, 2 * SECOND);
+    headroom.update_waiting(|_| true, 2 * SECOND);
     assert!(headroom.crowd(4 * SECOND).lets(&"flood", places(1, 0)), "the other one waits as well");
 }
 
 #[test]
 fn who_waits_shortly_is_not_held_back() {
     let mut headroom = flooded();
-    headroom.look(|_| false, 2 * SECOND);
-    headroom.look(|tenant| *tenant == "flood", 2 * SECOND);
+    headroom.update_waiting(|_| false, 2 * SECOND);
+    headroom.update_waiting(|tenant| *tenant == "flood", 2 * SECOND);
     assert!(headroom.crowd(2 * SECOND).lets(&"flood", places(1, 0)), "nothing of it waited a moment ago");
 }
 
@@ -121,7 +121,7 @@ proptest! {
                 }
                 TenantEvent::Waits => waits[usize::from(tenant)] ^= true,
             }
-            headroom.look(|tenant| waits[usize::from(*tenant)], now_us);
+            headroom.update_waiting(|tenant| waits[usize::from(*tenant)], now_us);
             // Who is forgotten begins anew.
             let known = |tenant: usize| headroom.tenants.contains_key(&(tenant as u8));
             (0..4).filter(|tenant| !known(*tenant)).for_each(|tenant| served[tenant] = 0.0);

@@ -76,10 +76,18 @@ pub(super) fn measure(executors: usize, adapters: usize, rounds: usize) -> [Dura
 fn books(stream: &mut RandomStream, adapters: usize) -> ExecutorLoads {
     let mut books = ExecutorLoads::default();
     for _ in 0..stream.below(30) {
-        books.running.enter([8, 16, 32, 64, 128][stream.below(5)], Some(50_000), stream.below(300) as u64);
+        books.running.add_request(
+            [8, 16, 32, 64, 128][stream.below(5)],
+            Some(50_000),
+            stream.below(300) as u64,
+        );
     }
     for _ in 0..stream.below(4) {
-        books.waiting.enter([8, 16, 32, 64, 128][stream.below(5)], Some(50_000), stream.below(300) as u64);
+        books.waiting.add_request(
+            [8, 16, 32, 64, 128][stream.below(5)],
+            Some(50_000),
+            stream.below(300) as u64,
+        );
     }
     let is_missing = |_: &usize| stream.uniform() < 0.8;
     books.missing = (0..adapters).filter(is_missing).map(|adapter| (adapter, 100 << 20)).collect();

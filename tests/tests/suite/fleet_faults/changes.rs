@@ -104,12 +104,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl ChangeState {
     /// Compares with what the hosts list, which settles what was uncertain; returns what each name stands for.
-    pub(crate) fn settle(&mut self, listed: &[ListedAdapter]) -> BTreeMap<String, String> {
+    pub(crate) fn reconcile(&mut self, listed: &[ListedAdapter]) -> BTreeMap<String, String> {
         let registry: Vec<_> = listed.iter().map(|one| (one.name.clone(), one.generation.clone())).collect();
-        self.names.settle(&registry);
+        self.names.reconcile(&registry);
         let pinned = listed.iter().filter(|one| one.is_pinned && STEADY.contains(&one.name.as_str()));
         let pinned: Vec<_> = pinned.map(|one| (one.name.clone(), "pinned".to_owned())).collect();
-        self.pins.settle(&pinned);
+        self.pins.reconcile(&pinned);
         registry.into_iter().collect()
     }
 

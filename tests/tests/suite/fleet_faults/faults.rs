@@ -134,14 +134,14 @@ pub(crate) fn happen(
         FleetFault::Replaced(place) => replace(fleet, index, place, pause),
         FleetFault::Vanishes => vanish(fleet, index, changes, pause),
         FleetFault::Drained => {
-            assert!(fleet.take(index).deployment.stop().success());
+            assert!(fleet.remove_host(index).deployment.stop().success());
             fleet.add();
         }
         FleetFault::Added => {
             fleet.add();
             changes.ask(fleet.clients());
             thread::sleep(pause);
-            assert!(fleet.take(0).deployment.stop().success());
+            assert!(fleet.remove_host(0).deployment.stop().success());
         }
         FleetFault::Picker => {
             fleet.front.kill_picker(index % 2);
@@ -174,7 +174,7 @@ fn replace(fleet: &mut SharedFleet, index: usize, place: ReplacementHost, pause:
     let host = match place {
         // Nobody is told.
         ReplacementHost::Here => fleet.hosts.remove(index),
-        ReplacementHost::Elsewhere => fleet.take(index),
+        ReplacementHost::Elsewhere => fleet.remove_host(index),
     };
     host.deployment.kill_supervisor();
     thread::sleep(pause);
@@ -186,7 +186,7 @@ fn replace(fleet: &mut SharedFleet, index: usize, place: ReplacementHost, pause:
 
 fn vanish(fleet: &mut SharedFleet, index: usize, changes: &AdapterChanges, pause: Duration) {
     changes.ask(others(fleet, index));
-    let host = fleet.take(index);
+    let host = fleet.remove_host(index);
     NetworkLink::ALL.into_iter().for_each(|link| host.links.cut(link));
     thread::sleep(pause);
     host.deployment.kill_supervisor();

@@ -70,7 +70,7 @@ impl Scanner {
             return self.give_up(ToolScanState::Text, found);
         }
         let written = std::mem::take(&mut self.held);
-        self.go_on(String::new(), written, found);
+        self.extend_call(String::new(), written, found);
         (self.state, self.in_list) = (ToolScanState::Text, false);
     }
 

@@ -85,7 +85,7 @@ pub(super) async fn add_job(pool: &PgPool, new: NewJob<'_>) -> Result<JobAdded, 
     add.execute(&mut *transaction).await?;
     garbage::name(&mut transaction, &[], &job.objects).await?;
     add_event(&mut transaction, &job.id, event).await?;
-    tell(&mut transaction, &job.id).await?;
+    notify_listeners(&mut transaction, &job.id).await?;
     transaction.commit().await.map_err(ChangeError::Committing)?;
     Ok(JobAdded::Kept)
 }
@@ -139,7 +139,7 @@ pub(super) async fn change(
         add_event(&mut transaction, id, event).await?;
     }
     if is_over || holder.is_none() {
-        tell(&mut transaction, id).await?;
+        notify_listeners(&mut transaction, id).await?;
     }
     transaction.commit().await.map_err(ChangeError::Committing)?;
     Ok(Ok(Some(job)))
@@ -184,7 +184,7 @@ async fn add_event(connection: &mut PgConnection, job: &str, event: &EventRecord
 }
 
 /// Those who listen hear of it when it is committed.
-async fn tell(connection: &mut PgConnection, job: &str) -> Result<(), sqlx::Error> {
+async fn notify_listeners(connection: &mut PgConnection, job: &str) -> Result<(), sqlx::Error> {
     let told = sqlx::query("SELECT pg_notify($1, $2)").bind(CHANNEL).bind(job);
     told.execute(connection).await.map(drop)
 }

@@ -77,7 +77,7 @@ pub(super) async fn name(
     for object in before.iter().filter(|object| lacks(now, &object.path)) {
         match file_of(&object.path) {
             Some(file) => let_file_go(connection, file, &object.path).await?,
-            None => let_go(connection, &object.path).await?,
+            None => mark_garbage(connection, &object.path).await?,
         }
     }
     Ok(())
@@ -104,11 +104,11 @@ pub(super) async fn let_file_go(
     );
     match needed.bind(file).fetch_one(&mut *connection).await? {
         true => Ok(()),
-        false => let_go(connection, path).await,
+        false => mark_garbage(connection, path).await,
     }
 }
 
-async fn let_go(connection: &mut PgConnection, path: &str) -> Result<(), sqlx::Error> {
+async fn mark_garbage(connection: &mut PgConnection, path: &str) -> Result<(), sqlx::Error> {
     let gone =
         sqlx::query("INSERT INTO holobiont_litter (path, after) VALUES ($1, now()) ON CONFLICT DO NOTHING");
     gone.bind(path).execute(connection).await.map(drop)

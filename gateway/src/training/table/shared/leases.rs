@@ -50,7 +50,11 @@ impl SharedTable {
     ///
     /// # Errors
     /// The database's; it is given back by itself then.
-    pub async fn take(&self, id: &str, time: Duration) -> Result<Option<(Fence, JobRecord)>, DatabaseError> {
+    pub async fn acquire_lease(
+        &self,
+        id: &str,
+        time: Duration,
+    ) -> Result<Option<(Fence, JobRecord)>, DatabaseError> {
         let taken = sqlx::query_as(
             "UPDATE holobiont_jobs SET holder = $2, fence = fence + 1, until = now() + make_interval(secs => $3) \
              WHERE id = $1 AND due AND (holder IS NULL OR holder = $2 OR until < now()) RETURNING fence, record",
@@ -72,7 +76,7 @@ impl SharedTable {
     ///
     /// # Errors
     /// If it cannot be said now.
-    pub async fn stay(&self, ids: &[String], time: Duration) -> Result<Vec<String>, DatabaseError> {
+    pub async fn renew_leases(&self, ids: &[String], time: Duration) -> Result<Vec<String>, DatabaseError> {
         let stays = sqlx::query_scalar(
             "UPDATE holobiont_jobs SET until = now() + make_interval(secs => $3) \
              WHERE id = ANY($1) AND holder = $2 AND due RETURNING id",

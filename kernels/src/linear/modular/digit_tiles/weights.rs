@@ -132,15 +132,15 @@ impl DigitScratch {
 
     /// Gives the rows of the last product's sums to `to`.
     #[inline(always)]
-    pub(super) fn give<const B: usize>(&self, to: &impl RowSink) {
-        RowDrain::<_, B> { done: &self.sums[self.last], row: 0, at_once: SIDE, to }.turn();
+    pub(super) fn drain_rows<const B: usize>(&self, to: &impl RowSink) {
+        RowDrain::<_, B> { done: &self.sums[self.last], row: 0, at_once: SIDE, to }.step();
     }
 }
 
 /// Whoever takes rows of sums. No closure: those are not always compiled for the set.
 pub(super) trait RowSink {
     /// Takes row `row` of a product. Implementations are `#[inline(always)]`.
-    fn take(&self, row: usize, words: [u64; LANES]);
+    fn write_row(&self, row: usize, words: [u64; LANES]);
 }
 
 /// Sums of `B` places on their way, some rows at a time.
@@ -153,10 +153,10 @@ struct RowDrain<'a, T, const B: usize> {
 
 impl<T: RowSink, const B: usize> Interleave for RowDrain<'_, T, B> {
     #[inline(always)]
-    fn turn(&mut self) {
+    fn step(&mut self) {
         let end = SIDE.min(self.row + self.at_once);
         while self.row < end {
-            self.to.take(self.row, words::<B>(self.done, self.row));
+            self.to.write_row(self.row, words::<B>(self.done, self.row));
             self.row += 1;
         }
     }
