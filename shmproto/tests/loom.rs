@@ -57,7 +57,7 @@ fn work(seat: &mut Consumer) -> Option<bool> {
 }
 
 /// The sums of a slice if somebody did it in time.
-fn settle(poster: &mut Producer, index: usize) -> Option<[f32; 2]> {
+fn resolve(poster: &mut Producer, index: usize) -> Option<[f32; 2]> {
     match poster.take_back(index) {
         TakeBack::Taken => None,
         TakeBack::AlreadyDone(_) => {
@@ -74,7 +74,7 @@ fn a_slice_is_either_taken_back_or_done_in_time_with_the_sums_of_its_x() {
         let mut seat = join(&board);
         poster.post(&[1.0, 3.0], &[slice(0)]).unwrap();
         let worker = thread::spawn(move || work(&mut seat));
-        let sums = settle(&mut poster, 0);
+        let sums = resolve(&mut poster, 0);
         let in_time = worker.join().unwrap();
         assert_eq!(sums.is_some(), in_time == Some(true));
         assert!(sums.is_none_or(|sums| sums == [2.0, 6.0]));
@@ -108,8 +108,8 @@ fn two_workers_share_two_slices_and_do_each_once() {
         let mine = [work(&mut two), work(&mut two)];
         let all = [mine, other.join().unwrap()].concat();
         assert_eq!(all.iter().filter(|done| **done == Some(true)).count(), 2, "{all:?}");
-        assert_eq!(settle(&mut poster, 0), Some([2.0, 6.0]));
-        assert_eq!(settle(&mut poster, 1), Some([2.0, 6.0]));
+        assert_eq!(resolve(&mut poster, 0), Some([2.0, 6.0]));
+        assert_eq!(resolve(&mut poster, 1), Some([2.0, 6.0]));
     });
 }
 
@@ -122,7 +122,7 @@ fn two_workers_never_both_do_one_slice() {
         let other = thread::spawn(move || work(&mut one));
         let both = [work(&mut two), other.join().unwrap()];
         assert_eq!(both.iter().filter(|done| **done == Some(true)).count(), 1, "{both:?}");
-        assert_eq!(settle(&mut poster, 0), Some([2.0, 6.0]));
+        assert_eq!(resolve(&mut poster, 0), Some([2.0, 6.0]));
     });
 }
 
@@ -135,7 +135,7 @@ fn a_late_worker_spoils_nothing_of_the_next_job() {
         // It may claim either job, or both; what it says in time about the second must be the second's.
         let worker = thread::spawn(move || (work(&mut seat), work(&mut seat)));
         poster.post(&[5.0, 7.0], &[slice(0)]).unwrap();
-        let sums = settle(&mut poster, 0);
+        let sums = resolve(&mut poster, 0);
         assert!(sums.is_none_or(|sums| sums == [10.0, 14.0]), "{sums:?}");
         worker.join().unwrap();
         assert_eq!(board.figures().violations, 0);
@@ -171,7 +171,7 @@ fn a_job_that_is_posted_while_a_worker_goes_to_sleep_wakes_it() {
         });
         poster.post(&[1.0, 3.0], &[slice(0)]).unwrap();
         assert_eq!(worker.join().unwrap(), Some(true));
-        assert_eq!(settle(&mut poster, 0), Some([2.0, 6.0]));
+        assert_eq!(resolve(&mut poster, 0), Some([2.0, 6.0]));
     });
 }
 
@@ -214,7 +214,7 @@ fn what_a_fenced_worker_does_counts_for_nothing_and_blames_nobody() {
         board.fence(number);
         let state = poster.state(0);
         assert!(matches!(state, SliceState::Open | SliceState::Lost), "{state:?}");
-        assert_eq!(settle(&mut poster, 0), None);
+        assert_eq!(resolve(&mut poster, 0), None);
         worker.join().unwrap();
         assert_eq!(board.figures().violations, 0);
     });
@@ -231,7 +231,7 @@ fn the_next_worker_on_a_seat_is_not_taken_for_the_one_before() {
         board.fence(worker);
         let mut next = join(&board);
         let done = work(&mut next) == Some(true);
-        let sums = settle(&mut poster, 0);
+        let sums = resolve(&mut poster, 0);
         assert_eq!(sums, done.then_some([2.0, 6.0]));
         late.join().unwrap();
         assert_eq!(board.figures().violations, 0);
@@ -266,7 +266,7 @@ fn rows_that_a_device_writes_are_those_its_job_is_summed_of_and_no_next_job_spoi
         for (number, wanted) in [(1, [2.0, 6.0]), (2, [10.0, 14.0])] {
             until(asked, number);
             poster.post_in_place(2, &[slice(0)]).unwrap();
-            let sums = settle(&mut poster, 0);
+            let sums = resolve(&mut poster, 0);
             assert!(sums.is_none_or(|sums| sums == wanted), "{sums:?}");
             answered.store(number, Ordering::Release);
         }

@@ -264,7 +264,7 @@ impl Registry {
             tracing::warn!(name = %request.name, %error, "whether other hosts can fetch an adapter is not known");
         }
         if let Some(entry) = registered.as_ref().ok().filter(|entry| entry.is_pinned()) {
-            self.spread(entry).await;
+            self.load_everywhere(entry).await;
         }
         registered
     }

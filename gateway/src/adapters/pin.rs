@@ -53,7 +53,7 @@ impl Registry {
 
     /// Brings a pinned adapter to every executor. It is registered: one that cannot take it now gets it when it is made
     /// ready, or asked for.
-    pub(super) async fn spread(&self, entry: &AdapterEntry) {
+    pub(super) async fn load_everywhere(&self, entry: &AdapterEntry) {
         let _held = match self.fetch(entry).await {
             Ok(held) => held,
             Err(error) => {

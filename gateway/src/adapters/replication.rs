@@ -87,7 +87,7 @@ impl ChangeSubscriber for Registry {
         }
         for entry in merge.pinned {
             let registry = Arc::clone(&self);
-            tokio::spawn(async move { registry.spread(&entry).await });
+            tokio::spawn(async move { registry.load_everywhere(&entry).await });
         }
         true
     }

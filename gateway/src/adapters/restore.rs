@@ -40,7 +40,7 @@ impl Registry {
             if !entry.sources().iter().all(|(record, _)| self.store.has(record.content)) {
                 // Nobody waits for what has to come from elsewhere.
                 let (registry, entry) = (Arc::clone(self), Arc::clone(entry));
-                tokio::spawn(async move { registry.spread(&entry).await });
+                tokio::spawn(async move { registry.load_everywhere(&entry).await });
                 continue;
             }
             if !self.bring_back(home, entry).await {

@@ -61,7 +61,7 @@ impl ChatRequest {
         let template = text.facts().chat_template.as_deref();
         let tags = ReasoningTags::of(app.parsers.reasoning, template);
         if let Some(effort) = effort {
-            effort.say(template, tags, &mut showing.variables)?;
+            effort.apply_to_template(template, tags, &mut showing.variables)?;
         }
         let tokens = text.encode_chat(&messages, &showing)?;
         let reasoning = tags.and_then(|tags| Reasoning::of(tags, &tokens, text));

@@ -89,7 +89,7 @@ impl TrainerSlots {
     #[must_use]
     pub fn wait(&self, tenant: &str) -> TrainerSlot {
         let place = self.place(tenant, SlotStage::Waits);
-        place.stay();
+        place.renew();
         place
     }
 
@@ -139,7 +139,7 @@ impl TrainerSlot {
         if !self.waits() {
             return false;
         }
-        self.stay();
+        self.renew();
         let mut state = lock(&self.places.0);
         if state.first() != Some(self.ticket) {
             return false;
@@ -156,7 +156,7 @@ impl TrainerSlot {
         state.change(&self.tenant, |tenant| tenant.trained -= 1);
         self.stage = SlotStage::Waits;
         drop(state);
-        self.stay();
+        self.renew();
     }
 
     /// What tells it from others.
@@ -172,7 +172,7 @@ impl TrainerSlot {
     }
 
     /// Says that whoever waits is still there.
-    pub fn stay(&self) {
+    pub fn renew(&self) {
         let waiting = Waiting { tenant: Arc::clone(&self.tenant), asked: Instant::now() };
         lock(&self.places.0).waiting.insert(self.ticket, waiting);
     }
@@ -299,7 +299,7 @@ mod tests {
         lock(&places.0).waiting.get_mut(&job.ticket).unwrap().asked = ago(ABSENCE);
         assert!(model.ask());
         model.wait_on();
-        job.stay();
+        job.renew();
         assert!(!model.ask() && places.first() == Some(job.ticket()) && job.ask());
     }
 

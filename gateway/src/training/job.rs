@@ -103,7 +103,7 @@ impl ActiveJob {
             (false, true) => found.filter(TrainerSlot::waits).or_else(|| Some(places.wait(tenant))),
             (false, false) => None,
         };
-        self.place.iter().filter(|place| place.waits()).for_each(TrainerSlot::stay);
+        self.place.iter().filter(|place| place.waits()).for_each(TrainerSlot::renew);
     }
 }
 

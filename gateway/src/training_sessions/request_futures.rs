@@ -72,7 +72,7 @@ impl RequestFuture {
     }
 
     /// Says what it waits for.
-    pub fn say(&self, reason: String) {
+    pub fn set_reason(&self, reason: String) {
         *lock(&self.reason) = Some(reason);
     }
 

@@ -106,7 +106,7 @@ impl ModelWorker {
 
     fn set_reason(&self, reason: String) {
         if let Some(promise) = &self.running {
-            promise.say(reason);
+            promise.set_reason(reason);
         }
     }
 

@@ -15,7 +15,7 @@ use tokio::{
 
 use crate::{
     client::TestClient,
-    fake_executor::say,
+    fake_executor::reply_with,
     harness::{Harness, WATCHDOG, eventually_async, key_file},
 };
 
@@ -37,7 +37,7 @@ const ALL: &[(&str, &str, &str, KeyRole)] = &[
 
 async fn guarded() -> Harness {
     let file = key_file(&ALL.iter().map(|(role, name, key, _)| (*role, *name, *key)).collect::<Vec<_>>());
-    Harness::start_with(say("x"), |config| config.keys = Keys::read(file.path(), None).unwrap()).await
+    Harness::start_with(reply_with("x"), |config| config.keys = Keys::read(file.path(), None).unwrap()).await
 }
 
 async fn ask(client: &TestClient, route: &routes::HttpRoute) -> u16 {
@@ -136,7 +136,8 @@ async fn tenants_and_adapters_never_share_a_cache_namespace() {
 async fn a_key_that_is_taken_out_opens_nothing_a_moment_later() {
     let file = key_file(&[("user", "alice", USER), ("admin", "ops", ADMIN)]);
     let harness =
-        Harness::start_with(say("x"), |config| config.keys = Keys::read(file.path(), None).unwrap()).await;
+        Harness::start_with(reply_with("x"), |config| config.keys = Keys::read(file.path(), None).unwrap())
+            .await;
     assert_eq!(harness.client.with_key(USER).get("/v1/models").await.status, 200);
     // As the command does it: another file in its place.
     let next = file.path().with_extension("next");
@@ -157,7 +158,7 @@ async fn a_key_that_is_taken_out_opens_nothing_a_moment_later() {
 
 #[tokio::test]
 async fn without_keys_only_names_of_this_machine_are_answered_to() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     for host in ["evil.example", "evil.example:8080"] {
         let refused = harness.client.with_host(host).get("/v1/models").await;
         assert_eq!((refused.status, refused.code().as_str()), (403, "origin_not_allowed"));
@@ -166,13 +167,13 @@ async fn without_keys_only_names_of_this_machine_are_answered_to() {
     let page = harness.client.with_header("origin", "http://evil.example");
     assert_eq!(page.get("/v1/models").await.status, 403);
     assert_eq!(harness.client.with_host("localhost").get("/v1/models").await.status, 200);
-    let any = Harness::start_with(say("x"), |config| config.hosts = AllowedHosts::Any).await;
+    let any = Harness::start_with(reply_with("x"), |config| config.hosts = AllowedHosts::Any).await;
     assert_eq!(any.client.with_host("evil.example").get("/v1/models").await.status, 200);
 }
 
 #[tokio::test]
 async fn a_health_check_of_a_time_before_hosts_is_answered() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let ask = async |head: &str| {
         let mut connection = harness.client.connect().await;
         connection.write_all(head.as_bytes()).await.unwrap();
@@ -187,7 +188,7 @@ async fn a_health_check_of_a_time_before_hosts_is_answered() {
 
 #[tokio::test]
 async fn browsers_are_let_in_from_the_origins_that_were_named_and_no_others() {
-    let harness = Harness::start_with(say("x"), |config| {
+    let harness = Harness::start_with(reply_with("x"), |config| {
         config.cors_origins = vec!["https://a.example".to_owned()];
     })
     .await;
@@ -212,7 +213,7 @@ async fn browsers_are_let_in_from_the_origins_that_were_named_and_no_others() {
         (answer.status, answer.header("access-control-allow-origin")),
         (200, Some("https://a.example"))
     );
-    let closed = Harness::start(say("x")).await;
+    let closed = Harness::start(reply_with("x")).await;
     let preflight = closed.client.with_header("origin", "https://a.example");
     assert_eq!(preflight.send("OPTIONS", "/v1/models", "text/plain", "").await.status, 403);
 }

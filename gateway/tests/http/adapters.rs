@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{
     client::Response,
-    fake_executor::{MAX_RESIDENT, generation, hang_after, say, say_slowly},
+    fake_executor::{MAX_RESIDENT, generation, hang_after, reply_with, say_slowly},
     harness::{Harness, eventually, eventually_async, key_file},
 };
 
@@ -38,7 +38,7 @@ async fn ask(harness: &Harness, model: &str) -> Response {
 
 #[tokio::test]
 async fn a_loaded_adapter_is_a_model_with_its_generation_in_every_answer() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let loaded = load(&harness, "pirate", "one", &json!({})).await;
     assert_eq!((loaded.status, &loaded.json()["generation"]), (200, &json!(hex("one"))));
     for model in ["pirate", "base:pirate"] {
@@ -61,7 +61,7 @@ async fn a_loaded_adapter_is_a_model_with_its_generation_in_every_answer() {
 
 #[tokio::test]
 async fn a_name_that_nobody_has_is_replaced_by_nothing_and_the_digits_of_a_table_name_a_generation() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let expecting = |generation: &str| json!({ "load_inplace": true, "expected_generation": generation });
     for expected in ["*", &hex("one"), "nothing"] {
         let typo = load(&harness, "tpyo", "one", &expecting(expected)).await;
@@ -76,7 +76,7 @@ async fn a_name_that_nobody_has_is_replaced_by_nothing_and_the_digits_of_a_table
 
 #[tokio::test]
 async fn a_name_that_is_taken_is_replaced_only_when_that_is_said() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     load(&harness, "a", "one", &json!({})).await;
     let again = load(&harness, "a", "two", &json!({})).await;
     assert_eq!((again.status, again.code().as_str()), (400, "adapter_already_loaded"));
@@ -112,7 +112,7 @@ async fn a_request_keeps_the_generation_it_started_with() {
 
 #[tokio::test]
 async fn the_base_cannot_be_unloaded_or_pinned_and_that_is_said() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     for route in ["/v1/unload_lora_adapter", "/v1/pin_lora_adapter"] {
         let refused = harness.client.post(route, &json!({ "lora_name": "base" })).await;
         assert_eq!((refused.status, refused.code().as_str()), (400, "invalid_value"));
@@ -147,7 +147,7 @@ async fn unloading_refuses_new_requests_and_waits_for_those_that_run() {
 
 #[tokio::test]
 async fn unloading_what_is_not_there_is_an_error_that_names_it() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let error = harness.client.post("/v1/unload_lora_adapter", &json!({ "lora_name": "nobody" })).await;
     assert_eq!((error.status, error.code().as_str()), (404, "model_not_found"));
     assert!(error.body.contains("nobody"));
@@ -155,7 +155,7 @@ async fn unloading_what_is_not_there_is_an_error_that_names_it() {
 
 #[tokio::test]
 async fn two_names_of_one_generation_are_freed_with_the_second() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     load(&harness, "a", "same", &json!({})).await;
     load(&harness, "b", "same", &json!({})).await;
     harness.client.post("/v1/unload_lora_adapter", &json!({ "lora_name": "a" })).await;
@@ -167,7 +167,7 @@ async fn two_names_of_one_generation_are_freed_with_the_second() {
 
 #[tokio::test]
 async fn adapters_outside_of_the_root_are_refused_also_through_links() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let outside = harness.directory.path().join("outside");
     std::fs::create_dir(&outside).unwrap();
     std::fs::write(outside.join("adapter_config.json"), "{}").unwrap();
@@ -191,7 +191,7 @@ async fn adapters_outside_of_the_root_are_refused_also_through_links() {
 
 #[tokio::test]
 async fn an_adapter_that_cannot_be_used_leaves_no_name_behind() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let path = harness.adapter("a", "one");
     std::fs::remove_file(path.join("adapter_model.safetensors")).unwrap();
     let body = json!({ "lora_name": "a", "lora_path": path });
@@ -207,7 +207,7 @@ async fn an_adapter_that_cannot_be_used_leaves_no_name_behind() {
 
 #[tokio::test]
 async fn what_is_wrong_with_an_adapter_is_told_by_the_path_that_was_asked_for() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let refused = load(&harness, "a", "misfit", &json!({})).await;
     let path = harness.adapter("a", "misfit").display().to_string();
     let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
@@ -217,7 +217,7 @@ async fn what_is_wrong_with_an_adapter_is_told_by_the_path_that_was_asked_for() 
 
 #[tokio::test]
 async fn a_draft_is_kept_in_the_executor_and_answers_nobody() {
-    let mut harness = Harness::start(say("x")).await;
+    let mut harness = Harness::start(reply_with("x")).await;
     let loaded = load(&harness, "guesses", "draft", &json!({})).await;
     assert_eq!((loaded.status, &loaded.json()["pinned"]), (200, &json!(true)), "{}", loaded.body);
     harness.restart_gateway().await;
@@ -243,7 +243,7 @@ async fn a_draft_is_kept_in_the_executor_and_answers_nobody() {
 
 #[tokio::test]
 async fn the_registry_survives_a_restart_of_the_gateway() {
-    let mut harness = Harness::start(say("x")).await;
+    let mut harness = Harness::start(reply_with("x")).await;
     load(&harness, "a", "one", &json!({})).await;
     load(&harness, "b", "two", &json!({})).await;
     harness.client.post("/v1/unload_lora_adapter", &json!({ "lora_name": "b" })).await;
@@ -254,9 +254,9 @@ async fn the_registry_survives_a_restart_of_the_gateway() {
 
 #[tokio::test]
 async fn a_restarted_executor_gets_its_adapters_back() {
-    let mut harness = Harness::start(say("x")).await;
+    let mut harness = Harness::start(reply_with("x")).await;
     load(&harness, "a", "one", &json!({})).await;
-    harness.restart_executor(say("x")).await;
+    harness.restart_executor(reply_with("x")).await;
     eventually("it is loaded again", || harness.executor().loads().len() == 1).await;
     harness.wait_ready().await;
     assert_eq!(ask(&harness, "a").await.json()["adapter_generation"], json!(hex("one")));
@@ -264,10 +264,10 @@ async fn a_restarted_executor_gets_its_adapters_back() {
 
 #[tokio::test]
 async fn an_adapter_whose_files_changed_is_served_as_it_was_loaded() {
-    let mut harness = Harness::start(say("x")).await;
+    let mut harness = Harness::start(reply_with("x")).await;
     load(&harness, "a", "one", &json!({})).await;
     harness.adapter("a", "other");
-    harness.restart_executor(say("x")).await;
+    harness.restart_executor(reply_with("x")).await;
     eventually("it is loaded again", || harness.executor().loads().len() == 1).await;
     harness.wait_ready().await;
     let answer = ask(&harness, "a").await;
@@ -275,7 +275,7 @@ async fn an_adapter_whose_files_changed_is_served_as_it_was_loaded() {
     let stored = std::fs::read_dir(harness.directory.path().join("state/adapters")).unwrap();
     let stored = stored.map(|entry| entry.unwrap().path()).next().unwrap();
     std::fs::write(stored.join("adapter_model.safetensors"), "rotten").unwrap();
-    harness.restart_executor(say("x")).await;
+    harness.restart_executor(reply_with("x")).await;
     harness.wait_ready().await;
     let listed = async || harness.client.get("/v1/lora_adapters").await.json()["data"][0]["state"].clone();
     eventually_async("what rotted is noticed", async || listed().await == "failed").await;
@@ -292,13 +292,13 @@ async fn adapters_given_at_start_are_there_when_it_is_ready() {
     std::fs::write(outside.path().join("adapter_config.json"), "{}").unwrap();
     std::fs::write(outside.path().join("adapter_model.safetensors"), "one").unwrap();
     let adapter = StartAdapter { name: "a".to_owned(), path: outside.path().to_owned() };
-    let harness = Harness::start_with(say("x"), |config| config.adapters = vec![adapter]).await;
+    let harness = Harness::start_with(reply_with("x"), |config| config.adapters = vec![adapter]).await;
     assert_eq!(ask(&harness, "a").await.json()["adapter_generation"], json!(hex("one")));
 }
 
 #[tokio::test]
 async fn more_adapters_than_fit_are_all_served_and_the_list_says_where_they_are() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     for index in 0..=MAX_RESIDENT {
         let (name, weights) = (format!("a{index}"), format!("w{index}"));
         assert_eq!(load(&harness, &name, &weights, &json!({})).await.status, 200);
@@ -321,7 +321,7 @@ async fn ask_owned(harness: &Harness, index: usize) -> Response {
 
 #[tokio::test]
 async fn an_adapter_is_pinned_and_listed_with_all_that_is_known_of_it() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let extra =
         json!({ "lora_int_id": 3, "is_3d_lora_weight": false, "base_model_name": "base", "pinned": true });
     assert_eq!(load(&harness, "a", "one", &extra).await.json()["pinned"], json!(true));
@@ -353,7 +353,7 @@ async fn an_adapter_is_pinned_and_listed_with_all_that_is_known_of_it() {
 
 #[tokio::test]
 async fn the_list_says_of_each_adapter_where_it_was_computed_and_what_waiting_cost() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     load(&harness, "a", "one", &json!({})).await;
     let listed = async || harness.client.get("/v1/lora_adapters").await.json()["data"][0].clone();
     eventually_async("the executor was asked", async || listed().await["cold_starts"] == 2).await;
@@ -369,7 +369,8 @@ async fn another_tenants_adapter_is_answered_byte_for_byte_like_one_that_does_no
     const BOB: &str = "bob-key-0123456789ab";
     let file = key_file(&[("admin", "root", ADMIN), ("user", "alice", ALICE), ("user", "bob", BOB)]);
     let mut harness =
-        Harness::start_with(say("x"), |config| config.keys = Keys::read(file.path(), None).unwrap()).await;
+        Harness::start_with(reply_with("x"), |config| config.keys = Keys::read(file.path(), None).unwrap())
+            .await;
     let open = harness.client.clone();
     harness.client = open.with_key(ADMIN);
     assert_eq!(load(&harness, "hers", "one", &json!({ "tenant": "alice" })).await.json()["tenant"], "alice");
@@ -406,7 +407,7 @@ async fn another_tenants_adapter_is_answered_byte_for_byte_like_one_that_does_no
 
 #[tokio::test]
 async fn a_registry_that_is_full_says_so() {
-    let harness = Harness::start_with(say("x"), |config| config.max_adapters = 1).await;
+    let harness = Harness::start_with(reply_with("x"), |config| config.max_adapters = 1).await;
     load(&harness, "a", "one", &json!({})).await;
     let refused = load(&harness, "b", "two", &json!({})).await;
     assert_eq!((refused.status, refused.code().as_str()), (400, "adapter_limit_exceeded"));

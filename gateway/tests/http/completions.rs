@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::{
-    fake_executor::say,
+    fake_executor::reply_with,
     harness::Harness,
     text::{BEGIN, END, tokens},
 };
@@ -13,7 +13,7 @@ const TEXT: &str = "/v1/completions";
 
 #[tokio::test]
 async fn a_chat_answer_has_openais_shape() {
-    let harness = Harness::start(say("Hello")).await;
+    let harness = Harness::start(reply_with("Hello")).await;
     let body = json!({ "model": "base", "messages": [{ "role": "system", "content": "s" },
         { "role": "user", "content": [{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }] }] });
     let answer = harness.client.post(CHAT, &body).await.json();
@@ -27,7 +27,7 @@ async fn a_chat_answer_has_openais_shape() {
 
 #[tokio::test]
 async fn a_prompt_may_be_text_or_tokens_or_several_of_either() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let forms = [json!("ab"), json!(["ab", "c"]), json!([97, 98]), json!([[97, 98], [99]])];
     let mut sent = 0;
     for (prompt, expected) in forms.iter().zip([1, 2, 1, 2]) {
@@ -43,7 +43,7 @@ async fn a_prompt_may_be_text_or_tokens_or_several_of_either() {
 
 #[tokio::test]
 async fn choices_of_several_prompts_are_numbered_prompt_by_prompt() {
-    let harness = Harness::start(say("xyz")).await;
+    let harness = Harness::start(reply_with("xyz")).await;
     let body = json!({ "model": "base", "prompt": ["a", "b"], "n": 2, "echo": true, "max_tokens": 3 });
     let answer = harness.client.post(TEXT, &body).await.json();
     let texts: Vec<&str> =
@@ -56,7 +56,7 @@ async fn choices_of_several_prompts_are_numbered_prompt_by_prompt() {
 
 #[tokio::test]
 async fn echoed_log_probabilities_are_what_an_evaluation_reads() {
-    let harness = Harness::start(say("z")).await;
+    let harness = Harness::start(reply_with("z")).await;
     let body = json!({ "model": "base", "prompt": [[97, 98, 99]], "temperature": 0, "max_tokens": 1,
         "logprobs": 1, "seed": 1234, "echo": true });
     let answer = harness.client.post(TEXT, &body).await.json();
@@ -72,7 +72,7 @@ async fn echoed_log_probabilities_are_what_an_evaluation_reads() {
 
 #[tokio::test]
 async fn a_prompt_can_be_scored_without_generating() {
-    let harness = Harness::start(say("z")).await;
+    let harness = Harness::start(reply_with("z")).await;
     let body = json!({ "model": "base", "prompt": "ab", "max_tokens": 0, "logprobs": 0, "echo": true });
     let answer = harness.client.post(TEXT, &body).await.json();
     assert_eq!(answer["choices"][0]["text"], "ab");
@@ -82,7 +82,7 @@ async fn a_prompt_can_be_scored_without_generating() {
 
 #[tokio::test]
 async fn chat_log_probabilities_name_tokens_and_bytes() {
-    let harness = Harness::start(say("é")).await;
+    let harness = Harness::start(reply_with("é")).await;
     let body = json!({ "model": "base", "messages": [{ "role": "user", "content": "a" }],
         "logprobs": true, "top_logprobs": 2 });
     let answer = harness.client.post(CHAT, &body).await.json();
@@ -95,7 +95,7 @@ async fn chat_log_probabilities_name_tokens_and_bytes() {
 
 #[tokio::test]
 async fn tokens_can_be_called_by_their_numbers_which_no_two_share() {
-    let harness = Harness::start(say("é")).await;
+    let harness = Harness::start(reply_with("é")).await;
     let chat = json!({ "model": "base", "messages": [{ "role": "user", "content": "a" }],
         "logprobs": true, "top_logprobs": 2, "return_tokens_as_token_ids": true });
     let answer = harness.client.post(CHAT, &chat).await.json();
@@ -111,7 +111,7 @@ async fn tokens_can_be_called_by_their_numbers_which_no_two_share() {
 
 #[tokio::test]
 async fn every_sampling_option_reaches_the_executor() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let body = json!({ "model": "base", "prompt": "a", "temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125,
         "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.5, "seed": 9,
         "logit_bias": { "65": -100 }, "max_tokens": 5, "min_tokens": 2, "ignore_eos": true,
@@ -132,7 +132,7 @@ async fn every_sampling_option_reaches_the_executor() {
 
 #[tokio::test]
 async fn without_options_an_answer_may_fill_the_context_and_stop_at_the_end_token() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let body = json!({ "model": "base", "messages": [{ "role": "user", "content": "a" }] });
     harness.client.post(CHAT, &body).await;
     let sent = &harness.executor().generates()[0];
@@ -143,7 +143,7 @@ async fn without_options_an_answer_may_fill_the_context_and_stop_at_the_end_toke
 
 #[tokio::test]
 async fn stop_strings_wait_for_the_least_number_of_tokens() {
-    let harness = Harness::start(say("a.b.c")).await;
+    let harness = Harness::start(reply_with("a.b.c")).await;
     let body = json!({ "model": "base", "prompt": "a", "stop": ".", "min_tokens": 3, "max_tokens": 9 });
     let answer = harness.client.post(TEXT, &body).await.json();
     assert_eq!(answer["choices"][0]["text"], "a.b");
@@ -151,7 +151,7 @@ async fn stop_strings_wait_for_the_least_number_of_tokens() {
 
 #[tokio::test]
 async fn log_probabilities_end_where_the_text_was_cut() {
-    let harness = Harness::start(say("abXY")).await;
+    let harness = Harness::start(reply_with("abXY")).await;
     let body = json!({ "model": "base", "prompt": "a", "stop": "XY", "logprobs": 0, "max_tokens": 9 });
     let answer = harness.client.post(TEXT, &body).await.json();
     assert_eq!(answer["choices"][0]["logprobs"]["tokens"], json!(["a", "b"]));

@@ -14,7 +14,7 @@ use tokio::{
 
 use crate::{
     client::TestClient,
-    fake_executor::say,
+    fake_executor::reply_with,
     harness::{Harness, WATCHDOG},
 };
 
@@ -96,7 +96,7 @@ async fn promise_its_kind(client: &TestClient, route: &HttpRoute, pause: Option<
 
 #[tokio::test]
 async fn every_route_answers_an_id_with_nul_as_one_that_is_not_there() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let mut wrong = Vec::new();
     for route in table().iter().filter(|route| route.path.contains('{')) {
         let method = route.method.as_str();
@@ -124,7 +124,7 @@ async fn every_route_answers_an_id_with_nul_as_one_that_is_not_there() {
 #[tokio::test]
 async fn every_route_refuses_a_body_beyond_its_tenants_memory_before_it_comes() {
     let limits = MemoryLimits { tenant_bytes: 1024, total_bytes: 1 << 30 };
-    let harness = Harness::start_with(say("x"), |config| config.connections.memory = limits).await;
+    let harness = Harness::start_with(reply_with("x"), |config| config.connections.memory = limits).await;
     let routes = table();
     let routes = routes.iter().filter(|route| route.method == Method::POST);
     let promised = routes.map(async |route| (route, promise_its_kind(&harness.client, route, None).await));
@@ -140,7 +140,8 @@ async fn every_route_refuses_a_body_beyond_its_tenants_memory_before_it_comes() 
 #[tokio::test]
 async fn every_route_cuts_off_a_body_that_drips() {
     let limit = Duration::from_millis(200);
-    let harness = Harness::start_with(say("x"), |config| config.connections.body_timeout = limit).await;
+    let harness =
+        Harness::start_with(reply_with("x"), |config| config.connections.body_timeout = limit).await;
     let routes = table();
     let routes = routes.iter().filter(|route| reads_a_body(route));
     let dripped =

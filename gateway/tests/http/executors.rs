@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use crate::{
     client::{Response, TestClient},
-    fake_executor::{FakeExecutor, FakeModelIdentity, Reply, hang_after, say},
+    fake_executor::{FakeExecutor, FakeModelIdentity, Reply, hang_after, reply_with},
     harness::{WATCHDOG, config, eventually, eventually_async},
     text::{bytes, tokens},
 };
@@ -110,7 +110,7 @@ async fn requests_at_once_go_to_different_executors() {
 
 #[tokio::test]
 async fn what_a_dead_executor_had_goes_on_on_the_other_with_what_was_emitted() {
-    let mut pair = ExecutorPair::start([hang_after("ab"), say("cd")]).await;
+    let mut pair = ExecutorPair::start([hang_after("ab"), reply_with("cd")]).await;
     let request = pair.under_way(&ask("base", "xy")).await;
     assert_eq!(pair.sent(), [1, 0]);
     pair.kill(0).await;
@@ -125,7 +125,7 @@ async fn what_a_dead_executor_had_goes_on_on_the_other_with_what_was_emitted() {
 
 #[tokio::test]
 async fn an_adapter_goes_along_with_what_is_gone_on_with() {
-    let mut pair = ExecutorPair::start([hang_after("ab"), say("cd")]).await;
+    let mut pair = ExecutorPair::start([hang_after("ab"), reply_with("cd")]).await;
     pair.load("tuned").await;
     assert_eq!(
         (pair.executor(0).loads().len(), pair.executor(1).loads().len()),
@@ -142,7 +142,7 @@ async fn an_adapter_goes_along_with_what_is_gone_on_with() {
 #[tokio::test]
 async fn an_executor_of_another_base_is_refused_by_name_and_gets_nothing() {
     let other = FakeModelIdentity { base_hash: [9; 32], ..FakeModelIdentity::default() };
-    let mut pair = ExecutorPair::start_with([say("ab"), say("cd")], other).await;
+    let mut pair = ExecutorPair::start_with([reply_with("ab"), reply_with("cd")], other).await;
     let told = async || pair.status().await["executors"][1].clone();
     eventually_async("it is refused", async || told().await["state"] == "refused").await;
     let why = told().await["detail"].to_string();
@@ -159,7 +159,7 @@ async fn an_executor_of_another_base_is_refused_by_name_and_gets_nothing() {
 
 #[tokio::test]
 async fn a_drained_executor_gets_nothing_new_and_the_last_one_cannot_be_drained() {
-    let pair = ExecutorPair::start([hang_after("ab"), say("cd")]).await;
+    let pair = ExecutorPair::start([hang_after("ab"), reply_with("cd")]).await;
     let request = pair.under_way(&ask("base", "xy")).await;
     let drained = pair.order("a/drain").await.json();
     assert_eq!((&drained["drained"], &drained["sequences_under_way"]), (&json!(true), &json!(1)));
@@ -177,14 +177,14 @@ async fn a_drained_executor_gets_nothing_new_and_the_last_one_cannot_be_drained(
 
 #[tokio::test]
 async fn what_a_drained_executor_still_has_moves_when_it_stops() {
-    let mut pair = ExecutorPair::start([hang_after("ab"), say("cd")]).await;
+    let mut pair = ExecutorPair::start([hang_after("ab"), reply_with("cd")]).await;
     let request = pair.under_way(&ask("base", "xy")).await;
     pair.order("a/drain").await;
     pair.kill(0).await;
     assert_eq!(spoken(&request.await.unwrap()), "abcd");
     // Replaced, it stays drained until it is taken back.
     let socket = pair.directory.path().join("a");
-    pair.executors[0] = Some(FakeExecutor::start(&socket, say("ef")).await);
+    pair.executors[0] = Some(FakeExecutor::start(&socket, reply_with("ef")).await);
     let state = async || pair.status().await["executors"][0]["state"].clone();
     eventually_async("it is back", async || state().await == "drained").await;
     assert_eq!(spoken(&pair.client.post(TEXT, &ask("base", "other")).await), "cd");
@@ -194,7 +194,7 @@ async fn what_a_drained_executor_still_has_moves_when_it_stops() {
 
 #[tokio::test]
 async fn a_prompt_goes_where_its_beginning_was_computed() {
-    let pair = ExecutorPair::start([say("x"), say("x")]).await;
+    let pair = ExecutorPair::start([reply_with("x"), reply_with("x")]).await;
     let prompt = "a beginning that fills more than one block of sixteen tokens";
     pair.order("a/drain").await;
     pair.client.post(TEXT, &ask("base", prompt)).await;
@@ -207,7 +207,7 @@ async fn a_prompt_goes_where_its_beginning_was_computed() {
 
 #[tokio::test]
 async fn an_adapter_is_unloaded_everywhere_and_pinned_everywhere() {
-    let pair = ExecutorPair::start([say("x"), say("x")]).await;
+    let pair = ExecutorPair::start([reply_with("x"), reply_with("x")]).await;
     pair.load("tuned").await;
     let name = json!({ "lora_name": "tuned" });
     let pin = json!({ "lora_name": "tuned", "pinned": true });
@@ -222,7 +222,7 @@ async fn an_adapter_is_unloaded_everywhere_and_pinned_everywhere() {
 
 #[tokio::test]
 async fn figures_of_several_executors_say_whose_they_are() {
-    let pair = ExecutorPair::start([say("x"), say("x")]).await;
+    let pair = ExecutorPair::start([reply_with("x"), reply_with("x")]).await;
     let seen = async || pair.client.get("/metrics").await.body;
     let running = |name: &str| format!("holobiont_executor_up{{executor=\"{name}\"}} 1\n");
     eventually_async("both report", async || {

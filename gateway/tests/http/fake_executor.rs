@@ -423,7 +423,7 @@ pub(crate) fn spoken(text: &str) -> Vec<Output> {
 }
 
 /// Says `text`, token by token, within the limits of the request, and then its end token.
-pub(crate) fn say(text: &'static str) -> Reply {
+pub(crate) fn reply_with(text: &'static str) -> Reply {
     say_slowly(text, Duration::ZERO)
 }
 

@@ -12,7 +12,7 @@ use tokio::{
 
 use crate::{
     client::{Response, TestClient},
-    fake_executor::say,
+    fake_executor::reply_with,
     harness::{Harness, WATCHDOG, key_file},
 };
 
@@ -46,7 +46,7 @@ async fn answer(stream: &mut BufReader<TcpStream>) -> String {
 
 #[tokio::test]
 async fn a_file_is_taken_in_with_its_purpose_before_or_behind_it() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     for form in [[PURPOSE, FILE, END], [FILE, PURPOSE, END]] {
         let sent = send(&harness.client, &form).await;
         assert_eq!((sent.status, &sent.json()["bytes"]), (200, &json!(12)), "{}", sent.body);
@@ -57,7 +57,7 @@ async fn a_file_is_taken_in_with_its_purpose_before_or_behind_it() {
 
 #[tokio::test]
 async fn a_form_that_says_something_twice_or_is_none_is_refused_by_name() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     for (form, named) in
         [(&[FILE, FILE, PURPOSE, END][..], "file"), (&[PURPOSE, PURPOSE, FILE, END], "purpose")]
     {
@@ -73,7 +73,7 @@ async fn a_form_that_says_something_twice_or_is_none_is_refused_by_name() {
 
 #[tokio::test]
 async fn a_body_without_the_head_of_a_part_is_refused_while_it_still_comes() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     for path in [FILES, "/v1/upload_lora_adapter"] {
         let mut stream = hang(&harness.client, "", path, &"a".repeat(1 << 20)).await;
         let answer = answer(&mut stream).await;
@@ -84,7 +84,8 @@ async fn a_body_without_the_head_of_a_part_is_refused_while_it_still_comes() {
 #[tokio::test]
 async fn a_file_that_drips_is_cut_off_although_no_pause_is_too_long() {
     let limit = Duration::from_millis(400);
-    let harness = Harness::start_with(say("x"), |config| config.connections.body_timeout = limit).await;
+    let harness =
+        Harness::start_with(reply_with("x"), |config| config.connections.body_timeout = limit).await;
     let adapter = "--x\r\nContent-Disposition: form-data; name=\"lora_name\"\r\n\r\na\r\n--x\r\n\
         Content-Disposition: form-data; name=\"file\"; filename=\"adapter_model.safetensors\"\r\n\r\n";
     for (path, begin) in [(FILES, FILE.trim_end()), ("/v1/upload_lora_adapter", adapter)] {
@@ -110,7 +111,8 @@ async fn a_file_that_drips_is_cut_off_although_no_pause_is_too_long() {
 async fn a_tenant_whose_uploads_hang_keeps_nobody_else_from_sending_files() {
     let file = key_file(&[("user", "alice", "hb-a"), ("user", "bob", "hb-b")]);
     let harness =
-        Harness::start_with(say("x"), |config| config.keys = Keys::read(file.path(), None).unwrap()).await;
+        Harness::start_with(reply_with("x"), |config| config.keys = Keys::read(file.path(), None).unwrap())
+            .await;
     let mut hanging = Vec::new();
     for _ in 0..40 {
         hanging.push(hang(&harness.client, "hb-a", FILES, FILE).await);

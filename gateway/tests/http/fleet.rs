@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     client::TestClient,
-    fake_executor::say,
+    fake_executor::reply_with,
     fake_trainer::{FakeTrainerService, weights},
     harness::{Harness, eventually_async},
     jobs::{JOBS, upload},
@@ -34,7 +34,7 @@ impl GatewayFleet {
                 cache_bytes: 1 << 30,
                 key_file: None,
             };
-            Harness::start_with(say("x"), |config| {
+            Harness::start_with(reply_with("x"), |config| {
                 config.fleet = Some(shared);
                 config.training.trainer_socket = Some(trainers.socket());
             })

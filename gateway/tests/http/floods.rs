@@ -19,7 +19,7 @@ use text::{chat_template::TemplateError, detokenize::TextStart, grammar::Tokens,
 use tokio::{io::AsyncWriteExt as _, net::TcpSocket, task::JoinSet};
 
 use crate::{
-    fake_executor::say,
+    fake_executor::reply_with,
     harness::{Harness, eventually, eventually_async},
     text::{ByteText, always},
 };
@@ -133,7 +133,7 @@ fn body(bytes: usize) -> Value {
 async fn who_posts_and_leaves_takes_no_more_turns_than_those_who_stay() {
     let gate = Gate::closed();
     let text = &gate.0;
-    let harness = Harness::start_with_text(say("x"), gate.text(), |_| {}).await;
+    let harness = Harness::start_with_text(reply_with("x"), gate.text(), |_| {}).await;
     let mut exchanges = Vec::new();
     for _ in 0..WORKED_ON {
         exchanges.push(harness.client.open_post(TEXT, &body(5 << 10)).await);
@@ -164,7 +164,7 @@ fn adapters_are_copied_while_every_thread_for_text_is_taken() {
         .unwrap();
     runtime.block_on(async {
         let gate = Gate::closed();
-        let harness = Harness::start_with_text(say("x"), gate.text(), |_| {}).await;
+        let harness = Harness::start_with_text(reply_with("x"), gate.text(), |_| {}).await;
         let one = harness.client.open_post(TEXT, &body(5 << 10)).await;
         let other = harness.client.open_post(TEXT, &body(5 << 10)).await;
         eventually("both threads are taken", || gate.0.entered() == WORKED_ON).await;
@@ -197,7 +197,8 @@ async fn a_tenant_whose_bodies_fill_its_memory_is_refused_until_they_are_worked_
     let body: Arc<str> = body(512 << 10).to_string().into();
     let limits = MemoryLimits { tenant_bytes: HELD * body.len(), total_bytes: 1 << 30 };
     let harness =
-        Harness::start_with_text(say("x"), gate.text(), |config| config.connections.memory = limits).await;
+        Harness::start_with_text(reply_with("x"), gate.text(), |config| config.connections.memory = limits)
+            .await;
     let taken = Arc::new(AtomicUsize::new(0));
     let mut senders = JoinSet::new();
     for _ in 0..HELD {

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 
 use crate::{
     client::{Response, TestClient},
-    fake_executor::say,
+    fake_executor::reply_with,
     harness::{Harness, eventually_async, key_file},
 };
 
@@ -118,7 +118,8 @@ async fn ask(client: TestClient, body: Value) -> Response {
 async fn with_two_tenants() -> (Harness, TestClient, TestClient) {
     let file = key_file(&[("user", "alice", ALICE), ("user", "bob", BOB)]);
     let harness =
-        Harness::start_with(say("{}"), |config| config.keys = Keys::read(file.path(), None).unwrap()).await;
+        Harness::start_with(reply_with("{}"), |config| config.keys = Keys::read(file.path(), None).unwrap())
+            .await;
     let (alice, bob) = (harness.client.with_key(ALICE), harness.client.with_key(BOB));
     (harness, alice, bob)
 }

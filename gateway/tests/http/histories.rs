@@ -6,7 +6,7 @@ use gateway::config::GatewayConfig;
 use serde_json::{Value, json};
 
 use crate::{
-    fake_executor::{ReplyScript, say, spoken},
+    fake_executor::{ReplyScript, reply_with, spoken},
     harness::Harness,
     responses::events,
     text::{ByteText, always, tokens},
@@ -19,7 +19,7 @@ const PATCH: &str = "*** Begin Patch\n\"é\"\n*** End Patch";
 /// A gateway whose model is shown tools as Hermes is, and says `said`.
 async fn hermes(said: &'static str) -> Harness {
     let text = Arc::new(ByteText::with_template("{% if tools %}<tool_call>{% endif %}"));
-    Harness::start_with_text(say(said), always(text), |_: &mut GatewayConfig| {}).await
+    Harness::start_with_text(reply_with(said), always(text), |_: &mut GatewayConfig| {}).await
 }
 
 fn function(name: &str) -> Value {
@@ -145,7 +145,7 @@ async fn a_call_without_its_tags_is_one_unless_a_form_is_asked_for() {
 /// Says all of `text` in one step, and then ends.
 fn say_at_once(text: &'static str) -> crate::fake_executor::Reply {
     Arc::new(move |generate| {
-        let mut script: ReplyScript = say("")(generate);
+        let mut script: ReplyScript = reply_with("")(generate);
         let said = spoken(text).into_iter().flat_map(|output| output.tokens);
         script.outputs[0].tokens.splice(0..0, said);
         script
@@ -159,7 +159,7 @@ async fn text_behind_a_call_in_one_step_takes_nothing_from_the_call() {
     let text = || Arc::new(ByteText::with_template("{% if tools %}<tool_call>{% endif %}"));
     let tool = json!({ "type": "function", "name": "w", "parameters": { "type": "object" } });
     let body = json!({ "model": "base", "input": "hi", "tools": [tool], "include": ["message.output_text.logprobs"] });
-    for reply in [say(SAID), say_at_once(SAID)] {
+    for reply in [reply_with(SAID), say_at_once(SAID)] {
         let harness = Harness::start_with_text(reply, always(text()), |_| {}).await;
         let output = harness.client.post(RESPONSES, &body).await.json()["output"].clone();
         let calls: Vec<&Value> =
@@ -290,7 +290,7 @@ async fn a_grammar_of_a_custom_tool_that_cannot_be_kept_to_is_refused_by_its_pat
 #[tokio::test]
 async fn tokens_of_a_conversation_are_counted_with_its_tools() {
     let text = Arc::new(ByteText::with_template("{{ tools }}<tool_call>"));
-    let harness = Harness::start_with_text(say("x"), always(text), |_| {}).await;
+    let harness = Harness::start_with_text(reply_with("x"), always(text), |_| {}).await;
     let messages = json!([{ "role": "user", "content": "a" }]);
     let body = json!({ "messages": messages, "tools": [function("w")] });
     let answer = harness.client.post("/tokenize", &body).await;
@@ -300,7 +300,7 @@ async fn tokens_of_a_conversation_are_counted_with_its_tools() {
     assert_eq!(shown(&harness), "tool w;user:a;assistant:", "a chat is shown the same");
     let answer = harness.client.post("/tokenize", &json!({ "prompt": "a", "tools": [function("w")] })).await;
     assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!("tools")));
-    let none = Harness::start(say("x")).await;
+    let none = Harness::start(reply_with("x")).await;
     let answer = none.client.post("/tokenize", &body).await;
     assert_eq!(
         (answer.status, &answer.json()["error"]["param"]),

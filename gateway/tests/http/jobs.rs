@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     client::{Response, TestClient},
-    fake_executor::say,
+    fake_executor::reply_with,
     harness::Harness,
 };
 
@@ -29,7 +29,7 @@ async fn create(client: &TestClient, model: &str, file: &Value) -> Response {
 
 #[tokio::test]
 async fn a_job_too_many_is_refused_before_anything_is_copied_for_it() {
-    let harness = Harness::start_with(say("x"), |config| {
+    let harness = Harness::start_with(reply_with("x"), |config| {
         config.training.tenant_jobs = 1;
         // Nobody answers there, so the first job waits.
         config.training.trainer_socket = Some(config.state.with_file_name("trainers"));

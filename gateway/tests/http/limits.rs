@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use crate::{
-    fake_executor::{hang_after, say, say_slowly},
+    fake_executor::{hang_after, reply_with, say_slowly},
     harness::{Harness, WATCHDOG, eventually, eventually_async, key_file},
 };
 
@@ -22,7 +22,8 @@ async fn a_key_that_asks_too_often_is_told_when_to_come_back() {
     let file = key_file(&[("user", "alice", "hb-a"), ("user", "bob", "hb-b"), ("admin", "ops", "hb-ops")]);
     let limit = NonZeroU32::new(2);
     let harness =
-        Harness::start_with(say("x"), |config| config.keys = Keys::read(file.path(), limit).unwrap()).await;
+        Harness::start_with(reply_with("x"), |config| config.keys = Keys::read(file.path(), limit).unwrap())
+            .await;
     let alice = harness.client.with_key("hb-a");
     let first = alice.get("/v1/models").await;
     assert_eq!((first.status, first.header("x-ratelimit-remaining-requests")), (200, Some("1")));
@@ -45,7 +46,7 @@ async fn a_key_that_asks_too_often_is_told_when_to_come_back() {
 
 #[tokio::test]
 async fn an_adapter_that_is_asked_too_often_is_named_and_others_answer() {
-    let harness = Harness::start_with(say("x"), |config| {
+    let harness = Harness::start_with(reply_with("x"), |config| {
         config.rates = RateLimits { per_adapter: NonZeroU32::new(1), ..RateLimits::default() };
     })
     .await;
@@ -65,7 +66,7 @@ async fn an_adapter_that_is_asked_too_often_is_named_and_others_answer() {
 
 #[tokio::test]
 async fn a_body_that_does_not_come_is_cut_off_with_a_typed_error() {
-    let harness = Harness::start_with(say("x"), |config| {
+    let harness = Harness::start_with(reply_with("x"), |config| {
         config.connections.body_timeout = Duration::from_millis(100);
     })
     .await;
@@ -80,7 +81,7 @@ async fn a_body_that_does_not_come_is_cut_off_with_a_typed_error() {
 
 #[tokio::test]
 async fn who_says_nothing_or_half_a_header_is_cut_off() {
-    let harness = Harness::start_with(say("x"), |config| {
+    let harness = Harness::start_with(reply_with("x"), |config| {
         config.connections.header_timeout = Duration::from_millis(100);
     })
     .await;
@@ -96,7 +97,7 @@ async fn who_says_nothing_or_half_a_header_is_cut_off() {
 
 #[tokio::test]
 async fn a_header_that_is_too_long_is_refused() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let long = harness.client.with_header("x-long", &"x".repeat(17 * 1024));
     let refused = long.get("/health").await;
     assert_eq!((refused.status, refused.code().as_str()), (431, "header_too_large"));
@@ -138,7 +139,7 @@ async fn a_queue_that_stands_is_refused_with_a_forecast_and_one_that_has_gone_is
 
 #[tokio::test]
 async fn when_all_connections_are_taken_health_still_answers_and_others_are_told() {
-    let harness = Harness::start_with(say("x"), |config| config.connections.max_connections = 2).await;
+    let harness = Harness::start_with(reply_with("x"), |config| config.connections.max_connections = 2).await;
     let held = [harness.client.connect().await, harness.client.connect().await];
     eventually_async("both are taken", async || harness.client.get("/v1/models").await.status == 503).await;
     assert_eq!(harness.client.get("/health").await.status, 200);

@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::{
     client::TestClient,
-    fake_executor::{FakeExecutor, FakeModelIdentity, say},
+    fake_executor::{FakeExecutor, FakeModelIdentity, reply_with},
     harness::{Harness, WATCHDOG, config, eventually, eventually_async},
     text::{ByteText, TEXT_HASH},
 };
@@ -59,15 +59,15 @@ async fn end_token(client: &TestClient) -> serde_json::Value {
 #[tokio::test]
 async fn a_model_renamed_over_the_old_one_is_served_with_its_own_text_once_the_executor_has_read_it() {
     let shelf = ModelFile::with(TEXT_HASH);
-    let mut harness = Harness::start_with_text(say("x"), shelf.loader(), |_| {}).await;
+    let mut harness = Harness::start_with_text(reply_with("x"), shelf.loader(), |_| {}).await;
     assert_eq!(end_token(&harness.client).await, "<end 2>");
     shelf.put(OTHER.text_hash);
     // The executor still has the old weights, and the gateway the old text.
     assert_eq!(end_token(&harness.client).await, "<end 2>");
-    harness.replace_executor(say("x"), OTHER).await;
+    harness.replace_executor(reply_with("x"), OTHER).await;
     assert_eq!(end_token(&harness.client).await, "<end 8>");
     assert_eq!(shelf.reads(), [TEXT_HASH, OTHER.text_hash]);
-    harness.replace_executor(say("x"), OTHER).await;
+    harness.replace_executor(reply_with("x"), OTHER).await;
     assert_eq!(shelf.reads().len(), 2, "what is known to be the same is not read again");
 }
 
@@ -76,7 +76,7 @@ async fn the_text_of_a_model_that_the_executor_has_not_read_is_not_served() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::create_dir(directory.path().join("adapters")).unwrap();
     let shelf = ModelFile::with(OTHER.text_hash);
-    let _executor = FakeExecutor::start(&directory.path().join("socket"), say("x")).await;
+    let _executor = FakeExecutor::start(&directory.path().join("socket"), reply_with("x")).await;
     let gateway = Gateway::start(config(&directory), shelf.loader()).await.unwrap();
     let client = TestClient::new(gateway.address);
     let says = |body: &str| body.contains("restart the base-executor, or put them back");
@@ -97,7 +97,7 @@ async fn the_text_of_the_expected_model_is_read_before_an_executor_has_loaded_it
     let gateway =
         Gateway::start(GatewayConfig { model, ..config(&directory) }, shelf.loader()).await.unwrap();
     eventually("it is read while nobody serves", || shelf.reads() == [TEXT_HASH]).await;
-    let _executor = FakeExecutor::start(&directory.path().join("socket"), say("x")).await;
+    let _executor = FakeExecutor::start(&directory.path().join("socket"), reply_with("x")).await;
     let client = TestClient::new(gateway.address);
     eventually_async("it serves", async || client.get("/ready").await.status == 200).await;
     assert_eq!(end_token(&client).await, "<end 2>");
@@ -128,13 +128,13 @@ async fn a_request_whose_body_comes_after_another_model_took_its_place_is_not_an
     for (model, expected) in [(OTHER, "another base model"), (FakeModelIdentity::default(), "\"text\":\"x\"")]
     {
         let shelf = ModelFile::with(TEXT_HASH);
-        let mut harness = Harness::start_with_text(say("x"), shelf.loader(), |_| {}).await;
+        let mut harness = Harness::start_with_text(reply_with("x"), shelf.loader(), |_| {}).await;
         let client = harness.client.clone();
         let answer = ask_slowly(&client, async {
             // Long enough for the first half to be there.
             tokio::time::sleep(std::time::Duration::from_millis(200)).await;
             shelf.put(model.text_hash);
-            harness.replace_executor(say("x"), model).await;
+            harness.replace_executor(reply_with("x"), model).await;
         })
         .await;
         assert!(answer.contains(expected), "{answer}");

@@ -12,7 +12,7 @@ use tokio::{
 
 use crate::{
     client::Response,
-    fake_executor::{fail_after, say},
+    fake_executor::{fail_after, reply_with},
     harness::{Harness, WATCHDOG, key_file},
     text::{BEGIN, ByteText, PARAMETERS, always, tokens},
 };
@@ -40,7 +40,7 @@ fn check_last(last: &Value) {
 
 #[tokio::test]
 async fn a_chat_is_answered_line_by_line_and_the_last_says_what_it_came_to() {
-    let harness = Harness::start(say("hello")).await;
+    let harness = Harness::start(reply_with("hello")).await;
     let options = json!({ "num_predict": 9, "temperature": 0, "top_k": 5, "seed": 7, "stop": ["\n"], "repeat_penalty": 1.5 });
     let response = harness.client.post(CHAT, &chat(&json!({ "options": options, "keep_alive": "5m" }))).await;
     assert_eq!(response.header("content-type"), Some("application/x-ndjson"));
@@ -63,7 +63,7 @@ async fn a_chat_is_answered_line_by_line_and_the_last_says_what_it_came_to() {
 
 #[tokio::test]
 async fn a_prompt_is_shown_in_a_turn_or_raw_as_it_is() {
-    let harness = Harness::start(say("hello")).await;
+    let harness = Harness::start(reply_with("hello")).await;
     let ask = async |more: Value| {
         let mut body = json!({ "model": "base", "prompt": "hi", "stream": false });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -94,7 +94,7 @@ async fn calls_are_told_whole_with_values_for_arguments() {
     const SAID: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>\n\
                         <tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": }}\n</tool_call>";
     let text = Arc::new(ByteText::with_template("{% if tools %}<tool_call>{% endif %}"));
-    let harness = Harness::start_with_text(say(SAID), always(text), |_| {}).await;
+    let harness = Harness::start_with_text(reply_with(SAID), always(text), |_| {}).await;
     let tool =
         json!({ "type": "function", "function": { "name": "weather", "parameters": { "type": "object" } } });
     let call = json!({ "function": { "name": "weather", "arguments": { "city": "Oslo" } } });
@@ -127,7 +127,8 @@ async fn calls_are_told_whole_with_values_for_arguments() {
 async fn failures_look_as_ollamas_do_wherever_they_come_from() {
     let file = key_file(&[("user", "alice", "hb-a"), ("metrics", "prometheus", "hb-m")]);
     let harness =
-        Harness::start_with(say("x"), |config| config.keys = Keys::read(file.path(), None).unwrap()).await;
+        Harness::start_with(reply_with("x"), |config| config.keys = Keys::read(file.path(), None).unwrap())
+            .await;
     let alice = harness.client.with_key("hb-a");
     for (answer, status) in [
         (harness.client.post(CHAT, &chat(&json!({}))).await, 401),
@@ -176,7 +177,7 @@ async fn failures_look_as_ollamas_do_wherever_they_come_from() {
 
 #[tokio::test]
 async fn a_body_is_json_whatever_its_type_says_unless_a_page_sends_it() {
-    let harness = Harness::start(say("hello")).await;
+    let harness = Harness::start(reply_with("hello")).await;
     let body = chat(&json!({ "stream": false })).to_string();
     for kind in ["text/plain", "application/octet-stream", "application/x-www-form-urlencoded"] {
         let answer = harness.client.send("POST", CHAT, kind, &body).await;
@@ -202,7 +203,8 @@ async fn a_body_is_json_whatever_its_type_says_unless_a_page_sends_it() {
 async fn models_are_listed_for_those_who_may_use_them() {
     let file = key_file(&[("user", "alice", "hb-a"), ("user", "bob", "hb-b"), ("admin", "ops", "hb-o")]);
     let harness =
-        Harness::start_with(say("x"), |config| config.keys = Keys::read(file.path(), None).unwrap()).await;
+        Harness::start_with(reply_with("x"), |config| config.keys = Keys::read(file.path(), None).unwrap())
+            .await;
     let load = json!({ "lora_name": "mine", "lora_path": harness.adapter("mine", "w"), "tenant": "alice" });
     assert_eq!(harness.client.with_key("hb-o").post("/v1/load_lora_adapter", &load).await.status, 200);
     let names = async |key: &str| -> Vec<String> {

@@ -9,7 +9,7 @@ use gateway::{
 };
 use serde_json::{Value, json};
 
-use crate::{fake_executor::say, harness::Harness};
+use crate::{fake_executor::reply_with, harness::Harness};
 
 fn document() -> Value {
     serde_json::from_str(OPENAPI).unwrap()
@@ -88,7 +88,7 @@ fn example(document: &Value, field: &Value) -> Value {
 
 #[tokio::test]
 async fn no_field_that_is_documented_is_refused_as_unsupported() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let document = document();
     let mut tried = 0;
     for (path, methods) in document["paths"].as_object().unwrap() {
@@ -124,7 +124,7 @@ async fn no_field_that_is_documented_is_refused_as_unsupported() {
 
 #[tokio::test]
 async fn pages_are_held_to_themselves() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let parts = PARTS.iter().map(|(name, kind, _)| (format!("/page/{name}"), *kind));
     let pages = [("/", "text/html"), ("/docs", "text/html"), ("/openapi.json", "application/json")];
     for (path, kind) in pages.map(|(path, kind)| (path.to_owned(), kind)).into_iter().chain(parts) {
@@ -145,7 +145,7 @@ async fn pages_are_held_to_themselves() {
 
 #[tokio::test]
 async fn the_page_runs_no_script_and_no_style_that_is_not_a_file_of_its_own() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let page = harness.client.get("/").await;
     assert!(!page.header("content-security-policy").unwrap().contains("unsafe"));
     for inline in ["<style", " style=", "<script>", " onclick="] {
@@ -160,7 +160,7 @@ async fn every_part_of_the_page_is_served_and_known_again() {
     let mut served: BTreeSet<String> = PARTS.iter().map(|(name, ..)| (*name).to_owned()).collect();
     served.insert("index.html".to_owned());
     assert_eq!(files.collect::<BTreeSet<_>>(), served);
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let first = harness.client.get("/page/main.js").await;
     let tag = first.header("etag").unwrap();
     let again = harness.client.with_header("if-none-match", tag).get("/page/main.js").await;

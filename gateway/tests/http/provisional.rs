@@ -7,7 +7,7 @@ use shmproto::message::{ErrorCode, Finish, Output, ProvisionalMode, WireError};
 
 use crate::{
     client::Response,
-    fake_executor::{Reply, ReplyScript, say, spoken},
+    fake_executor::{Reply, ReplyScript, reply_with, spoken},
     harness::{Harness, eventually},
     text::{ByteText, always, tokens},
 };
@@ -122,7 +122,7 @@ async fn what_comes_true_becomes_text_and_the_rest_is_taken_back() {
 
 #[tokio::test]
 async fn an_executor_is_asked_for_guesses_only_where_the_caller_is() {
-    let harness = Harness::start(say("abc")).await;
+    let harness = Harness::start(reply_with("abc")).await;
     let whole = json!({ "model": "base", "prompt": "ab" });
     let plain = json!({ "model": "base", "prompt": "ab", "stream": true });
     for body in [&whole, &plain, &text(&json!({}))] {
@@ -165,7 +165,7 @@ async fn a_guess_that_stands_when_the_executor_is_lost_is_taken_back_at_once() {
     harness.kill_executor().await;
     exchange.read_until("\"retract\":{\"characters\":3}").await;
     let request = tokio::spawn(exchange.rest());
-    harness.restart_executor(say("cd")).await;
+    harness.restart_executor(reply_with("cd")).await;
     let shown = shown(&request.await.unwrap());
     assert_eq!((shown.text.as_str(), shown.provisional.as_str()), ("abcd", ""));
     assert_eq!(

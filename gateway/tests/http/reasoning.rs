@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use settings::ReasoningParser;
 
 use crate::{
-    fake_executor::say,
+    fake_executor::reply_with,
     harness::Harness,
     responses::events,
     text::{ByteText, always},
@@ -28,7 +28,7 @@ async fn thinking(said: &'static str, parser: ReasoningParser) -> Harness {
     let template =
         "{% if tools %}<tool_call>{% endif %}{{ content.split('</think>') }}{% if enable_thinking %}";
     let text = Arc::new(ByteText::with_template(template));
-    Harness::start_with_text(say(said), always(text), |config| config.parsers.reasoning = parser).await
+    Harness::start_with_text(reply_with(said), always(text), |config| config.parsers.reasoning = parser).await
 }
 
 fn asked(more: &Value) -> Value {

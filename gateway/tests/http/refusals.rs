@@ -10,7 +10,7 @@ use tokio::{
 };
 
 use crate::{
-    fake_executor::say,
+    fake_executor::reply_with,
     harness::{Harness, WATCHDOG},
     text::tokens,
 };
@@ -26,7 +26,7 @@ fn chat(key: &str, value: Value) -> Value {
 
 #[tokio::test]
 async fn an_option_that_is_not_honoured_is_refused_by_name() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let options = [
         ("tools", json!([{ "type": "function", "function": { "name": "f" } }])),
         ("functions", json!([{ "name": "f" }])),
@@ -55,7 +55,7 @@ async fn an_option_that_is_not_honoured_is_refused_by_name() {
 
 #[tokio::test]
 async fn a_value_out_of_range_names_its_field() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let values = [
         ("temperature", json!(3)),
         ("top_p", json!("high")),
@@ -74,7 +74,7 @@ async fn a_value_out_of_range_names_its_field() {
 
 #[tokio::test]
 async fn a_message_that_cannot_be_honoured_is_refused_with_its_place() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let messages = [
         (json!({ "role": "function", "content": "a" }), "messages[0].role"),
         (json!({ "role": "user", "content": [{ "type": "image_url" }] }), "messages[0].content"),
@@ -97,7 +97,7 @@ async fn a_message_that_cannot_be_honoured_is_refused_with_its_place() {
 
 #[tokio::test]
 async fn keys_that_clients_keep_for_themselves_change_nothing_at_any_door() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let message = json!({ "role": "user", "content": "hi", "id": 7, "metadata": { "a": 1 }, "opts": {},
         "cache_control": { "type": "ephemeral" } });
     let item = json!({ "role": "user", "content": "hi", "metadata": { "a": 1 }, "opts": {},
@@ -118,7 +118,7 @@ async fn keys_that_clients_keep_for_themselves_change_nothing_at_any_door() {
 
 #[tokio::test]
 async fn a_stream_may_ask_for_no_obfuscation_at_every_door_and_for_none_of_it_at_any() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     for (path, body) in [
         (CHAT, json!({ "messages": [{ "role": "user", "content": "hi" }] })),
         (TEXT, json!({ "prompt": "a" })),
@@ -138,7 +138,7 @@ async fn a_stream_may_ask_for_no_obfuscation_at_every_door_and_for_none_of_it_at
 
 #[tokio::test]
 async fn an_assistant_message_as_a_client_library_repeats_it_is_accepted() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let repeated = json!({ "role": "assistant", "content": "a", "refusal": null, "audio": null,
         "function_call": null, "tool_calls": null, "annotations": [] });
     let silent = json!({ "role": "assistant", "content": null });
@@ -149,7 +149,7 @@ async fn an_assistant_message_as_a_client_library_repeats_it_is_accepted() {
 
 #[tokio::test]
 async fn a_field_that_asks_for_nothing_is_accepted_and_one_that_asks_by_being_there_is_not() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     for (field, value) in [
         ("metadata", json!({ "order": "7" })),
         ("user", json!("ann")),
@@ -175,7 +175,7 @@ async fn a_field_that_asks_for_nothing_is_accepted_and_one_that_asks_by_being_th
 
 #[tokio::test]
 async fn what_does_not_fit_the_context_is_refused_with_the_numbers() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let body = json!({ "model": "base", "prompt": "a".repeat(600), "max_tokens": 5 });
     let error = harness.client.post(TEXT, &body).await;
     assert_eq!((error.status, error.code().as_str()), (400, "context_length_exceeded"));
@@ -188,7 +188,7 @@ async fn what_does_not_fit_the_context_is_refused_with_the_numbers() {
 
 #[tokio::test]
 async fn a_limit_above_the_context_is_the_context_by_every_route() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let messages = json!([{ "role": "user", "content": "hi" }]);
     for (path, prompt_tokens, body) in [
         (TEXT, 2, json!({ "prompt": "a", "max_tokens": 511 })),
@@ -217,7 +217,7 @@ async fn a_limit_above_the_context_is_the_context_by_every_route() {
 
 #[tokio::test]
 async fn an_unknown_model_is_an_error_that_names_it_and_never_the_base() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     for model in ["nobody", "base:nobody", "base:", "bas", "basement"] {
         let error = harness.client.post(CHAT, &chat("model", json!(model))).await;
         assert_eq!((error.status, error.code().as_str()), (404, "model_not_found"), "{model}");
@@ -229,7 +229,7 @@ async fn an_unknown_model_is_an_error_that_names_it_and_never_the_base() {
 
 #[tokio::test]
 async fn a_body_that_is_no_json_or_too_long_is_refused() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let client = &harness.client;
     assert_eq!(client.send("POST", CHAT, "application/json", "{").await.code(), "invalid_json");
     assert_eq!(client.send("POST", CHAT, "application/json", "[]").await.code(), "invalid_value");
@@ -241,7 +241,7 @@ async fn a_body_that_is_no_json_or_too_long_is_refused() {
 
 #[tokio::test]
 async fn a_body_that_is_compressed_or_not_chunked_as_it_says_is_told_so() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let zipped = harness.client.with_header("content-encoding", "gzip").post(CHAT, &json!({})).await;
     assert_eq!((zipped.status, zipped.code().as_str()), (415, "unsupported_media_type"));
     assert!(zipped.body.contains("gzip"), "{}", zipped.body);
@@ -256,7 +256,7 @@ async fn a_body_that_is_compressed_or_not_chunked_as_it_says_is_told_so() {
 
 #[tokio::test]
 async fn after_a_refusal_the_connection_is_good_for_another_request_or_said_to_close() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let head = "POST /api/create HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n";
     let mut connection = harness.client.connect().await;
     for (length, body) in
@@ -298,7 +298,7 @@ async fn one_answer(connection: &mut BufReader<TcpStream>) -> String {
 
 #[tokio::test]
 async fn what_was_sent_is_never_said_back_in_full() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let long = "é".repeat(200_000);
     for (field, value) in [("model", json!(long)), (&*long, json!(1))] {
         let error = harness.client.post(CHAT, &chat(field, value)).await;
@@ -310,14 +310,14 @@ async fn what_was_sent_is_never_said_back_in_full() {
 
 #[tokio::test]
 async fn a_deeply_nested_body_is_an_error_and_not_a_crash() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let body = format!("{{\"prompt\":{}", "[".repeat(100_000));
     assert_eq!(harness.client.send("POST", TEXT, "application/json", &body).await.code(), "invalid_json");
 }
 
 #[tokio::test]
 async fn more_prompts_or_sequences_than_allowed_are_refused() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let prompts = vec!["a"; 65];
     let error = harness.client.post(TEXT, &json!({ "model": "base", "prompt": prompts })).await;
     assert_eq!((error.status, error.code().as_str()), (400, "invalid_value"));
@@ -333,7 +333,7 @@ async fn more_prompts_or_sequences_than_allowed_are_refused() {
 
 #[tokio::test]
 async fn what_is_said_twice_is_refused_by_name() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let body = r#"{"model":"base","prompt":"a","model":"other"}"#;
     let error = harness.client.send("POST", TEXT, "application/json", body).await;
     assert_eq!((error.status, error.code().as_str()), (400, "invalid_json"));
@@ -342,7 +342,7 @@ async fn what_is_said_twice_is_refused_by_name() {
 
 #[tokio::test]
 async fn a_body_made_to_hurt_is_refused_before_the_executor_hears_of_it() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let names: Vec<String> = (0..100_000).map(|i| format!("\"{i}\":0")).collect();
     let biases: serde_json::Map<String, Value> = (0..1025).map(|i| (i.to_string(), json!(1))).collect();
     for (field, value) in [
@@ -374,7 +374,7 @@ async fn a_body_made_to_hurt_is_refused_before_the_executor_hears_of_it() {
 
 #[tokio::test]
 async fn a_route_or_method_that_does_not_exist_is_a_typed_error() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let error = harness.client.get("/v1/chat/completion").await;
     assert_eq!((error.status, error.code().as_str()), (404, "not_found"));
     let message = error.json()["error"]["message"].as_str().unwrap().to_owned();

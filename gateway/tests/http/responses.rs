@@ -8,7 +8,7 @@ use shmproto::message::ErrorCode;
 
 use crate::{
     client::Response,
-    fake_executor::{fail_after, hang_after, say},
+    fake_executor::{fail_after, hang_after, reply_with},
     harness::{Harness, key_file},
     text::{ByteText, always, tokens},
 };
@@ -50,7 +50,7 @@ fn types(events: &[Value]) -> Vec<&str> {
 
 #[tokio::test]
 async fn a_text_is_answered_in_the_shape_of_the_responses_api() {
-    let harness = Harness::start(say("hello")).await;
+    let harness = Harness::start(reply_with("hello")).await;
     let more = json!({ "instructions": "be brief", "max_output_tokens": 9, "temperature": 0.5, "metadata": { "a": "b" } });
     let answer = harness.client.post(RESPONSES, &asked(&json!("hi"), &more)).await.json();
     assert_eq!((&answer["object"], &answer["status"]), (&json!("response"), &json!("completed")));
@@ -71,7 +71,7 @@ async fn a_text_is_answered_in_the_shape_of_the_responses_api() {
 #[tokio::test]
 async fn a_stream_tells_items_in_their_order_and_ends_in_the_whole_response() {
     let text = Arc::new(ByteText::with_template("{% if tools %}<tool_call>{% endif %}"));
-    let harness = Harness::start_with_text(say(SAID), always(text), |_| {}).await;
+    let harness = Harness::start_with_text(reply_with(SAID), always(text), |_| {}).await;
     let tool = json!({ "type": "function", "name": "weather", "parameters": { "type": "object" } });
     let body = asked(&json!("hi"), &json!({ "stream": true, "tools": [tool] }));
     let response = harness.client.post(RESPONSES, &body).await;
@@ -141,7 +141,7 @@ async fn an_answer_that_is_cut_off_is_incomplete_and_one_that_fails_ends_in_fail
 
 #[tokio::test]
 async fn a_conversation_goes_on_by_the_number_of_its_last_answer() {
-    let harness = Harness::start(say("hello")).await;
+    let harness = Harness::start(reply_with("hello")).await;
     let first = harness.client.post(RESPONSES, &asked(&json!("hi"), &json!({}))).await.json();
     let id = first["id"].as_str().unwrap();
     let more = json!({ "previous_response_id": id, "instructions": "be kind" });
@@ -174,7 +174,8 @@ async fn a_conversation_goes_on_by_the_number_of_its_last_answer() {
 async fn what_one_tenant_keeps_does_not_exist_for_another() {
     let file = key_file(&[("user", "alice", "hb-a"), ("user", "alice", "hb-a2"), ("user", "bob", "hb-b")]);
     let harness =
-        Harness::start_with(say("x"), |config| config.keys = Keys::read(file.path(), None).unwrap()).await;
+        Harness::start_with(reply_with("x"), |config| config.keys = Keys::read(file.path(), None).unwrap())
+            .await;
     let [alice, also_alice, bob] = ["hb-a", "hb-a2", "hb-b"].map(|key| harness.client.with_key(key));
     let first = alice.post(RESPONSES, &asked(&json!("secret"), &json!({}))).await.json();
     let path = format!("{RESPONSES}/{}", first["id"].as_str().unwrap());
@@ -191,7 +192,7 @@ async fn what_one_tenant_keeps_does_not_exist_for_another() {
 
 #[tokio::test]
 async fn what_a_response_cannot_honour_is_refused_by_name() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     for (more, param) in [
         (json!({ "background": true }), "background"),
         (json!({ "tools": [{ "type": "web_search" }] }), "tools[0].type"),

@@ -17,7 +17,7 @@ use zeromq::{RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMes
 
 use crate::{
     client::TestClient,
-    fake_executor::{FakeExecutor, say},
+    fake_executor::{FakeExecutor, reply_with},
     harness::{Harness, WATCHDOG, config, eventually, eventually_async},
     text::bytes,
 };
@@ -32,7 +32,7 @@ async fn before_the_executor_is_there_health_says_loading_and_requests_are_refus
     assert_eq!((health.status, &health.json()["status"]), (503, &json!("loading")));
     let refused = client.post("/v1/completions", &json!({ "model": "base", "prompt": "a" })).await;
     assert_eq!((refused.status, refused.code().as_str()), (503, "executor_unavailable"));
-    let _executor = FakeExecutor::start(&directory.path().join("socket"), say("x")).await;
+    let _executor = FakeExecutor::start(&directory.path().join("socket"), reply_with("x")).await;
     let healthy = async {
         while client.get("/health").await.status != 200 {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -43,7 +43,7 @@ async fn before_the_executor_is_there_health_says_loading_and_requests_are_refus
 
 #[tokio::test]
 async fn a_lost_executor_shows_in_health() {
-    let mut harness = Harness::start(say("x")).await;
+    let mut harness = Harness::start(reply_with("x")).await;
     assert_eq!(harness.client.get("/health").await.json(), json!({ "status": "ok" }));
     harness.executor.take().unwrap().kill().await;
     let client = harness.client.clone();
@@ -61,7 +61,7 @@ async fn a_lost_executor_shows_in_health() {
 async fn an_adapter_that_cannot_be_loaded_at_start_ends_the_gateway_with_its_name() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::create_dir(directory.path().join("adapters")).unwrap();
-    let _executor = FakeExecutor::start(&directory.path().join("socket"), say("x")).await;
+    let _executor = FakeExecutor::start(&directory.path().join("socket"), reply_with("x")).await;
     let mut config = config(&directory);
     config.adapters = vec![StartAdapter { name: "ghost".to_owned(), path: "nowhere".into() }];
     let gateway = Gateway::start(config, bytes()).await.unwrap();
@@ -73,7 +73,7 @@ async fn an_adapter_that_cannot_be_loaded_at_start_ends_the_gateway_with_its_nam
 
 #[tokio::test]
 async fn figures_name_what_the_executor_reports_and_what_was_answered() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     harness.client.post("/v1/completions", &json!({ "model": "base", "prompt": "a" })).await;
     let reported = async {
         loop {
@@ -100,7 +100,7 @@ async fn figures_name_what_the_executor_reports_and_what_was_answered() {
 
 #[tokio::test]
 async fn the_tokenizer_can_be_asked() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let client = &harness.client;
     let tokens = client.post("/tokenize", &json!({ "model": "base", "prompt": "ab" })).await.json();
     assert_eq!((&tokens["tokens"], &tokens["count"]), (&json!([257, 97, 98]), &json!(3)));
@@ -122,7 +122,7 @@ async fn the_tokenizer_can_be_asked() {
 
 #[tokio::test]
 async fn a_large_body_is_answered_like_a_small_one() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let text = "a".repeat(100_000);
     let tokens = harness.client.post("/tokenize", &json!({ "prompt": text })).await.json();
     assert_eq!(tokens["count"], 100_001);
@@ -130,7 +130,7 @@ async fn a_large_body_is_answered_like_a_small_one() {
 
 #[tokio::test]
 async fn every_answer_has_a_request_id() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let ids = [harness.client.get("/health").await, harness.client.get("/nowhere").await];
     let ids: Vec<&str> = ids.iter().map(|answer| answer.header("x-request-id").unwrap()).collect();
     assert_ne!(ids[0], ids[1]);
@@ -138,7 +138,7 @@ async fn every_answer_has_a_request_id() {
 
 #[tokio::test]
 async fn a_callers_own_request_id_and_trace_come_back() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let client = harness.client.with_header("x-request-id", "order/7");
     assert_eq!(client.get("/health").await.header("x-request-id"), Some("order/7"));
     let bad = harness.client.with_header("x-request-id", &"x".repeat(200)).get("/health").await;
@@ -150,7 +150,7 @@ async fn a_callers_own_request_id_and_trace_come_back() {
 
 #[tokio::test]
 async fn ready_says_loading_then_ready_then_lost() {
-    let mut harness = Harness::start(say("x")).await;
+    let mut harness = Harness::start(reply_with("x")).await;
     let ready = harness.client.get("/ready").await;
     assert_eq!((ready.status, ready.json()), (200, json!({ "status": "ready" })));
     harness.executor.take().unwrap().kill().await;
@@ -168,7 +168,7 @@ async fn ready_says_loading_then_ready_then_lost() {
 
 #[tokio::test]
 async fn the_service_manager_is_told_that_it_is_ready_and_how() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let told = Arc::new(std::sync::Mutex::new(String::new()));
     let (status, heard) = (harness.gateway.as_ref().unwrap().status.clone(), Arc::clone(&told));
     let follow = gateway::systemd::follow(
@@ -185,7 +185,7 @@ async fn the_service_manager_is_told_that_it_is_ready_and_how() {
 
 #[tokio::test]
 async fn the_status_names_the_model_and_what_is_done() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     eventually_async("the executor was asked", async || {
         harness.client.get("/v1/status").await.json()["requests"]["waiting"] == 3
     })
@@ -200,7 +200,8 @@ async fn the_status_names_the_model_and_what_is_done() {
 
 #[tokio::test]
 async fn the_status_says_what_the_device_holds_what_waiting_cost_and_who_works() {
-    let harness = Harness::start_with(say("x"), |config| config.figures.expected_workers = vec![3]).await;
+    let harness =
+        Harness::start_with(reply_with("x"), |config| config.figures.expected_workers = vec![3]).await;
     eventually_async("the executor was asked", async || {
         harness.client.get("/v1/status").await.json()["cold_starts"]["count"] == 4
     })
@@ -221,7 +222,7 @@ async fn the_status_says_what_the_device_holds_what_waiting_cost_and_who_works()
 
 #[tokio::test]
 async fn the_status_lists_the_split_clients_and_what_each_has_used() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     eventually_async("the executor was asked", async || {
         harness.client.get("/v1/status").await.json()["layers"]["open"] == 3
     })

@@ -7,7 +7,7 @@ use shmproto::message::ErrorCode;
 
 use crate::{
     client::Response,
-    fake_executor::{fail_after, hang_after, say, say_slowly},
+    fake_executor::{fail_after, hang_after, reply_with, say_slowly},
     harness::{Harness, eventually},
     text::tokens,
 };
@@ -41,7 +41,7 @@ fn spoken(response: &Response) -> String {
 
 #[tokio::test]
 async fn a_chat_stream_opens_with_the_role_and_ends_with_a_reason_and_done() {
-    let harness = Harness::start(say("Hé!")).await;
+    let harness = Harness::start(reply_with("Hé!")).await;
     let response = harness.client.post(CHAT, &chat(&json!({}))).await;
     assert_eq!((response.status, response.header("content-type")), (200, Some("text/event-stream")));
     let chunks = response.chunks();
@@ -63,7 +63,7 @@ async fn a_chat_stream_opens_with_the_role_and_ends_with_a_reason_and_done() {
 
 #[tokio::test]
 async fn usage_comes_last_in_a_chunk_without_choices() {
-    let harness = Harness::start(say("abc")).await;
+    let harness = Harness::start(reply_with("abc")).await;
     let options = json!({ "stream_options": { "include_usage": true } });
     let chunks = harness.client.post(TEXT, &text(&options)).await.chunks();
     let (last, before) = chunks.split_last().unwrap();
@@ -100,7 +100,7 @@ async fn a_stop_string_across_tokens_ends_the_text_before_it_and_cancels() {
 
 #[tokio::test]
 async fn text_held_back_for_a_stop_string_comes_when_it_was_none() {
-    let harness = Harness::start(say("one<EN")).await;
+    let harness = Harness::start(reply_with("one<EN")).await;
     let response = harness.client.post(TEXT, &text(&json!({ "stop": "<END>", "max_tokens": 50 }))).await;
     assert_eq!(spoken(&response), "one<EN");
 }
@@ -164,7 +164,7 @@ async fn a_lost_executor_is_gone_on_with_from_prompt_and_emitted_tokens() {
     let mut harness = Harness::start(hang_after("ab")).await;
     let body = text(&json!({ "max_tokens": 10, "min_tokens": 3, "seed": 5 }));
     let request = under_way(&harness, &body).await;
-    harness.restart_executor(say("cd")).await;
+    harness.restart_executor(reply_with("cd")).await;
     let response = request.await.unwrap();
     assert_eq!(spoken(&response), "abcd");
     let again = &harness.executor().generates()[0];
@@ -176,7 +176,7 @@ async fn a_lost_executor_is_gone_on_with_from_prompt_and_emitted_tokens() {
 async fn an_executor_that_shuts_down_is_waited_for() {
     let mut harness = Harness::start(fail_after("ab", ErrorCode::ShuttingDown)).await;
     let request = under_way(&harness, &text(&json!({}))).await;
-    harness.restart_executor(say("cd")).await;
+    harness.restart_executor(reply_with("cd")).await;
     assert_eq!(spoken(&request.await.unwrap()), "abcd");
 }
 
@@ -185,7 +185,7 @@ async fn what_was_generated_before_a_loss_still_counts_as_completion() {
     let mut harness = Harness::start(hang_after("ab")).await;
     let body = text(&json!({ "presence_penalty": 1.0 }));
     let request = under_way(&harness, &body).await;
-    harness.restart_executor(say("cd")).await;
+    harness.restart_executor(reply_with("cd")).await;
     assert_eq!(spoken(&request.await.unwrap()), "abcd");
     let again = &harness.executor().generates()[0];
     assert_eq!(again.generated, 2, "penalties count the completion alone");
@@ -193,7 +193,7 @@ async fn what_was_generated_before_a_loss_still_counts_as_completion() {
 
 #[tokio::test]
 async fn choices_stream_side_by_side_and_each_has_its_reason() {
-    let harness = Harness::start(say("xyz")).await;
+    let harness = Harness::start(reply_with("xyz")).await;
     let response = harness.client.post(CHAT, &chat(&json!({ "n": 3, "seed": 1 }))).await;
     let chunks = response.chunks();
     for index in 0..3 {

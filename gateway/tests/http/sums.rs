@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{
     client::Response,
-    fake_executor::{MAX_RESIDENT, generation, hang_after, say, say_slowly},
+    fake_executor::{MAX_RESIDENT, generation, hang_after, reply_with, say_slowly},
     harness::{Harness, eventually, key_file},
 };
 
@@ -38,7 +38,7 @@ fn id(parts: &[(&str, f32)]) -> [u8; 32] {
 
 #[tokio::test]
 async fn a_sum_is_a_model_at_every_door_and_is_loaded_once() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     load(&harness, "a", "one").await;
     load(&harness, "b", "two").await;
     let messages = json!([{ "role": "user", "content": "a" }]);
@@ -68,7 +68,7 @@ async fn a_sum_is_a_model_at_every_door_and_is_loaded_once() {
 
 #[tokio::test]
 async fn one_adapter_may_have_a_weight_and_of_1_it_is_itself() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     load(&harness, "a", "one").await;
     for model in ["a", "a:1", "a:1.0", "a:0.5"] {
         assert_eq!(ask(&harness, model).await.status, 200);
@@ -80,7 +80,7 @@ async fn one_adapter_may_have_a_weight_and_of_1_it_is_itself() {
 
 #[tokio::test]
 async fn what_does_not_add_up_is_refused_by_name() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     for (name, weights) in [("a", "one"), ("scaled", "ia3"), ("s", "stubborn"), ("guesses", "draft")] {
         load(&harness, name, weights).await;
     }
@@ -109,7 +109,7 @@ async fn what_does_not_add_up_is_refused_by_name() {
 
 #[tokio::test]
 async fn a_name_that_is_registered_comes_before_a_sum() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     for (name, weights) in [("a", "one"), ("b", "two"), ("a+b", "three")] {
         load(&harness, name, weights).await;
     }
@@ -122,7 +122,7 @@ async fn a_name_that_is_registered_comes_before_a_sum() {
 
 #[tokio::test]
 async fn a_sum_goes_with_each_of_its_parts_and_comes_again_with_the_next() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     load(&harness, "a", "one").await;
     load(&harness, "b", "two").await;
     ask(&harness, "a+b").await;
@@ -172,7 +172,7 @@ async fn a_sum_survives_its_executor() {
     let body = json!({ "model": "a+b", "prompt": "a" });
     let request = tokio::spawn(async move { client.post(TEXT, &body).await });
     eventually("it began", || harness.executor().generates().len() == 1).await;
-    harness.restart_executor(say("efgh")).await;
+    harness.restart_executor(reply_with("efgh")).await;
     let answer = request.await.unwrap();
     assert_eq!(answer.status, 200, "{}", answer.body);
     let sent = harness.executor().generates();
@@ -183,7 +183,8 @@ async fn a_sum_survives_its_executor() {
 async fn nobody_adds_up_what_they_may_not_use() {
     let file = key_file(&[("admin", "ops", "hb-ops"), ("user", "alice", "hb-a"), ("user", "bob", "hb-b")]);
     let harness =
-        Harness::start_with(say("x"), |config| config.keys = Keys::read(file.path(), None).unwrap()).await;
+        Harness::start_with(reply_with("x"), |config| config.keys = Keys::read(file.path(), None).unwrap())
+            .await;
     let ops = harness.client.with_key("hb-ops");
     for (name, weights, tenant) in
         [("alices", "one", json!("alice")), ("bobs", "two", json!("bob")), ("e", "three", Value::Null)]
@@ -207,7 +208,7 @@ async fn nobody_adds_up_what_they_may_not_use() {
 
 #[tokio::test]
 async fn sums_make_room_before_anything_that_is_registered() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     for index in 0..MAX_RESIDENT - 2 {
         load(&harness, &format!("a{index}"), &format!("weights {index}")).await;
     }

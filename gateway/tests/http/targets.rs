@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::{
     client::Response,
-    fake_executor::say,
+    fake_executor::reply_with,
     harness::{Harness, key_file},
 };
 
@@ -17,7 +17,7 @@ async fn ask(harness: &Harness, model: &str, adapter: &Value) -> Response {
 
 /// A gateway with adapters, and their generations.
 async fn with_adapters(names: &[&str]) -> (Harness, Vec<String>) {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let mut generations = Vec::new();
     for name in names {
         let load = json!({ "lora_name": name, "lora_path": harness.adapter(name, name) });
@@ -71,7 +71,8 @@ async fn another_generation_than_expected_is_a_conflict_and_an_unknown_one_is_no
 async fn an_idempotency_key_means_the_same_seed_to_the_same_tenant() {
     let file = key_file(&[("user", "alice", "hb-a"), ("user", "alice", "hb-a2"), ("user", "bob", "hb-b")]);
     let harness =
-        Harness::start_with(say("x"), |config| config.keys = Keys::read(file.path(), None).unwrap()).await;
+        Harness::start_with(reply_with("x"), |config| config.keys = Keys::read(file.path(), None).unwrap())
+            .await;
     let body = json!({ "model": "base", "prompt": "a" });
     for (key, header) in [("hb-a", "k"), ("hb-a2", "k"), ("hb-a", "k2"), ("hb-b", "k")] {
         let client = harness.client.with_key(key).with_header("idempotency-key", header);

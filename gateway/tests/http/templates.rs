@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     client::Response,
-    fake_executor::{generation, say},
+    fake_executor::{generation, reply_with},
     harness::Harness,
     text::{ByteText, always, tokens},
 };
@@ -17,7 +17,7 @@ const OWN: &str = "{{ tools }}<tool_call>";
 
 async fn start() -> Harness {
     let text = Arc::new(ByteText::with_template(BASE_TEMPLATE));
-    Harness::start_with_text(say("x"), always(text), |_| {}).await
+    Harness::start_with_text(reply_with("x"), always(text), |_| {}).await
 }
 
 fn weights(weights: &str) -> Generation {

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::{
     client::TestClient,
-    fake_executor::say,
+    fake_executor::reply_with,
     harness::{Harness, key_file},
 };
 
@@ -23,7 +23,8 @@ async fn begin(client: &TestClient) -> String {
 async fn sessions_models_samplers_and_answers_are_their_tenants_alone() {
     let file = key_file(&[("user", "alice", ALICE), ("user", "bob", BOB)]);
     let harness =
-        Harness::start_with(say("x"), |config| config.keys = Keys::read(file.path(), None).unwrap()).await;
+        Harness::start_with(reply_with("x"), |config| config.keys = Keys::read(file.path(), None).unwrap())
+            .await;
     let (alice, bob) = (harness.client.with_key(ALICE), harness.client.with_key(BOB));
     let session = begin(&alice).await;
     let base = alice.get("/api/v1/get_server_capabilities").await.json();
@@ -57,7 +58,7 @@ async fn sessions_models_samplers_and_answers_are_their_tenants_alone() {
 
 #[tokio::test]
 async fn where_nothing_is_trained_a_model_fails_with_what_to_do_and_samplers_work() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let session = begin(&harness.client).await;
     let base = harness.client.get("/api/v1/get_server_capabilities").await.json();
     let base = &base["supported_models"][0];

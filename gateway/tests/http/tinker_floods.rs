@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::{
     client::{Response, TestClient},
-    fake_executor::{Reply, hang_after, say},
+    fake_executor::{Reply, hang_after, reply_with},
     fake_trainer::FakeTrainerService,
     harness::{Harness, eventually, eventually_async, key_file},
     jobs::{JOBS, upload},
@@ -151,7 +151,7 @@ async fn start_with(
 
 #[tokio::test]
 async fn a_tenant_whose_work_waits_for_ever_keeps_what_a_tenant_may_and_others_train() {
-    let (harness, _service, alice, mallory) = start(say("x")).await;
+    let (harness, _service, alice, mallory) = start(reply_with("x")).await;
     let used = || harness.gateway.as_ref().unwrap().memory().used_by("mallory");
     assert_eq!(mallory.create().await.status, 200);
     // The first never comes, so all the others wait.
@@ -181,7 +181,7 @@ async fn a_tenant_whose_work_waits_for_ever_keeps_what_a_tenant_may_and_others_t
 
 #[tokio::test]
 async fn what_is_made_to_take_room_is_refused_by_name_in_its_turn_and_takes_none() {
-    let (harness, service, _, mallory) = start(say("x")).await;
+    let (harness, service, _, mallory) = start(reply_with("x")).await;
     let used = || harness.gateway.as_ref().unwrap().memory().used_by("mallory");
     assert_eq!(mallory.create().await.status, 200);
     let (before, long) = (used(), "a".repeat(900 << 10));
@@ -238,7 +238,7 @@ async fn what_is_made_to_take_room_is_refused_by_name_in_its_turn_and_takes_none
 #[tokio::test]
 async fn a_tenant_whose_idle_models_have_all_trainers_gives_one_to_another_tenant_and_goes_on_with_the_next()
 {
-    let (_harness, service, alice, mallory) = start_with(say("x"), 1).await;
+    let (_harness, service, alice, mallory) = start_with(reply_with("x"), 1).await;
     let created = mallory.create().await;
     assert_eq!(mallory.result(&created).await.json()["type"], "create_model");
     let asked = alice.create().await;
@@ -259,7 +259,7 @@ async fn a_tenant_whose_idle_models_have_all_trainers_gives_one_to_another_tenan
 
 #[tokio::test]
 async fn an_idle_model_gives_its_trainer_to_a_job_of_another_tenant_that_waits_and_goes_on_after_it() {
-    let (_harness, service, alice, mallory) = start_with(say("x"), 1).await;
+    let (_harness, service, alice, mallory) = start_with(reply_with("x"), 1).await;
     let created = mallory.create().await;
     assert_eq!(mallory.result(&created).await.json()["type"], "create_model");
     let order = json!({ "model": "base", "training_file": upload(&alice.client).await });
@@ -329,7 +329,7 @@ async fn a_checkpoint_whose_deletion_nobody_waits_for_any_more_is_freed_all_the_
 
 #[tokio::test]
 async fn what_the_sdk_tells_of_itself_is_taken_and_not_kept() {
-    let (harness, _service, alice, _) = start(say("x")).await;
+    let (harness, _service, alice, _) = start(reply_with("x")).await;
     let used = || harness.gateway.as_ref().unwrap().memory().used_by("alice");
     let before = used();
     let batch = json!({ "events": [{ "event": "SESSION_START" }], "platform": "x", "sdk_version": "0.38.0", "session_id": "s" });

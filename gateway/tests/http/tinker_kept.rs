@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     client::TestClient,
-    fake_executor::say,
+    fake_executor::reply_with,
     fake_trainer::{FakeTrainerService, weights},
     harness::{Harness, key_file},
 };
@@ -62,7 +62,7 @@ async fn promised(client: &TestClient, route: &str, body: &Value) -> Value {
 /// A gateway with trainers, for `alice`, `bob` and an administrator.
 async fn gateway(trainers: &FakeTrainerService) -> (Harness, [TestClient; 3]) {
     let keys = key_file(&[("user", "alice", ALICE), ("user", "bob", BOB), ("admin", "ops", OPS)]);
-    let harness = Harness::start_with(say("x"), |config| {
+    let harness = Harness::start_with(reply_with("x"), |config| {
         config.keys = Keys::read(keys.path(), None).unwrap();
         config.training.trainer_socket = Some(trainers.socket());
     })

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::{
-    fake_executor::say,
+    fake_executor::reply_with,
     harness::Harness,
     text::{BEGIN, END},
 };
@@ -25,7 +25,7 @@ fn chat(more: &Value) -> Value {
 
 #[tokio::test]
 async fn the_ids_of_prompt_and_answer_are_told_to_who_asks() {
-    let harness = Harness::start(say("hi")).await;
+    let harness = Harness::start(reply_with("hi")).await;
     let ids = json!({ "return_token_ids": true });
     let answer = harness.client.post(TEXT, &text(&ids)).await.json();
     let choice = &answer["choices"][0];
@@ -44,7 +44,7 @@ async fn the_ids_of_prompt_and_answer_are_told_to_who_asks() {
 
 #[tokio::test]
 async fn a_stream_tells_the_prompts_ids_first_and_then_those_of_each_piece() {
-    let harness = Harness::start(say("hi")).await;
+    let harness = Harness::start(reply_with("hi")).await;
     let more = json!({ "return_token_ids": true, "stream": true });
     for (route, body) in [(TEXT, text(&more)), (CHAT, chat(&more))] {
         let chunks = harness.client.post(route, &body).await.chunks();
@@ -61,7 +61,7 @@ async fn a_stream_tells_the_prompts_ids_first_and_then_those_of_each_piece() {
 
 #[tokio::test]
 async fn the_tokens_of_a_stop_string_are_among_the_ids() {
-    let harness = Harness::start(say("hi there")).await;
+    let harness = Harness::start(reply_with("hi there")).await;
     let answer =
         harness.client.post(TEXT, &text(&json!({ "return_token_ids": true, "stop": " t" }))).await.json();
     let choice = &answer["choices"][0];
@@ -70,7 +70,7 @@ async fn the_tokens_of_a_stop_string_are_among_the_ids() {
 
 #[tokio::test]
 async fn a_prompt_is_scored_token_by_token_by_id() {
-    let harness = Harness::start(say("hi")).await;
+    let harness = Harness::start(reply_with("hi")).await;
     let more = json!({ "prompt_logprobs": 2 });
     let scores = harness.client.post(TEXT, &text(&more)).await.json()["choices"][0]["prompt_logprobs"].take();
     let token = |text: &str, logprob: f32, rank: usize| json!({ "logprob": logprob, "rank": rank, "decoded_token": text });
@@ -94,7 +94,7 @@ async fn a_prompt_is_scored_token_by_token_by_id() {
 
 #[tokio::test]
 async fn an_echo_with_scores_and_prompt_scores_have_each_their_own_depth() {
-    let harness = Harness::start(say("hi")).await;
+    let harness = Harness::start(reply_with("hi")).await;
     let more = json!({ "prompt_logprobs": 2, "logprobs": 1, "echo": true });
     let choice = harness.client.post(TEXT, &text(&more)).await.json()["choices"][0].take();
     assert_eq!(harness.executor().generates()[0].prompt_logprobs, Some(2));
@@ -104,7 +104,7 @@ async fn an_echo_with_scores_and_prompt_scores_have_each_their_own_depth() {
 
 #[tokio::test]
 async fn what_cannot_be_told_is_refused_by_name() {
-    let harness = Harness::start(say("hi")).await;
+    let harness = Harness::start(reply_with("hi")).await;
     for (more, param) in [
         (json!({ "prompt_logprobs": 2, "stream": true }), "prompt_logprobs"),
         (json!({ "prompt_logprobs": 21 }), "prompt_logprobs"),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::{
-    fake_executor::say,
+    fake_executor::reply_with,
     harness::Harness,
     text::{ByteText, always},
 };
@@ -18,7 +18,7 @@ const SAID: &str = "I look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\":
 /// A gateway whose model is shown tools as Hermes is, and says `said`.
 async fn hermes(said: &'static str) -> Harness {
     let text = Arc::new(ByteText::with_template("{% if tools %}<tool_call>{% endif %}"));
-    Harness::start_with_text(say(said), always(text), |_| {}).await
+    Harness::start_with_text(reply_with(said), always(text), |_| {}).await
 }
 
 fn weather() -> Value {
@@ -123,7 +123,7 @@ async fn what_has_to_be_of_a_form_reaches_the_executor_and_what_cannot_does_not(
 
 #[tokio::test]
 async fn tools_are_refused_where_the_template_shows_none() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let answer = harness.client.post(CHAT, &asked(&json!({}))).await;
     let error = &answer.json()["error"];
     assert_eq!(

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::{
     client::Response,
-    fake_executor::{generation, say},
+    fake_executor::{generation, reply_with},
     harness::Harness,
 };
 
@@ -48,7 +48,7 @@ async fn names(harness: &Harness) -> Vec<Value> {
 
 #[tokio::test]
 async fn files_that_are_sent_along_become_what_the_same_files_at_a_path_are() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let sent = upload(&harness, &[NAME, ("pinned", None, "true"), CONFIG, weights("one")]).await;
     assert_eq!((sent.status, &sent.json()["status"]), (200, &json!("loaded")), "{}", sent.body);
     assert_eq!((&sent.json()["generation"], &sent.json()["pinned"]), (&json!(hex("one")), &json!(true)));
@@ -64,7 +64,7 @@ async fn files_that_are_sent_along_become_what_the_same_files_at_a_path_are() {
 
 #[tokio::test]
 async fn a_chat_template_and_a_tokenizer_are_sent_along_too() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let template = ("file", Some("chat_template.jinja"), "{{ messages }}");
     let added = ("file", Some("added_tokens.json"), r#"{"<new>": 300}"#);
     let sent = upload(&harness, &[NAME, template, added, CONFIG, weights("one")]).await;
@@ -82,7 +82,7 @@ async fn a_chat_template_and_a_tokenizer_are_sent_along_too() {
 
 #[tokio::test]
 async fn one_gguf_file_is_an_adapter_whatever_it_is_called() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     let sent = upload(&harness, &[NAME, ("file", Some("my pirate.gguf"), "GGUF")]).await;
     assert_eq!(sent.status, 200, "{}", sent.body);
     assert!(harness.executor().loads()[0].ends_with("/adapter.gguf"));
@@ -90,7 +90,7 @@ async fn one_gguf_file_is_an_adapter_whatever_it_is_called() {
 
 #[tokio::test]
 async fn a_name_that_is_taken_is_replaced_only_if_that_is_asked_for() {
-    let harness = Harness::start(say("x")).await;
+    let harness = Harness::start(reply_with("x")).await;
     assert_eq!(upload(&harness, &[NAME, CONFIG, weights("one")]).await.status, 200);
     let taken = upload(&harness, &[NAME, CONFIG, weights("two")]).await;
     assert_eq!((taken.status, taken.code().as_str()), (400, "adapter_already_loaded"));
@@ -102,7 +102,7 @@ async fn a_name_that_is_taken_is_replaced_only_if_that_is_asked_for() {
 
 #[tokio::test]
 async fn what_cannot_be_meant_is_refused_by_name_and_leaves_nothing_behind() {
-    let harness = Harness::start_with(say("x"), |config| config.max_adapter_file_bytes = 100).await;
+    let harness = Harness::start_with(reply_with("x"), |config| config.max_adapter_file_bytes = 100).await;
     let large = "x".repeat(101);
     let large_config = format!("\"{}\"", "x".repeat(1 << 20));
     let cases: &[(&[UploadPart<'_>], &str, &str)] = &[

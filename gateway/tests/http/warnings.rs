@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::{
-    fake_executor::say,
+    fake_executor::reply_with,
     harness::Harness,
     responses::events,
     text::{ByteText, always},
@@ -32,7 +32,7 @@ fn check(told: &Value, field: &str) {
 
 #[tokio::test]
 async fn what_an_answer_need_not_keep_to_is_told_whole_and_at_the_end_of_streams() {
-    let harness = Harness::start(say("{}")).await;
+    let harness = Harness::start(reply_with("{}")).await;
     let form = json!({ "type": "json_schema", "json_schema": { "name": "n", "schema": schema() } });
     let field = "response_format.json_schema.schema/properties/list";
     let text = json!({ "model": "base", "prompt": "a", "response_format": form });
@@ -66,7 +66,7 @@ async fn what_an_answer_need_not_keep_to_is_told_whole_and_at_the_end_of_streams
 #[tokio::test]
 async fn tools_that_are_not_strict_are_held_as_far_as_can_be() {
     let text = Arc::new(ByteText::with_template("{% if tools %}<tool_call>{% endif %}"));
-    let harness = Harness::start_with_text(say("x"), always(text), |_| {}).await;
+    let harness = Harness::start_with_text(reply_with("x"), always(text), |_| {}).await;
     let tool = |strict: bool| {
         let function = json!({ "name": "f", "parameters": schema(), "strict": strict });
         json!({ "tools": [{ "type": "function", "function": function }], "tool_choice": "required" })
@@ -79,7 +79,7 @@ async fn tools_that_are_not_strict_are_held_as_far_as_can_be() {
 
 #[tokio::test]
 async fn a_strict_schema_is_refused_with_the_place_of_what_cannot_be_held() {
-    let harness = Harness::start(say("{}")).await;
+    let harness = Harness::start(reply_with("{}")).await;
     let strict =
         json!({ "type": "json_schema", "json_schema": { "name": "n", "strict": true, "schema": schema() } });
     for form in [json!({ "response_format": strict }), json!({ "structured_outputs": { "json": schema() } })]

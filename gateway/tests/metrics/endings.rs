@@ -7,7 +7,7 @@ use shmproto::message::{ErrorCode, Output, WireError};
 
 use crate::{
     client::Response,
-    fake_executor::{Reply, ReplyScript, hang_after, say, spoken},
+    fake_executor::{Reply, ReplyScript, hang_after, reply_with, spoken},
     harness::{Harness, eventually},
 };
 
@@ -56,7 +56,7 @@ async fn begin(harness: &Harness, body: Value, sequences: usize) -> tokio::task:
 async fn a_stream_of_several_choices_ends_once_whatever_happens_to_the_executor() {
     let mut harness = Harness::start(hang_after("ab")).await;
     let request = begin(&harness, ask(&json!({ "n": 3 })), 3).await;
-    harness.restart_executor(say("cd")).await;
+    harness.restart_executor(reply_with("cd")).await;
     assert_eq!(ending(&request.await.unwrap(), 3), None);
 }
 
@@ -76,7 +76,7 @@ fn shut_down_behind_the_first() -> Reply {
 async fn a_choice_lost_on_the_old_connection_goes_on_with_the_new_one() {
     let mut harness = Harness::start(shut_down_behind_the_first()).await;
     let request = begin(&harness, ask(&json!({ "n": 3, "seed": 7 })), 3).await;
-    harness.restart_executor(say("cd")).await;
+    harness.restart_executor(reply_with("cd")).await;
     assert_eq!(ending(&request.await.unwrap(), 3), None);
 }
 
@@ -100,7 +100,7 @@ async fn a_deadline_ends_a_stream_whose_executor_is_gone() {
 async fn what_is_redone_has_what_is_left_of_its_deadline() {
     let mut harness = Harness::start(hang_after("ab")).await;
     let request = begin(&harness, ask(&json!({ "deadline_ms": 60_000 })), 1).await;
-    harness.restart_executor(say("cd")).await;
+    harness.restart_executor(reply_with("cd")).await;
     assert_eq!(ending(&request.await.unwrap(), 1), None);
     let left = harness.executor().generates()[0].deadline_ms;
     assert!((1..60_000).contains(&left), "{left}");
@@ -117,7 +117,7 @@ async fn a_stream_cut_by_the_drain_ends_in_one_error() {
 
 #[tokio::test]
 async fn text_that_is_held_back_makes_no_empty_chunk() {
-    let harness = Harness::start(say("one<EN")).await;
+    let harness = Harness::start(reply_with("one<EN")).await;
     let response = harness.client.post(TEXT, &ask(&json!({ "stop": "<END>" }))).await;
     assert_eq!(ending(&response, 1), None);
 }

@@ -12,7 +12,7 @@ use tracing::subscriber::DefaultGuard;
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::{
-    fake_executor::{fail_after, hang_after, say},
+    fake_executor::{fail_after, hang_after, reply_with},
     harness::{Harness, eventually, key_file},
 };
 
@@ -76,7 +76,7 @@ impl Log {
 #[tokio::test]
 async fn a_finished_request_is_one_line_with_its_figures() {
     let (log, _guard) = Log::start();
-    let harness = Harness::start(say("abc")).await;
+    let harness = Harness::start(reply_with("abc")).await;
     let client = harness.client.with_header("x-request-id", "my-request");
     let traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let client = client.with_header("traceparent", traceparent);
@@ -144,7 +144,7 @@ async fn a_caller_who_goes_away_is_a_line_that_says_so() {
 async fn neither_prompts_nor_answers_nor_keys_are_logged_at_any_level() {
     let (log, _guard) = Log::start();
     let file = key_file(&[("user", "alice", "hb-secret-key"), ("admin", "ops", "hb-secret-admin")]);
-    let harness = Harness::start_with(say("zebra-answer"), |config| {
+    let harness = Harness::start_with(reply_with("zebra-answer"), |config| {
         config.keys = Keys::read(file.path(), None).unwrap()
     })
     .await;

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::{
-    fake_executor::say,
+    fake_executor::reply_with,
     harness::{Harness, eventually_async},
     values::{TEXT, as_told, ask, load, scrape, value},
 };
@@ -35,7 +35,7 @@ async fn an_adapters_work_is_counted_by_place_and_goes_on_with_another_executor(
     }
     let labels = [("adapter", "pirate")];
     assert_eq!(value(&families, "holobiont_adapter_draft_least_confidence_ratio", &labels), Some(0.5));
-    harness.restart_executor(say("x")).await;
+    harness.restart_executor(reply_with("x")).await;
     let answered = async || harness.client.post(TEXT, &ask("pirate", 8)).await.status == 200;
     eventually_async("the next executor answers", answered).await;
     counted(&harness, 2.0).await;
@@ -53,7 +53,7 @@ async fn an_adapter_of_two_names_is_counted_under_the_one_that_requests_use() {
     eventually_async("it is counted", async || accepted(&harness, "pirate").await == Some(9.0)).await;
     let alias = json!({ "lora_name": "alias", "lora_path": harness.adapter("alias", "pirate") });
     assert_eq!(harness.client.post("/v1/load_lora_adapter", &alias).await.status, 200);
-    harness.restart_executor(say("x")).await;
+    harness.restart_executor(reply_with("x")).await;
     let answered = async || harness.client.post(TEXT, &ask("pirate", 8)).await.status == 200;
     eventually_async("the next executor answers", answered).await;
     eventually_async("it is counted again", async || accepted(&harness, "pirate").await == Some(18.0)).await;

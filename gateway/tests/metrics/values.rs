@@ -23,7 +23,7 @@ use tokio::{
 
 use crate::{
     client::TestClient,
-    fake_executor::{MAX_RESIDENT, Reply, fail_after, hang_after, say},
+    fake_executor::{MAX_RESIDENT, Reply, fail_after, hang_after, reply_with},
     harness::{Harness, eventually, eventually_async},
     parser::{Family, parse},
 };
@@ -39,7 +39,7 @@ pub(crate) fn as_told() -> Reply {
         HANG => hang_after("ab")(generate),
         WAIT => hang_after("")(generate),
         REFUSE => fail_after("", ErrorCode::QueueFull)(generate),
-        _ => say("abc")(generate),
+        _ => reply_with("abc")(generate),
     })
 }
 
@@ -170,7 +170,7 @@ async fn every_metric_is_written_when_what_it_counts_happens() {
     })
     .await;
     note(&scrape(&harness.client).await, &mut seen);
-    harness.restart_executor(say("cd")).await;
+    harness.restart_executor(reply_with("cd")).await;
     assert_eq!([hanging.await.unwrap().status, waiting.await.unwrap().status], [200, 200]);
     eventually_async("the restart was seen", async || {
         value(&scrape(&harness.client).await, "holobiont_executor_restarts_total", &[]) == Some(1.0)

@@ -173,6 +173,118 @@ const BANNED_TYPES: &[&str] = &[
     "XSlab",
 ];
 
+/// Names of files that an engineer of the field would not search for.
+const BANNED_FILES: &[&str] = &[
+    "alone",
+    "apart",
+    "arriving",
+    "asking",
+    "assistant",
+    "attendant",
+    "author",
+    "bell",
+    "below",
+    "books",
+    "carrier",
+    "ceilings",
+    "choosing",
+    "computing",
+    "contest",
+    "courier",
+    "deference",
+    "desk",
+    "door",
+    "elevator",
+    "ending",
+    "found",
+    "gather",
+    "greet",
+    "growing",
+    "grown",
+    "growth",
+    "holding",
+    "inside",
+    "joined",
+    "kept",
+    "lane",
+    "learn",
+    "lending",
+    "litter",
+    "looking",
+    "many",
+    "meanwhile",
+    "neighbour",
+    "others",
+    "ours",
+    "outbox",
+    "outboxes",
+    "overtime",
+    "past",
+    "patience",
+    "place",
+    "planted",
+    "post",
+    "poster",
+    "pulse",
+    "quoted",
+    "reality",
+    "rent",
+    "rest",
+    "said",
+    "saved",
+    "seat",
+    "seen",
+    "showing",
+    "sibling",
+    "signs",
+    "small_json",
+    "squares",
+    "talk",
+    "thought",
+    "through",
+    "told",
+    "trip",
+    "turns",
+    "visible",
+    "waits",
+    "whole",
+    "worded",
+    "world",
+    "worlds",
+    "worth",
+    "xslab",
+];
+
+/// Names of functions that are verbs of a play: a function is called after what it does to what.
+const BANNED_FUNCTIONS: &[&str] = &[
+    "bring",
+    "calmest",
+    "depart",
+    "foresee",
+    "foretell",
+    "furnish",
+    "go_on",
+    "hand_out",
+    "hasten",
+    "hear_out",
+    "join_here",
+    "lend",
+    "let_go",
+    "look",
+    "look_into_rings",
+    "make_way",
+    "owe",
+    "owes",
+    "put_off",
+    "say",
+    "settle",
+    "stand",
+    "take_in",
+    "tell",
+    "told",
+    "turn",
+];
+
 /// Maximum number of types of one name in the tree.
 const MAX_HOMONYMS: usize = 3;
 
@@ -227,4 +339,29 @@ fn a_type_has_a_name_of_the_field_and_few_share_one() {
     assert!(banned.is_empty(), "take a word of docs/GLOSSARY.md: {banned:#?}");
     let homonyms: Vec<_> = types.iter().filter(|(_, files)| files.len() > MAX_HOMONYMS).collect();
     assert!(homonyms.is_empty(), "give each a second word that says which one it is: {homonyms:#?}");
+}
+
+#[test]
+fn a_file_has_a_name_of_the_field() {
+    let stem =
+        |path: &str| path.rsplit('/').next().and_then(|name| name.strip_suffix(".rs")).map(str::to_owned);
+    let is_banned = |path: &str| stem(path).is_some_and(|stem| BANNED_FILES.contains(&stem.as_str()));
+    let banned: Vec<_> = sources().iter().map(|source| &source.path).filter(|path| is_banned(path)).collect();
+    assert!(banned.is_empty(), "take a word of docs/GLOSSARY.md: {banned:#?}");
+}
+
+#[test]
+fn a_function_says_what_it_does() {
+    let defined = |line: &str| {
+        let (_, name) = line.trim_start().split_once("fn ").filter(|(before, _)| !before.contains("//"))?;
+        name.split(|c: char| !c.is_alphanumeric() && c != '_').next().map(str::to_owned)
+    };
+    let is_banned = |line: &str| defined(line).is_some_and(|name| BANNED_FUNCTIONS.contains(&name.as_str()));
+    let banned: Vec<_> = sources()
+        .iter()
+        .flat_map(|source| {
+            source.text.lines().filter(|line| is_banned(line)).map(|line| (&source.path, line))
+        })
+        .collect();
+    assert!(banned.is_empty(), "name what it does, and to what: {banned:#?}");
 }

@@ -77,7 +77,7 @@ impl ReasoningEffort {
     ///
     /// # Errors
     /// The model does not think.
-    pub fn say(
+    pub fn apply_to_template(
         &self,
         template: Option<&str>,
         tags: Option<ReasoningTags>,
@@ -123,7 +123,7 @@ mod tests {
         let effort = read_switch(&mut fields, "think")?.unwrap();
         let tags = ReasoningTags::of(settings::ReasoningParser::Auto, Some(template));
         let mut variables = Map::new();
-        effort.say(Some(template), tags, &mut variables)?;
+        effort.apply_to_template(Some(template), tags, &mut variables)?;
         Ok(variables.into())
     }
 
@@ -149,7 +149,7 @@ mod tests {
         let mut fields = StrictFields::of(json!({ "reasoning_effort": "none" }), "the body").unwrap();
         let effort = read(&mut fields, "reasoning_effort").unwrap().unwrap();
         let mut variables = Map::from_iter([("enable_thinking".to_owned(), json!(true))]);
-        effort.say(Some(QWEN), None, &mut variables).unwrap();
+        effort.apply_to_template(Some(QWEN), None, &mut variables).unwrap();
         assert_eq!(variables["enable_thinking"], true);
     }
 
