@@ -2,29 +2,27 @@
 //!
 //! # Layout
 //!
-//! - [`config`], [`server`]: arguments checked, everything put together, served and shut down.
-//! - [`connections`]: how many there may be, and what each may cost. [`tenant_memory`]: bytes that requests keep, by tenant.
-//!   [`tenant_slots`]: how many slow operations run at once, by tenant.
-//! - [`routes`]: the one table of what is served and who may use it; [`auth`], [`keys`] and [`limits`] enforce it,
-//!   `origin` keeps other people's web pages out, [`request`] names and logs what comes, `body` reads it, and has threads for what is long.
-//! - [`health`], [`pages`], [`systemd`]: what probes, browsers and the service manager are told; `fleet`: whoever chooses among
-//!   hosts.
-//! - [`openai`]: requests checked, answers shaped; [`app`]: what all handlers share; [`errors`]: how a failure looks.
-//! - [`text`]: tokenizer and chat template. [`grammars`]: whether what an answer has to look like can be honoured.
-//! - [`admission_queue`]: whose turn it is, by [`service_classes`] of service, and [`slo_status`] of what is promised to them; [`queue_delay`] is where
-//!   those of one tenant stand.
-//! - [`executor`]: a connection over which token ids travel; [`executors`]: all there are; [`lifecycle`] says when they can
+//! - [`config`], [`server`]: `config` checks the arguments; `server` starts, serves and shuts down.
+//! - [`connections`] limits connections and what each may cost. [`tenant_memory`] counts bytes that requests keep, by tenant.
+//!   [`tenant_slots`] limits how many slow operations of a tenant run at once.
+//! - [`routes`] is the one table of routes and of who may use them. [`auth`], [`keys`] and [`limits`] enforce it; `origin`
+//!   keeps other people's web pages out; [`request`] names and logs each request; `body` reads its body.
+//! - [`health`] answers probes, [`pages`] browsers, [`systemd`] the service manager, `fleet` the endpoint picker.
+//! - [`openai`] checks requests and shapes answers. [`app`] is what all handlers share. [`errors`] is the shape of a failure.
+//! - [`text`] has tokenizer and chat template. [`grammars`] checks that a grammar can be compiled.
+//! - [`admission_queue`] decides whose request goes next, by [`service_classes`]. [`queue_delay`] measures how long
+//!   one tenant's requests wait for a first token. [`slo_status`] reports which targets of a class are met.
+//! - [`executor`] is a connection over which token ids travel; [`executors`] are all of them. [`lifecycle`] says when they can
 //!   be used, [`routing`] which of them gets a request, `executor_drain` which gets none.
-//! - [`adapters`]: names, generations, and what is on disk about them; [`placement_stats`]: where they are computed.
-//! - [`ollama`]: Ollama's HTTP API, over the same conversations. [`response_store`]: responses that somebody may go on with.
-//! - [`tinker`]: Tinker's HTTP API; [`training_sessions`] is what it is about: adapters that are trained order by order.
-//! - [`training`]: files to learn from and fine-tuning jobs; [`trainer_client`]: where processes that learn are asked for.
-//! - [`layer_stats`]: what split clients have used of the base layers they rent.
-//! - [`metrics`]: figures for Prometheus; [`telemetry`]: the log, the record of each request, traces.
-//! - [`maintenance`]: what is done to a registry while no gateway serves it.
-//! - On the ground: [`caller`] is who asks, [`usage`] what a request came to, [`random`] and `clock` what they say, `thread`
-//!   is for what takes long and must not wait for requests, `lock` for what several look at,
-//!   `pace` for how long a slow peer is waited for.
+//! - [`adapters`] has names, versions and files of adapters; [`placement_stats`] says where adapters are computed.
+//! - [`ollama`] is Ollama's HTTP API. [`response_store`] keeps responses that a client may continue.
+//! - [`tinker`] is Tinker's HTTP API, for adapters that clients train step by step in [`training_sessions`].
+//! - [`training`] has training files and fine-tuning jobs; [`trainer_client`] asks for processes that train.
+//! - [`layer_stats`] reports what split clients have used of the base layers.
+//! - [`metrics`] has figures for Prometheus; [`telemetry`] has the log, the record of each request, and traces.
+//! - [`maintenance`] changes a registry while no gateway serves it.
+//! - Below all of them: [`caller`] (who asks), [`usage`] (tokens of a request), [`random`], `clock`, `thread` (threads for slow
+//!   work), `lock`, and `pace` (how long a slow peer is waited for).
 //!
 //! # Principles
 //!
