@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use crate::{
     adapters::{AdapterListing, Registry},
     admission_queue::AdmissionQueue,
-    body::workers::BodyWorkers,
+    body_workers::BodyWorkers,
     config::{AllowedHosts, ConnectionLimits, OutputParsers},
     executors::Executors,
     grammars::GrammarChecks,

@@ -7,7 +7,6 @@
 pub(crate) mod drain;
 pub(crate) mod file;
 pub(crate) mod form;
-pub(crate) mod workers;
 
 use std::{error::Error, ops::Deref, sync::Arc};
 
@@ -20,8 +19,9 @@ use http_body_util::LengthLimitError;
 use ids::TenantId;
 use tokio::time::timeout;
 
-use self::workers::BodyOrigin;
-use crate::{app::App, caller::Caller, errors::ApiError, tenant_memory::Reservation};
+use crate::{
+    app::App, body_workers::BodyOrigin, caller::Caller, errors::ApiError, tenant_memory::Reservation,
+};
 
 /// A body that says it is JSON, not longer than allowed. Browsers cannot send one to another site unasked. Ollama's routes take JSON
 /// of any type, unless a page of a browser sends it.

@@ -6,7 +6,8 @@
 //! - [`connections`] limits connections and what each may cost. [`tenant_memory`] counts bytes that requests keep, by tenant.
 //!   [`tenant_slots`] limits how many slow operations of a tenant run at once.
 //! - [`routes`] is the one table of routes and of who may use them. [`auth`], [`keys`] and [`limits`] enforce it; `origin`
-//!   keeps other people's web pages out; [`request`] names and logs each request; `body` reads its body.
+//!   keeps other people's web pages out; [`request`] names and logs each request; `body` reads its body, and
+//!   [`body_workers`] parse long ones.
 //! - [`health`] answers probes, [`pages`] browsers, [`systemd`] the service manager, `fleet` the endpoint picker.
 //! - [`openai`] checks requests and shapes answers. [`app`] is what all handlers share. [`errors`] is the shape of a failure.
 //! - [`text`] has tokenizer and chat template. [`grammars`] checks that a grammar can be compiled.
@@ -39,6 +40,7 @@ pub mod admission_queue;
 pub mod app;
 pub mod auth;
 mod body;
+pub mod body_workers;
 pub mod caller;
 mod clock;
 pub mod config;

@@ -16,7 +16,7 @@ use crate::{
     adapters::{self, OpenError, Registry},
     admission_queue::AdmissionQueue,
     app::{AllowedOrigins, App, AppBuilder},
-    body::workers::BodyWorkers,
+    body_workers::BodyWorkers,
     config::{GatewayConfig, ShutdownTrigger},
     connections::{self, ShutdownPhase},
     executors::Executors,
@@ -85,6 +85,12 @@ pub enum RunError {
     },
 }
 
+impl RunError {
+    fn no_threads(reason: std::io::Error) -> Self {
+        Self::System { attempt: "starting threads", reason }
+    }
+}
+
 /// Runs the gateway until SIGTERM or SIGINT.
 pub fn run(config: GatewayConfig) -> Result<(), RunError> {
     telemetry::start(config.log_format);
@@ -93,7 +99,7 @@ pub fn run(config: GatewayConfig) -> Result<(), RunError> {
         .max_blocking_threads(BLOCKING_THREADS)
         .enable_all()
         .build()
-        .map_err(|reason| RunError::System { attempt: "starting threads", reason })?;
+        .map_err(RunError::no_threads)?;
     let served = runtime.block_on(async {
         let (stop, hurry) = stop_signals(config.lifeline)?;
         Gateway::start(config, Arc::new(text::load)).await?.until(stop, hurry).await
@@ -198,8 +204,7 @@ impl Gateway {
         let address = listener.local_addr().map_err(refused)?;
         let (classes, clock) = (Arc::new(ServiceClasses::new(config.classes)), Arc::new(SystemClock));
         let memory = TenantMemory::new(config.connections.memory);
-        let bodies = BodyWorkers::start()
-            .map_err(|reason| RunError::System { attempt: "starting threads", reason })?;
+        let bodies = BodyWorkers::start().map_err(RunError::no_threads)?;
         let app = Arc::new(App::new(AppBuilder {
             executors: executors.clone(),
             routing: config.routing,

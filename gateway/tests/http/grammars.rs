@@ -90,9 +90,17 @@ fn a_program_that_does_not_compile_is_no_verdict_on_a_grammar() {
 /// Words of an enumeration that takes the compiler a while.
 const WORDS: usize = 15_000;
 
+/// Words of an enumeration whose request is short: one that is read at once, while longer ones are read one after the other.
+const FEW_WORDS: usize = 200;
+
 /// A request for a grammar that takes long to compile and is beyond the library's limits then. Each `number` has one of its own.
 fn endless(number: usize) -> Value {
-    let words: Vec<String> = (0..WORDS).map(|word| format!("{word}-{number}")).collect();
+    endless_after(WORDS, number)
+}
+
+/// The same after so many words.
+fn endless_after(words: usize, number: usize) -> Value {
+    let words: Vec<String> = (0..words).map(|word| format!("{word}-{number}")).collect();
     let words = json!({ "enum": words });
     let nothing = "/(a|b)*a(a|b){18}/ & ~/(a|b)*a(a|b){18}/";
     let grammar = format!("start: words | NOTHING\nNOTHING: {nothing}\nwords: %json {words}");
@@ -157,7 +165,7 @@ async fn schemas_that_take_the_whole_budget_are_refused_while_others_are_answere
 async fn a_tenant_with_too_many_grammars_that_wait_is_told_so_and_others_are_served() {
     let (_harness, alice, bob) = with_two_tenants().await;
     let mut many = JoinSet::new();
-    (0..80).for_each(|number| _ = many.spawn(ask(alice.clone(), endless(number))));
+    (0..400).for_each(|number| _ = many.spawn(ask(alice.clone(), endless_after(FEW_WORDS, number))));
     let full = loop {
         let answer = many.join_next().await.unwrap().unwrap();
         if answer.status != 400 {

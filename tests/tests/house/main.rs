@@ -1,6 +1,7 @@
 //! The rules of the house that no compiler checks.
 //!
 //! - `builds`: whoever builds, builds the same
+//! - `commits`: subjects and bodies of commits
 //! - `dependencies`: which way crates depend on each other, and where unsafe code lives
 //! - `modules`: maps name every module, modules of a crate do not import each other in circles
 //! - `sizes`: files and functions stay short
@@ -15,6 +16,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod builds;
+mod commits;
 mod dependencies;
 mod modules;
 mod pages;
