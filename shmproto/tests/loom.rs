@@ -22,7 +22,7 @@ fn board(slices: usize, seats: usize) -> (Board, Producer) {
 }
 
 fn join(board: &Board) -> Consumer {
-    board.seat().unwrap().join_here()
+    board.seat().unwrap().join_in_process()
 }
 
 fn slice(index: u32) -> Slice {
