@@ -162,7 +162,7 @@ impl Default for NoiseSettings {
 }
 
 impl Masking {
-    /// The mode as [`shmproto::layer::control::Open`] has it.
+    /// The mode as [`shmproto::layer::control::SessionOpen`] has it.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {

@@ -37,7 +37,7 @@ pub trait Transport: Send + fmt::Debug {
     fn send_oneway(&mut self, message: &ToLayers);
 
     /// Sends the rows of a call and waits for its reply, which is the call's own; writes `out` if it is
-    /// [`Status::Done`].
+    /// [`CallStatus::Done`](shmproto::layer::CallStatus::Done).
     ///
     /// # Errors
     /// The connection is lost, or the peer breaks the protocol.
@@ -72,7 +72,7 @@ pub trait Connect: Send + Sync + fmt::Debug {
         true
     }
 
-    /// Hash of the shared layout, for [`shmproto::layer::control::Open`]; 0 if memory is not shared.
+    /// Hash of the shared layout, for [`shmproto::layer::control::SessionOpen`]; 0 if memory is not shared.
     fn layout_hash(&self) -> u64 {
         0
     }

@@ -95,7 +95,7 @@ impl ReportedExecutor {
     }
 }
 
-/// Requests, as far as time goes ([`Load`]).
+/// Requests, as far as time goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ReportedLoad {
     requests: u64,

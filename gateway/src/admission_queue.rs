@@ -4,7 +4,7 @@
 //! - `state`: the queue (`policy::fairness`), what each tenant may have, and what it is told at once.
 //!
 //! An executor computes in the order in which it is asked. So it is sent no more than keeps it busy
-//! ([`Load::room`](crate::executor::Load::room)), and who goes next is decided here, when there is room: by class, then by tokens
+//! ([`FreeCapacity`](crate::executors::FreeCapacity)), and who goes next is decided here, when there is room: by class, then by tokens
 //! served so far over the weight. A tenant that sends too much makes its own line longer, and is refused when that stands still.
 
 pub mod refusal;

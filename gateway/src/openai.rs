@@ -9,7 +9,7 @@
 //! - [`structured`]: what an answer has to look like. [`tools`]: functions that it may call. [`reasoning`]: what a model thinks before
 //!   it. [`messages`]: a conversation;
 //!   [`template_options`]: how a model is shown it.
-//! - [`chat`], [`completions`], [`responses`]: the ways to ask, each turned into a [`job::GenerationRequest`]; [`chat_request`] is what all that
+//! - [`chat`], [`completions`], [`responses`]: the ways to ask, each turned into a [`GenerationRequest`](generation_request::GenerationRequest); [`chat_request`] is what all that
 //!   are about messages become first.
 //! - [`embeddings`]: texts as vectors, which are jobs too.
 //! - [`generation_request`]: prompts and options, checked; turned into sequences.

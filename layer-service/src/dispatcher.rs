@@ -14,7 +14,7 @@
 //! # Numbers of calls
 //!
 //! Within one connection (for a local session: one channel) a call's number is above those of all calls answered with rows;
-//! others are refused with [`Status::Sequence`]. A number that still waits is not computed twice: the newer call takes the
+//! others are refused with [`CallStatus::Sequence`](shmproto::layer::CallStatus::Sequence). A number that still waits is not computed twice: the newer call takes the
 //! place of the older, which is not answered. After a connection was lost, and after a channel was replaced, what waited is
 //! forgotten and the rule begins anew: the client repeats what it has no answer to. It gets the same bits, because nothing
 //! is kept between calls.

@@ -25,7 +25,7 @@ pub struct Batching {
     pub policy: BatchingPolicy,
     /// All waits are multiplied by it.
     pub wait_factor: f64,
-    /// Waits of a class are multiplied by it; by [`Class`].
+    /// Waits of a class are multiplied by it; by [`CallClass`](shmproto::layer::CallClass).
     pub class_factors: [f64; CallClass::ALL.len()],
     /// What a row may wait at all sites of a pass together.
     pub row_wait: Duration,

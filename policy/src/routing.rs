@@ -49,7 +49,7 @@ pub struct PlacementRequest {
     pub rank: u64,
     /// What it was promised.
     pub slo: Slo,
-    /// Tokens that answers have in the mean: [`ledger::MeanAnswer`].
+    /// Tokens that answers have in the mean: [`MeanAnswer`](in_flight::MeanAnswer).
     pub answer_tokens: f64,
 }
 

@@ -4,7 +4,7 @@
 computed that effect itself, so it has seen the noise: an executor that keeps its messages can subtract it again. The scheme
 stops a reader of single messages, not a curious executor. It is *obfuscation*: do not rely on it for secrecy.
 
-`pads` (see `holobiont.pads`) is sound against the executor, `shares` (`holobiont.shares`) against either of two.
+`pads` (see `holobiont.one_time_pads`) is sound against the executor, `shares` (`holobiont.secret_sharing`) against either of two.
 ``docs/guides/privacy.md`` says who sees what.
 """
 

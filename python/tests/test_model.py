@@ -150,7 +150,7 @@ def test_the_real_model_is_the_attached_one_to_the_bit(smollm2, cache):
 
 
 _GROWTH = """
-import sys, pathlib, re, torch, transformers, gguf, holobiont, holobiont.building, holobiont.gguf_file
+import sys, pathlib, re, torch, transformers, gguf, holobiont, holobiont.load, holobiont.gguf_file
 peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
 transformers.LlamaForCausalLM, transformers.LlamaConfig
 before = peak()

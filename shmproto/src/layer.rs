@@ -114,7 +114,7 @@ coded! {
     pub enum RowSource as "source of rows" {
         /// They follow.
         Rows = 0,
-        /// A [`draw::SeededRows`] follows, from which the executor makes them; on the ring path alone.
+        /// A [`SeededRows`](seeded_rows::SeededRows) follows, from which the executor makes them; on the ring path alone.
         Draw = 1,
     }
 }

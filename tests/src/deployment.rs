@@ -1,4 +1,4 @@
-//! `holobiont up` as a value: started by a [`DeploymentPlan`](crate::Plan), stopped when it is dropped.
+//! `holobiont up` as a value: started by a [`DeploymentPlan`](crate::DeploymentPlan), stopped when it is dropped.
 
 use std::{
     collections::BTreeSet,

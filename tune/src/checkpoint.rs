@@ -27,7 +27,7 @@ const MAX_BYTES: u64 = 16 << 30;
 /// What must be the same for a job to go on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointOrigin {
-    /// What the job does, as [`JobPlan`](crate::plan::Plan) has it in JSON.
+    /// What the job does, as [`JobPlan`](crate::plan::JobPlan) has it in JSON.
     pub plan: String,
     /// Hash of the data.
     pub data: String,

@@ -96,7 +96,7 @@ pub(super) fn count(of: usize) -> u32 {
 }
 
 /// Enqueues kernel `name` on `stream`. A grid without blocks is no launch. A kernel that waits itself for what is in front of it
-/// (`await_front` in `common.cuh`) begins before that has ended, unless its shape is [`in_order`](Shape::in_order).
+/// (`await_front` in `common.cuh`) begins before that has ended, unless its shape is [`in_order`](LaunchShape::in_order).
 ///
 /// # Errors
 ///

@@ -29,7 +29,7 @@ const SLICE: usize = 512;
 pub struct ModularPart<'a> {
     /// The weights.
     pub weight: &'a Weight,
-    /// The power of two that the scales of a block format are relative to: [`PackedLayout::unit`](crate::PackedForm::unit) of the
+    /// The power of two that the scales of a block format are relative to: [`PackedLayout::unit`](crate::PackedLayout::unit) of the
     /// stored tensor.
     pub unit: f32,
     /// Number of a row of `out` of the first output feature.
@@ -93,7 +93,7 @@ impl ModularScratch {
 
 /// `out[r, column + o] = sum_k W[o, k] x[r, k]` for every part, in units of `2^exponent`: x is `[rows, inputs]`, a weight
 /// `[outputs, inputs]`, out `[rows, _]`, all but the weights of numbers of this modulus. Those of no part are left as they are. The
-/// exponent is at least the [smallest](crate::RingForm::smallest) of each part.
+/// exponent is at least the [smallest](crate::ModularForm::smallest) of each part.
 ///
 /// The first call of a shape may take memory: it must not be recorded in a graph.
 ///

@@ -47,7 +47,7 @@ macro_rules! with_bytes {
 }
 
 /// Computes `parts`, which have no bias, for `rows` rows of `x` into rows of `out` of `stride` numbers, on all threads of `pool`.
-/// Outputs count in units of `2^exponent`, an exponent that is at least the [smallest](RingForm::smallest) of each matrix: with
+/// Outputs count in units of `2^exponent`, an exponent that is at least the [smallest](ModularForm::smallest) of each matrix: with
 /// another they are not those of the weights.
 ///
 /// # Panics

@@ -50,7 +50,7 @@ pub enum SumFrom {
     /// Nothing: what `out` held is of no account.
     Zero,
     /// What `out` holds: the sums over the outputs before these. Where a matrix is cut at a multiple of
-    /// [`PackedLayout::CUT_ROWS`](super::PackedForm::CUT_ROWS), they are the same bits as in one piece.
+    /// [`PackedLayout::CUT_ROWS`](super::PackedLayout::CUT_ROWS), they are the same bits as in one piece.
     Out,
 }
 

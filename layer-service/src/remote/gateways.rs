@@ -1,6 +1,6 @@
 //! Gateways of other hosts: they drive this executor through the TLS door, as one of this host does at its socket.
 //!
-//! A connection whose handshake asks for [`far::ALPN`] is a gateway's. Only a certificate whose name the settings list opens
+//! A connection whose handshake asks for [`remote_executor::ALPN`](shmproto::remote_executor::ALPN) is a gateway's. Only a certificate whose name the settings list opens
 //! it: a gateway owns everything on an executor, so neither a key nor a tenant's certificate is enough. Whoever is let in
 //! gets a *tunnel*, which is joined to the executor's own socket (one protocol, one implementation of both ends), or
 //! brings an adapter's files (`adapter_files`).

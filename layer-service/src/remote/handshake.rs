@@ -1,7 +1,7 @@
 //! The first seconds of a connection: who is there, and does it get a session.
 //!
 //! A client says who it is with a certificate, with ZMTP's PLAIN (user `key`, the API key as password), or with the key
-//! in its [`Open`]. Whoever is not let in hears so as the answer to that, whichever way it came: libzmq cannot tell its
+//! in its [`SessionOpen`](shmproto::layer::control::SessionOpen). Whoever is not let in hears so as the answer to that, whichever way it came: libzmq cannot tell its
 //! user why a login was rejected, and nobody learns anything from how he is turned away. Without a key file, whoever reaches the door is the tenant `public`, or whom its certificate names.
 
 use std::{io, sync::Arc};

@@ -22,7 +22,7 @@ impl Gradients {
         self.0.tensors_mut().into_iter().for_each(|tensor| tensor.fill(0.0));
     }
 
-    /// The sums, tensor by tensor, in the order of [`Method::tensors`].
+    /// The sums, tensor by tensor, in the order of `MethodWeights`.
     #[must_use]
     pub fn tensors(&self) -> Vec<&[f32]> {
         self.0.tensors()

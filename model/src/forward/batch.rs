@@ -19,7 +19,7 @@ pub enum LogitRows {
     Last,
     /// Every token's (prompt log-probabilities).
     All,
-    /// The last token's, but only to draw the next token from them: where the pass [draws](ForwardPass::draws), they do
+    /// The last token's, but only to draw the next token from them: where the pass draws, they do
     /// not leave the device, and are not among the logits.
     Draw(TokenDraw),
     /// None, but the hidden states, as the final norm gives them, of the token `from` and all behind it (embeddings). Slices

@@ -159,7 +159,7 @@ pub struct TokenDraw {
     pub top_k: u32,
     pub top_p: f32,
     pub min_p: f32,
-    /// What [`uniform`] gives for seed and position.
+    /// What `uniform` gives for seed and position.
     pub uniform: f64,
     /// Whether the token's log-probability is wanted.
     pub probability: Probability,

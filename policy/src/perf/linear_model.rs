@@ -1,4 +1,4 @@
-//! Sums through timings: `seconds = c0 · t0 + c1 · t1 + ...`, no coefficient negative. What a [`LinearFit`](super::linear_fit::Line) is
+//! Sums through timings: `seconds = c0 · t0 + c1 · t1 + ...`, no coefficient negative. What a [`LinearFit`](super::linear_fit::LinearFit) is
 //! to one kind of work, a plane is to several that are done at once.
 
 use super::linear_fit::{CostCurve, MAX_SECONDS, MAX_WORK, TimingSample, within};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::memory::Slab;
 
 /// The x slab of a board, for whoever writes rows there in the poster's stead; the poster then calls
-/// [`Producer::post_in_place`](super::Poster::post_in_place), whose conditions the two keep between them.
+/// [`Producer::post_in_place`](super::Producer::post_in_place), whose conditions the two keep between them.
 ///
 /// A job's rows may be written once every slice of the job before is done or taken back. Whoever writes too early breaks
 /// sums, not memory: to everybody this is words that anybody may change.

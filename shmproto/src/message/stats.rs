@@ -133,9 +133,9 @@ wire_struct! {
         pub joined_rows: u64,
         /// What all sessions have used, those that have ended among them.
         pub used: SessionStats,
-        /// The same by tenant, at most [`MAX_LAYER_TENANTS`] of them, the busiest first.
+        /// The same by tenant, at most [`MAX_LAYER_TENANTS`](crate::message::MAX_LAYER_TENANTS) of them, the busiest first.
         pub tenants: Vec<TenantUse>,
-        /// The sessions that are open, at most [`MAX_LAYER_SESSIONS`] of them, the busiest first.
+        /// The sessions that are open, at most [`MAX_LAYER_SESSIONS`](crate::message::MAX_LAYER_SESSIONS) of them, the busiest first.
         pub sessions: Vec<LayerSession>,
     }
 }

@@ -20,7 +20,7 @@ pub(crate) struct Processes {
     elsewhere: usize,
     pub(crate) gateway: SupervisedProcess,
     trainer: Option<SupervisedProcess>,
-    /// In the order of [`super::process::Worker::index`].
+    /// In the order of `WorkerSpec::index`.
     workers: Vec<SupervisedProcess>,
 }
 
