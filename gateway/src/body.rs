@@ -33,7 +33,7 @@ pub struct JsonBody {
 }
 
 impl JsonBody {
-    /// Whose the body is, and its length.
+    /// The tenant and the length of the body.
     pub(crate) fn origin(&self) -> BodyOrigin {
         BodyOrigin { tenant: TenantId::of(Some(self.memory.tenant())), bytes: self.bytes.len() }
     }

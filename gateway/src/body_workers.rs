@@ -1,7 +1,7 @@
 //! Threads that work on long bodies: they parse, fill in chat templates and make tokens.
 //!
 //! One tenant's bodies are worked on one after the other, so that another tenant's body finds a free thread. The threads have a
-//! lower priority than those that serve connections and compute layers: a body of 8 MiB delays no token of another request.
+//! lower priority than those that serve connections and compute layers: a long body takes little of a core that another request needs.
 
 use std::{
     fmt,
@@ -25,7 +25,7 @@ const NICENESS: i32 = 10;
 /// Shorter bodies are worked on at once: handing them over would take longer than the work.
 const INLINE_BYTES: usize = 4 * 1024;
 
-/// Whose a body is, and its length.
+/// The tenant and the length of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BodyOrigin {
     /// The tenant that sent the body.
@@ -37,7 +37,7 @@ pub struct BodyOrigin {
 /// Work on one body, which reports its result itself.
 type BodyWork = Box<dyn FnOnce() + Send>;
 
-/// See the module's description. Dropping it lets the threads end.
+/// The threads and their queue; see the module's description. Dropping the workers lets the threads end.
 pub struct BodyWorkers {
     queue: Arc<TenantQueue<BodyWork>>,
 }
@@ -67,7 +67,7 @@ impl BodyWorkers {
     /// more; other work is dropped then.
     ///
     /// # Errors
-    /// What `work` returns, or that too many bodies of the tenant wait.
+    /// The error of `work`, or an error that says that too many bodies of the tenant wait.
     pub async fn run<T: Send + 'static>(
         &self,
         origin: BodyOrigin,

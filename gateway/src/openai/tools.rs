@@ -2,12 +2,12 @@
 //!
 //! # Layout
 //!
-//! - [`tool_params`]: which there are, and whether they are to be called.
+//! - [`tool_params`]: the tools of a request, and whether the model has to call one.
 //! - [`format`]: how models write calls, and which way a chat template shows its model.
-//! - [`grammar`]: what an answer with calls has to look like, where it has to.
-//! - [`scan`]: calls out of an answer's text, as it comes, and what is [`scan_result`]. `object`: one that is a JSON object; `bare`: the same
-//!   as all of an answer; `pythonic`: a list of Python's, with its literals in `python`; `tagged`: one in tags, whose values mean what
-//!   [`parameter_kinds`] of them the function takes.
+//! - [`grammar`]: the grammar of an answer whose calls have to keep to their schemas.
+//! - [`scan`] finds calls in an answer's text as it comes; [`scan_result`] is what it found. Four readers do it by format: `object`
+//!   reads a JSON object, `bare` a whole answer that is one, `pythonic` a Python list (with literals by `python`), and `tagged`
+//!   a call in tags, whose values have the [`parameter_kinds`] that the function takes.
 
 mod bare;
 pub mod format;

@@ -22,8 +22,8 @@ const IDLE_SPIN: Duration = Duration::from_micros(60);
 /// a helper's core would otherwise often wait for the spin's end before each of its calls (docs/performance/split.md).
 const SELFISH_SPIN: Duration = Duration::from_micros(10);
 
-/// A yield that takes longer gave the core to somebody who computes. The scheduler lets such a process compute for
-/// milliseconds, whatever its priority, and the caller computes the helper's part meanwhile.
+/// A yield that takes longer gave the core to another process that computes. The scheduler lets that process compute for
+/// milliseconds, whatever its priority, and the step waits or loses the helper meanwhile.
 const LONG_YIELD: Duration = Duration::from_micros(300);
 
 /// How long a helper does not yield after a long yield.
