@@ -22,7 +22,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     fs::create_dir_all(&folder)?;
     let mut table = String::new();
     for text in all.split(FIRST_LINE).skip(1) {
-        let name = kernel_file(text).ok_or_else(|| format!("{ARCHIVE}: no file name in {FIRST_LINE}{text:.80}"))?;
+        let name =
+            kernel_file(text).ok_or_else(|| format!("{ARCHIVE}: no file name in {FIRST_LINE}{text:.80}"))?;
         fs::write(folder.join(format!("{name}.ptx")), [FIRST_LINE, text].concat())?;
         table += &format!("(\"{name}\", include_str!(\"{name}.ptx\")),\n");
     }

@@ -90,9 +90,9 @@ fn place(offset: u64) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use ids::Generation;
     use kernels::lora::LoraPrecision;
     use model::adapter::{Adapter, MethodWeights, Prefix};
+    use types::Generation;
 
     use super::*;
     use crate::fixtures::square_model;

@@ -5,10 +5,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use cache::ledger::{MemoryAccount, MemoryReservation, OutOfBudget};
-use ids::{AdapterId, Generation};
+use kv_cache::ledger::{MemoryAccount, MemoryReservation, OutOfBudget};
 use model::adapter::Invocation;
 use shmproto::message::{AdapterStats, ErrorCode, WireError};
+use types::{AdapterId, Generation};
 
 use crate::{drafter::DrafterFactory, request_key::RequestKey};
 

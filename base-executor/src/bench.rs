@@ -3,7 +3,6 @@
 use std::{path::PathBuf, time::Instant};
 
 use clap::Parser;
-use ids::BlockId;
 use kernels::cuda::{Cuda, attention::KvPool};
 use model::{
     cuda::{CudaModel, CudaOptions, CudaWeights, Graphs},
@@ -13,6 +12,7 @@ use model::{
     sources::random::RandomSource,
 };
 use settings::DeviceChoice;
+use types::BlockId;
 
 use crate::model_loader::{kv_dtype, rounding};
 

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use cache::ledger::{MemoryAccount, MemoryReservation, OutOfBudget};
+use kv_cache::ledger::{MemoryAccount, MemoryReservation, OutOfBudget};
 use settings::{ByteCount, MemoryFraction};
 use shmproto::message::MemoryAccountStats;
 

@@ -11,8 +11,6 @@ use std::{
 };
 
 use clap::Parser;
-use files::location::{HubSettings, resolve};
-use ids::BlockId;
 use kernels::lora::LoraPrecision;
 use model::{
     adapter::{
@@ -23,7 +21,9 @@ use model::{
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     shape::source::{Target, TensorId, WeightSource},
 };
+use model_files::location::{HubSettings, resolve};
 use serde_json::{Value, json};
+use types::BlockId;
 
 use self::adapter_text::ComparedText;
 use crate::process;

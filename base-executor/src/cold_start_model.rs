@@ -5,19 +5,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cache::copy::{BytesPerSecond, CopyStats};
-use ids::BlockId;
 use kernels::{
     Isa,
     lora::{LayoutError, LoraMatrix, LoraPrecision, MatrixLayout, SharedBytes, sum_ranks},
 };
+use kv_cache::copy::{BytesPerSecond, CopyStats};
 use model::{
     deltas::prepared::PreparedAdapter,
     forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice},
     shape::config::ModelConfig,
 };
+use types::BlockId;
 
-use policy::perf::{
+use scheduling::perf::{
     ArrivalPolicy, ColdPrefill, Decision, HostCompute, LayerWork, PerfModel, cores_for, fit::Fit,
 };
 

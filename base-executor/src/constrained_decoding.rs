@@ -34,14 +34,14 @@ use std::{
     time::Duration,
 };
 
-use files::{gguf::GgufFile, model_files::ModelFiles};
-use ids::TenantId;
+use model_files::{gguf::GgufFile, model_files::ModelFiles};
 use text::{
     grammar::{MatchError, Tokens},
     sandbox::PROCESSES,
     tenant_queue::TenantQueue,
     tokenizer::Tokenizer,
 };
+use types::TenantId;
 
 use self::{
     compile_workers::{Compile, Compilers},

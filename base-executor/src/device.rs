@@ -9,17 +9,17 @@ mod settings;
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use cache::{
+use kv_cache::{
     Cache,
     copy::{BytesPerSecond, CopyEnd, CopyEngine, CopyPriority, SubmitError, Ticket},
     residency::{AdapterSize, DeviceTransfer, Residency, TransferStatus},
 };
-use ids::{AdapterId, BlockId};
 use model::deltas::{
     device_copy::{DeviceCopy, DeviceMemory},
     prepared::PreparedAdapter,
 };
 use shmproto::message::{AdapterStats, ColdStart, Stats};
+use types::{AdapterId, BlockId};
 
 use self::blocks::Blocks;
 pub use self::settings::{ArrivalNotifier, DeviceSettings, FreeBytes};

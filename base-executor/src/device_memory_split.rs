@@ -1,6 +1,6 @@
 //! The device's memory, as an operator divided it.
 
-use cache::CacheSettings;
+use kv_cache::CacheSettings;
 use model::forward::BLOCK_TOKENS;
 
 use crate::config::ExecutorConfig;

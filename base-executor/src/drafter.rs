@@ -4,9 +4,9 @@
 
 use std::{convert::Infallible, fmt, time::Duration};
 
-use cache::ledger::MemoryReservation;
+use draft_model::{draft::ModelDraft, drafter::Drafter};
+use kv_cache::ledger::MemoryReservation;
 use model::weights::host::HostLayers;
-use model_draft::{draft::ModelDraft, drafter::Drafter};
 use shmproto::message::DraftKind;
 use speculation::{
     calibration::Calibration,

@@ -15,7 +15,7 @@
 //! - `sequence`: one request: its tokens, its blocks, its sampling.
 //! - `drafts`: tokens drafted for a step, to be verified in it. `drafter_state`: by whom. `tree_drafting`: for several sequences at once. `overlapped_drafting`: those drafted during one. `step_cost`: what steps
 //!   take.
-//! - `schedule`: carries out what `policy::batch` decides: who is let in, takes part in a step, or gives way.
+//! - `schedule`: carries out what `scheduling::batch` decides: who is let in, takes part in a step, or gives way.
 //! - `postprocess`: from logits to outputs.
 //! - `oom_fallback`: steps that the device has no memory for.
 //! - `output_queues`: outputs on their way to the gateways.
@@ -51,9 +51,9 @@ mod waiting_for_adapter;
 
 use std::time::Instant;
 
-use cache::Cache;
+use kv_cache::Cache;
 use model::forward::{BLOCK_TOKENS, ForwardPass};
-use policy::{batch::BatchLimits, clock::Clock};
+use scheduling::{batch::BatchLimits, clock::Clock};
 use shmproto::message::{ErrorCode, Stats, ToGateway, Welcome, WireError};
 use tokio::sync::mpsc;
 
@@ -146,9 +146,9 @@ impl<P: ForwardPass> Engine<P> {
             computing: ModelRunner::new(pass),
             queues: Queues::default(),
             tiers: Tiers::new(),
-            kv: Cache::new(cache::CacheSettings {
+            kv: Cache::new(kv_cache::CacheSettings {
                 max_adapter_blocks: 0,
-                ..cache::CacheSettings::device_alone(limits.kv_blocks, BLOCK_TOKENS)
+                ..kv_cache::CacheSettings::device_alone(limits.kv_blocks, BLOCK_TOKENS)
             }),
             below: KvOffload::default(),
             outboxes: Outboxes::default(),
@@ -179,7 +179,7 @@ impl<P: ForwardPass> Engine<P> {
         self
     }
 
-    /// Keeps keys and values in `below` when they leave the device, as `cache` decides.
+    /// Keeps keys and values in `below` when they leave the device, as `kv-cache` decides.
     #[must_use]
     pub fn with_memory(mut self, cache: Cache, below: KvOffload) -> Self {
         // What a sequence may take at most, however many adapters are in use, decides which are refused.

@@ -107,7 +107,12 @@ mod tests {
     #[test]
     fn the_table_of_failpoints_names_what_is_in_the_source_and_nothing_else() {
         let mut found = BTreeSet::new();
-        for folder in ["src", "../model/src", "../cache/src", "../layer-service/src"] {
+        for folder in [
+            "src",
+            "../crates/data-plane/model/src",
+            "../crates/data-plane/kv-cache/src",
+            "../crates/data-plane/layer-service/src",
+        ] {
             mentioned(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut found);
         }
         let all =

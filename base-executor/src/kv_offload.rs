@@ -1,7 +1,7 @@
 //! Keys and values below the device: the bytes of the host tier, and the file of the disk tier.
 //!
 //! The compute thread takes a block's bytes off the device and puts them back, between two steps; a thread of its own reads
-//! and writes the file. Which block goes where is for `cache` to decide.
+//! and writes the file. Which block goes where is for `kv-cache` to decide.
 //!
 //! What is on its way to the file is in memory until it is there, so whoever asks for it meanwhile has it at once.
 
@@ -13,15 +13,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cache::{
+use kv_cache::{
     NodeId, Tier,
     copy::{CopyEngine, CopyPriority, CopySource, Ticket},
     ledger::{MemoryAccount, MemoryReservation},
     manager::CopyOutcome,
     store::{BlockRecord, BlockStore, StoreError, StoreSlot},
 };
-use ids::BlockId;
-use policy::background_io::ForegroundIo;
+use scheduling::background_io::ForegroundIo;
+use types::BlockId;
 
 /// Bytes on their way to the file at most: they are in memory, and what finds no room among them is lost if it must leave.
 const MAX_WRITE_BYTES: usize = 64 << 20;

@@ -6,7 +6,6 @@ use std::{
 };
 
 use anyhow::Context as _;
-use files::location::{HubSettings, resolve};
 use kernels::lora::LoraPrecision;
 use layer_service::{
     dispatcher::Dispatcher,
@@ -20,6 +19,7 @@ use model::{
     linear_sites::EvaluateSites,
     site_model::{LoadProgress, SiteModel},
 };
+use model_files::location::{HubSettings, resolve};
 use settings::DeviceChoice;
 use tokio::sync::{mpsc, oneshot, watch};
 

@@ -82,7 +82,7 @@ use std::{
 
 use anyhow::Context as _;
 use model::forward::{BLOCK_TOKENS, ForwardPass};
-use policy::clock::SystemClock;
+use scheduling::clock::SystemClock;
 use settings::{DeviceChoice, DraftChoice};
 use shmproto::message::{ColdStart, PROTOCOL_VERSION, Welcome};
 use text::sandbox::OWN_PROGRAM;

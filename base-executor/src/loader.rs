@@ -8,13 +8,13 @@ use std::{
 };
 
 use failpoint::FailpointOutcome;
-use ids::{AdapterId, TenantId};
 use model::adapter::{
     AnyAdapter,
     merge::{AdapterMergeError, sum},
 };
 use shmproto::message::{AdapterPart, ErrorCode, LoadAdapter, WireError};
 use tokio::sync::mpsc;
+use types::{AdapterId, TenantId};
 
 use crate::{
     adapters::{AdapterLoadOutcome, AdapterRole, Budget, ClaimError, ResidentAdapter},

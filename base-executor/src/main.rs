@@ -8,9 +8,9 @@ use base_executor::{
     device_check,
 };
 use clap::Parser as _;
-use files::location::LocationError;
+use draft_model::load::DraftError;
 use model::{client_weights::ClientWeightsError, sources::open::OpenError};
-use model_draft::load::DraftError;
+use model_files::location::LocationError;
 use settings::{
     completions,
     exit::{Exit, in_one_line},

@@ -10,16 +10,16 @@ use std::{
 };
 
 use anyhow::Context as _;
-use cache::{
+use kv_cache::{
     Cache, CacheSettings,
     ledger::MemoryAccount,
     replacement::Variant,
     store::{BlockStore, OpenError, OpenedStore, StoreContents, StoreLayout},
 };
-use ids::TenantId;
 use model::forward::{BLOCK_TOKENS, ForwardPass};
-use policy::background_io::ForegroundIo;
+use scheduling::background_io::ForegroundIo;
 use settings::{CachePolicy, CacheWeight};
+use types::TenantId;
 
 use crate::{
     config::ExecutorConfig,

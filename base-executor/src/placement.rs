@@ -2,9 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cache::Cache;
-use ids::AdapterId;
+use kv_cache::Cache;
 use shmproto::message::{AdapterStats, ErrorCode, Stats, WireError};
+use types::AdapterId;
 
 /// What a request finds that wants its adapter. Unless it must wait, the adapter stays where it is, or on its way,
 /// until [`Placement::end_use`].

@@ -26,8 +26,8 @@ use std::{
 };
 
 use anyhow::Context as _;
-use cache::ledger::MemoryAccount;
 use kernels::{Isa, ThreadPool, cuda::Cuda};
+use kv_cache::ledger::MemoryAccount;
 use model::{
     cpu::Compute,
     cuda::assist::{DeviceAssist, Invocation},

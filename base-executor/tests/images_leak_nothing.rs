@@ -23,9 +23,8 @@ use base_executor::{
     placement::{AdapterAvailability, Placement},
     workers::{WorkerListener, Workers},
 };
-use cache::{Cache, CacheSettings, ledger::MemoryAccount};
-use ids::{AdapterId, Generation};
 use kernels::{blocks::BlockMemory, lora::LoraPrecision};
+use kv_cache::{Cache, CacheSettings, ledger::MemoryAccount};
 use model::{
     adapter::{Adapter, LoraModule, MethodWeights},
     deltas::cpu_copy::CpuMemory,
@@ -35,7 +34,6 @@ use model::{
         source::Target,
     },
 };
-use patience::WATCHDOG;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fd::AsFd as _,
@@ -45,6 +43,8 @@ use shmproto::{
     image::Image,
     message::ColdStart,
 };
+use testkit::WATCHDOG;
+use types::{AdapterId, Generation};
 
 const WIDTH: usize = 64;
 

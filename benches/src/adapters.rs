@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use ids::Generation;
 use kernels::lora::{FACTOR_ALIGNMENT, LoraPrecision, SharedBytes};
 use model::{
     adapter::{Adapter, LoraModule, MethodWeights},
@@ -18,6 +17,7 @@ use model::{
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use shmproto::region::SealedBytes;
+use types::Generation;
 
 /// A rank, and the one that is stored: zeros fill it up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,7 +12,7 @@ mod share;
 use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result};
-use policy::routing::{RoutingPolicy, Slo};
+use scheduling::routing::{RoutingPolicy, Slo};
 use simulator::{
     cost::{ComputedWork, CostModel},
     fleet::{

@@ -19,7 +19,7 @@ use model::{
     sources::open::open,
     weights::served::ServedLayers,
 };
-use policy::clock::SystemClock;
+use scheduling::clock::SystemClock;
 use shmproto::message::{Generate, ToGateway};
 use text::{grammar::Grammar, sandbox::OWN_PROGRAM};
 use tokio::sync::mpsc;

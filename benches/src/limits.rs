@@ -6,8 +6,8 @@
 use std::{path::Path, thread};
 
 use anyhow::{Context, Result, anyhow};
-use files::gguf::GgufFile;
 use kernels::{Isa, ThreadPool, limits};
+use model_files::gguf::GgufFile;
 
 use crate::{
     config::SuiteConfig,
@@ -80,7 +80,7 @@ impl ModelWork {
     pub(crate) fn of(model: &Path) -> Result<Self> {
         let file = GgufFile::open(model)?;
         let matrices = || file.tensors().filter(|(_, tensor)| tensor.rows() > 1);
-        let weights = |tensor: &files::gguf::TensorView<'_>| (tensor.rows() * tensor.cols()) as f64;
+        let weights = |tensor: &model_files::gguf::TensorView<'_>| (tensor.rows() * tensor.cols()) as f64;
         let head = file.tensor("output.weight").or_else(|| file.tensor("token_embd.weight"));
         let head = head.context("the model has no token embedding")?;
         let is_block = |name: &str| name.starts_with("blk.");

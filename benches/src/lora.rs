@@ -9,9 +9,9 @@ mod peft;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use files::gguf::GgufFile;
 use half::f16;
 use model::shape::{config::ModelConfig, layout::linear_shape, source::Target};
+use model_files::gguf::GgufFile;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 pub(crate) use gguf::write_gguf;

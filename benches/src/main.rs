@@ -46,9 +46,6 @@ mod process;
 mod remote_executor;
 mod report;
 mod requests;
-#[path = "../../tests/src/servers/mod.rs"]
-#[allow(dead_code, unreachable_pub, reason = "tests of deployments use all of it")]
-mod servers;
 mod sim_validation;
 mod split;
 mod stream;
@@ -58,6 +55,7 @@ mod workload;
 mod xab;
 
 use std::process::ExitCode;
+use testkit::servers;
 
 use clap::Parser;
 use text::sandbox;

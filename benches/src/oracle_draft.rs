@@ -8,7 +8,7 @@ use std::{
 };
 
 use base_executor::drafter::SequenceDrafter;
-use policy::random::Rng;
+use scheduling::random::Rng;
 use speculation::{
     draft::{Draft, DraftToken},
     hybrid_drafter::DraftCost,

@@ -9,7 +9,7 @@ mod server;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use files::gguf::GgufFile;
+use model_files::gguf::GgufFile;
 
 pub(crate) use python::Python;
 pub(crate) use server::{LlamaServer, LlamaServerOptions};

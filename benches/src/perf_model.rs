@@ -1,5 +1,5 @@
 //! C-12: what ranks cost a decode step and a prompt's pass, at true ranks and padded to the largest of the batch, and how
-//! well `policy::perf` foretells steps that it was not fitted to.
+//! well `scheduling::perf` foretells steps that it was not fitted to.
 //!
 //! The model that serves and its own kernels, in this process: an adapter on q, k and v for each sequence, all of them in
 //! blocks of the pool. The kernel that pads is the same one over adapters that zeros fill up to the largest rank.
@@ -9,11 +9,11 @@ mod rig;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use policy::perf::{
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use scheduling::perf::{
     linear_fit::{LinearFit, TimingSample},
     serving::{ColdStart, LoraForm, RequestLoad, ServingFit},
 };
-use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use self::rig::PerfModelRig;
 use crate::{

@@ -7,11 +7,11 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use endpoint_picker::{fleet::PickRules, picker::Picker, request_parser::RequestHead};
-use fleet_protocol::{
+use control_protocol::fleet::{
     GatewayReport, GatewayState, ReportedAdapter, ReportedExecutor, ReportedLoad, Tagged, Timings,
 };
-use policy::{
+use endpoint_picker::{fleet::PickRules, picker::Picker, request_parser::RequestHead};
+use scheduling::{
     perf::serving::RequestLoad,
     routing::{
         RoutingPolicy, Slo,

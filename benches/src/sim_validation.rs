@@ -13,8 +13,8 @@ mod workloads;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use cache::CacheSettings;
-use policy::batch::BatchLimits;
+use kv_cache::CacheSettings;
+use scheduling::batch::BatchLimits;
 use simulator::{
     cost::CostModel,
     engine::{Design, Engine, Setup},

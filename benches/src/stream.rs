@@ -14,7 +14,6 @@ mod history;
 use std::{num::NonZeroU64, path::Path, sync::Arc, time::Instant};
 
 use anyhow::{Context, Result};
-use ids::BlockId;
 use model::{
     deltas::prepared::PreparedAdapter,
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
@@ -26,6 +25,7 @@ use model::{
         streamed::{Readahead, StreamOptions},
     },
 };
+use types::BlockId;
 
 use crate::{
     config::SuiteConfig,

@@ -6,7 +6,7 @@ use std::{
     str::FromStr,
 };
 
-use tls::address::{HostPort, NotHostPort};
+use security::address::{HostPort, NotHostPort};
 
 /// Name of the control socket in an executor's directory.
 const LOCAL_SOCKET: &str = "layers.sock";

@@ -6,13 +6,13 @@
 
 use std::path::{Path, PathBuf};
 
-use files::model_files::SPARSE_COPY;
-use ids::Generation;
 use model::{
     client_weights::{self, SparseCopy, SparseCopyError, client_base::ClientBaseError},
     sources::open::OpenError,
 };
+use model_files::model_files::SPARSE_COPY;
 use shmproto::layer::control::Catalog;
+use types::Generation;
 
 use crate::{error::CallError, session::Session};
 

@@ -53,7 +53,7 @@ pub enum LinkError {
     Unauthenticated(String),
     /// A file with certificates or a key is not what it should be.
     #[error(transparent)]
-    Credentials(#[from] tls::client::CredentialsError),
+    Credentials(#[from] security::tls_client::CredentialsError),
     /// The executor said no to a control message.
     #[error("the executor refuses ({}): {}", refusal_text(.0.code), .0.message)]
     Refused(SessionRefused),

@@ -22,7 +22,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use policy::perf::{fit::Fit, linear_fit::LinearFit};
+use scheduling::perf::{fit::Fit, linear_fit::LinearFit};
 use speculation::{
     draft::{Draft, DraftToken},
     draft_ahead::{DraftAhead, RerootedDraft},

@@ -6,13 +6,12 @@
 
 use std::{io, path::Path, sync::Arc};
 
-use cache::{Cache, CacheSettings};
-use ids::{AdapterId, BlockId, TenantId};
 use kernels::{
     Isa, ThreadPool,
     attention::KvPrecision,
     lora::{LayoutError, LoraPrecision},
 };
+use kv_cache::{Cache, CacheSettings};
 use model::{
     adapter::{Adapter, AdapterError, AnyAdapter},
     client_weights::client_base::ClientBase,
@@ -30,6 +29,7 @@ use shmproto::layer::{
     CallClass,
     control::{self, AdapterDtype, Catalog},
 };
+use types::{AdapterId, BlockId, TenantId};
 
 use crate::{
     error::CallError,

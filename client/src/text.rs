@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use files::{
+use model_files::{
     gguf::{GgufError, GgufFile},
     model_files::ModelFiles,
 };

@@ -14,8 +14,8 @@ use endpoint_picker::{
     picker::Picker,
     request_parser::ParsedRequest,
 };
-use policy::routing::{RoutingPolicy, Slo};
 use prost::Message as _;
+use scheduling::routing::{RoutingPolicy, Slo};
 
 use crate::{Outcome, targets::refused};
 

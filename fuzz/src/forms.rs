@@ -32,7 +32,7 @@ pub(crate) fn grammar(input: &[u8]) -> Outcome {
     let text = std::str::from_utf8(input).map_err(refused)?;
     let (kind, text) = text.split_once('\n').ok_or("there is no kind")?;
     let grammar = match kind {
-        "json" => Grammar::Json(files::strict_json::parse(text.as_bytes()).map_err(refused)?),
+        "json" => Grammar::Json(model_files::strict_json::parse(text.as_bytes()).map_err(refused)?),
         "regex" => Grammar::Regex(text.to_owned()),
         "lark" => Grammar::Lark(text.to_owned()),
         "gbnf" => Grammar::Gbnf(text.to_owned()),

@@ -2,7 +2,6 @@
 
 use std::{fs, path::Path};
 
-use files::generation_defaults::GenerationDefaults;
 use gateway::{
     keys::Keys,
     limits::RequestsPerMinute,
@@ -22,6 +21,7 @@ use gateway::{
     },
     training::records::JobSpec,
 };
+use model_files::generation_defaults::GenerationDefaults;
 
 use crate::Outcome;
 

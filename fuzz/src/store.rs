@@ -1,6 +1,6 @@
 //! KV blocks that an earlier process left in a file.
 
-use cache::store::{BlockStore, StoreContents, StoreError, StoreLayout};
+use kv_cache::store::{BlockStore, StoreContents, StoreError, StoreLayout};
 
 use crate::{
     Outcome,

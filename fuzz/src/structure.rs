@@ -39,7 +39,7 @@ pub(crate) fn structure(input: &[u8]) -> Outcome {
         Random::new(number.bytes().fold(0, |sum: u64, byte| sum.rotate_left(8) ^ u64::from(byte)));
     match kind {
         "json" => {
-            let mut schema = files::strict_json::parse(text.as_bytes()).map_err(refused)?;
+            let mut schema = model_files::strict_json::parse(text.as_bytes()).map_err(refused)?;
             for _ in 0..random.below(CHANGES + 1) {
                 change(&mut schema, &mut random);
             }

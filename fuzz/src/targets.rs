@@ -7,7 +7,6 @@ use std::{
     path::Path,
 };
 
-use files::{generation_defaults::GenerationDefaults, gguf::GgufFile, model_files::ModelFiles};
 use model::{
     adapter::{Adapter, AnyAdapter},
     shape::{
@@ -17,6 +16,7 @@ use model::{
     },
     sources::gguf::GgufSource,
 };
+use model_files::{generation_defaults::GenerationDefaults, gguf::GgufFile, model_files::ModelFiles};
 use shmproto::{
     codec::Wire,
     fd_passing::{FromWorker, ToWorker},

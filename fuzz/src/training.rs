@@ -2,12 +2,12 @@
 
 use std::{path::Path, sync::LazyLock, time::UNIX_EPOCH};
 
-use files::gguf::GgufFile;
+use model_files::gguf::GgufFile;
 use text::{
     chat_template::{ChatTemplate, Limits, TemplateTokens},
     tokenizer::Tokenizer,
 };
-use tune::data::{self, DataItems, Encoder};
+use trainer::data::{self, DataItems, Encoder};
 
 use crate::{Outcome, seeds, targets::refused};
 

@@ -16,8 +16,8 @@ use fuzz::{
     named,
     seeds::{self, Expected},
 };
-use patience::WATCHDOG;
 use peak_alloc::PeakAlloc;
+use testkit::WATCHDOG;
 
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;

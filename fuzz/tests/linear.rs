@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path, time::Duration};
 
-use files::gguf::GgufFile;
+use model_files::gguf::GgufFile;
 use rustix::time::{ClockId, clock_gettime};
 use text::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
 

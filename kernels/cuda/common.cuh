@@ -15,7 +15,7 @@
 #include <cstdint>
 
 #ifdef ON_CPU
-#include "on_cpu/language.hpp"
+#include "emulator/language.hpp"
 #else
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -24,7 +24,7 @@
 //! - Launchers only enqueue: on one stream each sees what those before it wrote. The host waits where it reads.
 //! - Sums are in 32 bits whatever the kind of the numbers; a result is compared with the CPU's by tolerance, not by bits;
 //!   but those of `modular` are the CPU's to the last bit.
-//! - Everything runs on the CPU too, on a stand-in for the driver (`kernels/cuda/on_cpu`): so do the tests.
+//! - Everything runs on the CPU too, on a stand-in for the driver (`kernels/cuda/emulator`): so do the tests.
 
 pub mod attention;
 pub mod blas;

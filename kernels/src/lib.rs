@@ -42,7 +42,6 @@ mod simd;
 
 pub use activations::{ActivationForms, Activations, Rounding};
 pub use buffer::{Arena, PageSlab};
-pub use ids::TensorType;
 pub use isa::Isa;
 pub use linear::{
     LinearPart, ModularForm, Modulus, PackError, PackedLayout, PackedMatrix, SumFrom, linear, linear_ring,
@@ -50,3 +49,4 @@ pub use linear::{
     linear_unrounded,
 };
 pub use pool::ThreadPool;
+pub use types::TensorType;

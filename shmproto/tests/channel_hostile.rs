@@ -11,13 +11,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use patience::WATCHDOG;
 use proptest::prelude::*;
 use shmproto::{
     channel::{ClientChannel, Doorbell, ExecutorChannel, Geometry, RingFull, Violation, wait_any},
     layer::{CallClass, CallHeader, CallStatus, Dtype, HeaderError, Op, Path, ReplyHeader, RowSource},
     region::{Access, Region},
 };
+use testkit::WATCHDOG;
 
 const GEOMETRY: Geometry = Geometry { slab_bytes: 512, depth: 4 };
 

@@ -1,4 +1,4 @@
-"""The manifests of packaging/kubernetes: against Kubernetes's published schemas, and against each other."""
+"""The manifests of deploy/kubernetes: against Kubernetes's published schemas, and against each other."""
 
 import pathlib
 import re

@@ -16,7 +16,7 @@ import pydantic
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-SCHEMAS = json.loads((ROOT / "text/tests/golden/schemas.json").read_text())
+SCHEMAS = json.loads((ROOT / "crates/shared/text/tests/golden/schemas.json").read_text())
 PROMPT = [{"role": "user", "content": "Describe a cat, Tom, three years old."}]
 
 

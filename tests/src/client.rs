@@ -220,7 +220,7 @@ impl Client {
     }
 
     fn success(sent: Result<Response<Body>, ureq::Error>) -> Result<Response<Body>, RequestFault> {
-        patience::step();
+        testkit::step();
         let mut response = sent.map_err(|error| RequestFault::Silence(error.to_string()))?;
         let status = response.status().as_u16();
         if status == 200 {
@@ -323,7 +323,7 @@ impl Client {
     fn send(&self, route: &str, body: &Value) -> Response<Body> {
         let request = self.agent.post(format!("{}{route}", self.url));
         let sent = request.send_json(body);
-        patience::step();
+        testkit::step();
         sent.unwrap_or_else(|error| panic!("{route} did not answer: {error}"))
     }
 }

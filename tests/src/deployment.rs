@@ -203,7 +203,7 @@ impl Deployment {
     fn read_greeting(&mut self, stdout: ChildStdout) {
         let mut line = String::new();
         let read = BufReader::new(stdout).read_line(&mut line).expect("its stdout can be read");
-        patience::step();
+        testkit::step();
         assert!(read > 0, "holobiont did not start; its log:\n{}", self.log());
         let greeting: Value = serde_json::from_str(&line).expect("the greeting is JSON");
         self.client = Client::new(greeting["url"].as_str().expect("an address"));

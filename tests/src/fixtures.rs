@@ -11,6 +11,8 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
 };
+use testkit::paths::root;
+pub use testkit::paths::{example_adapter as whole_example, real_model as whole_model};
 
 use serde_json::{Map, Value};
 
@@ -87,15 +89,6 @@ pub fn model() -> PathBuf {
     }
 }
 
-/// The real model, for tests of what it says.
-#[must_use]
-pub fn whole_model() -> PathBuf {
-    let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.models/SmolLM2-135M-Instruct.Q4_1.gguf");
-    let path = env::var_os("HOLOBIONT_TEST_MODEL").map_or(fetched, PathBuf::from);
-    assert!(path.is_file(), "the model {} is missing; run scripts/fetch-model", path.display());
-    path
-}
-
 /// The directory that holds the example adapters for the tests' model.
 #[must_use]
 pub fn examples() -> PathBuf {
@@ -105,23 +98,15 @@ pub fn examples() -> PathBuf {
     }
 }
 
-/// The directory that holds them for the real one.
+/// Returns the directory of the example adapters for the real model.
 fn whole_examples() -> PathBuf {
-    // A package for a machine without Rust (scripts/gpu-pack) is not where the tests were compiled.
-    let tree = || Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tree").to_owned();
-    env::var_os("HOLOBIONT_TEST_ROOT").map_or_else(tree, PathBuf::from).join("examples/adapters")
+    root().join("examples/adapters")
 }
 
 /// The directory of an example adapter.
 #[must_use]
 pub fn example(name: &str) -> PathBuf {
     examples().join(name)
-}
-
-/// The directory of an example adapter for the real model.
-#[must_use]
-pub fn whole_example(name: &str) -> PathBuf {
-    whole_examples().join(name)
 }
 
 /// The names PEFT gives to an adapter's files.

@@ -179,7 +179,7 @@ fn spawn(doors: &SplitEndpoints, place: &TempDir, flags: &[String]) -> Child {
     let mut line = String::new();
     let stdout = child.stdout.as_mut().expect("its stdout is a pipe");
     let read = BufReader::new(stdout).read_line(&mut line).expect("its stdout can be read");
-    patience::step();
+    testkit::step();
     assert!(read > 0, "it did not start; its log:\n{}", fs::read_to_string(path("log")).unwrap_or_default());
     child
 }

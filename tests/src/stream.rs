@@ -82,7 +82,7 @@ impl CompletionStream {
 
     /// Reads the next chunk; `Some` if that was the end.
     pub fn step(&mut self) -> Option<StreamEnd> {
-        patience::step();
+        testkit::step();
         let Some(data) = self.event() else { return Some(StreamEnd::Cut) };
         let ending = self.handle_event(&data);
         assert!(ending.is_none() || self.told.standing.is_empty(), "{:?} stands at the end", self.told);

@@ -5,8 +5,8 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-pub use patience::{WATCHDOG, eventually, eventually_some};
 use rustix::process::{Pid, Signal, kill_process};
+pub use testkit::{WATCHDOG, eventually, eventually_some};
 
 /// Every `holobiont up` that runs now.
 static RUNNING: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
@@ -14,7 +14,7 @@ static RUNNING: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 /// Runs a test's body; once nothing of it comes to an end any more, everything that was started is stopped, and the test
 /// fails.
 pub fn watched(body: impl FnOnce() + Send + 'static) {
-    patience::watched_or(|| running().iter().for_each(|id| signal(*id, Signal::TERM)), body);
+    testkit::watched_or(|| running().iter().for_each(|id| signal(*id, Signal::TERM)), body);
 }
 
 /// Sends a signal to a process that may have gone already.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use files::{gguf::GgufFile, model_files::ModelFiles, whole_file};
+use model_files::{gguf::GgufFile, model_files::ModelFiles, whole_file};
 use text::{
     adapter_text::{AdapterText, AdapterTextError, BaseTokens},
     chat_template::{ChatTemplate, Limits},

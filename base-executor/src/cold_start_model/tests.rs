@@ -1,8 +1,8 @@
-use ids::Generation;
 use model::{
     adapter::{Adapter, LoraModule, MethodWeights},
     shape::source::Target,
 };
+use types::Generation;
 
 use super::*;
 use crate::fixtures::square_model;

@@ -7,7 +7,6 @@ use std::{
 };
 
 use anyhow::Context as _;
-use ids::TenantId;
 use text::{
     grammar::{Grammars, Matcher, Tokens},
     sandbox::{Sandbox, SandboxError},
@@ -15,6 +14,7 @@ use text::{
     tenant_queue::TenantQueue,
 };
 use tokio::sync::oneshot;
+use types::TenantId;
 
 use super::{EngineWaker, GrammarStateError, Vocabulary};
 

@@ -10,10 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ids::TenantId;
 use speculation::tree::TokenTree;
 use text::{grammar::Matcher, tenant_queue::TenantQueue};
 use tokio::sync::oneshot::{self, error::TryRecvError};
+use types::TenantId;
 
 use super::{
     GrammarStateError,

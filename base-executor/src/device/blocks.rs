@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cache::copy::CopySource;
+use kv_cache::copy::CopySource;
 use model::deltas::{
     device_copy::{DeviceCopy, DeviceMemory},
     prepared::PreparedAdapter,

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use cache::copy::BytesPerSecond;
-use ids::AdapterId;
+use kv_cache::copy::BytesPerSecond;
 use shmproto::message::ColdStart;
+use types::AdapterId;
 
 /// Tells the engine that an adapter has arrived, or never will.
 #[derive(Clone)]

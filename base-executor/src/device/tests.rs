@@ -3,15 +3,15 @@ use std::{
     time::Instant,
 };
 
-use cache::copy::CopySource;
-use ids::Generation;
 use kernels::{blocks::BlockMemory, lora::LoraPrecision};
+use kv_cache::copy::CopySource;
 use model::{
     adapter::{Adapter, LoraModule, MethodWeights, ScaleVector, ScaledSide, Scales},
     deltas::cpu_copy::CpuMemory,
     shape::{config::ModelConfig, source::Target},
 };
-use patience::WATCHDOG;
+use testkit::WATCHDOG;
+use types::Generation;
 
 use super::*;
 use crate::fixtures::square_model;
@@ -77,7 +77,7 @@ impl DeviceTierHarness {
         let memory = CpuMemory(BlockMemory::new(BYTES as usize, room as usize).unwrap());
         let device =
             AdapterDeviceTier::new(settings, Arc::new(memory), arrivals, Workers::default(), None).unwrap();
-        let pool = Cache::new(cache::CacheSettings::device_alone(room, 16));
+        let pool = Cache::new(kv_cache::CacheSettings::device_alone(room, 16));
         Self { device, pool, told, clock: Duration::ZERO }
     }
 

@@ -2,10 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cache::Cache;
-use ids::AdapterId;
+use kv_cache::Cache;
 use model::adapter::Invocation;
 use shmproto::message::{AdapterLoaded, AdapterStats, AdapterUnloaded, Failed, Stats, ToGateway, WireError};
+use types::AdapterId;
 
 use super::event::RequestKey;
 use crate::{

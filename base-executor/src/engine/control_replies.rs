@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use ids::AdapterId;
 use model::forward::ForwardPass;
 use shmproto::message::{AdapterStats, RequestId, Stats, ToGateway, UnloadAdapter};
+use types::AdapterId;
 
 use super::{
     Engine,

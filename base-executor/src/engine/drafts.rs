@@ -6,7 +6,6 @@
 
 use std::time::Duration;
 
-use ids::{AdapterId, TenantId};
 use model::{
     forward::{ForwardPass, LogitRows},
     weight_stream_stats::PIPELINE,
@@ -20,6 +19,7 @@ use speculation::{
     verification::VerificationResult,
     verify_selection::{StepEstimate, VerifySelection, worth},
 };
+use types::{AdapterId, TenantId};
 
 use super::{
     Engine,

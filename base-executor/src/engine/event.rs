@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use ids::AdapterId;
 use shmproto::message::{Generate, ToGateway, UnloadAdapter};
 use tokio::sync::mpsc;
+use types::AdapterId;
 
 pub use crate::request_key::{ConnectionId, RequestKey};
 

@@ -5,13 +5,13 @@ use std::{
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
-use cache::{
+use kv_cache::{
     NodeId, Tier,
     manager::{CopyOutcome, TierCopy},
 };
-use ids::BlockId;
 use model::forward::{BLOCK_TOKENS, ForwardPass};
 use shmproto::message::{MemoryStats, ShareStats};
+use types::BlockId;
 
 use super::{
     Engine, count,

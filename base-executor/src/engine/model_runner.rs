@@ -15,7 +15,7 @@ use model::{
     sampling::Drawn,
     weight_stream_stats::WeightStreamStats,
 };
-use policy::clock::Clock;
+use scheduling::clock::Clock;
 use shmproto::message::{SpeculationStats, WeightStats};
 
 use super::overlapped_drafting::{DraftingHooks, OverlappedDrafters};

@@ -18,7 +18,7 @@ use model::{
     linear_sites::{EvaluateSites, PassHooks, SiteCall, SiteId},
     weight_stream_stats::{PIPELINE, PendingWeights},
 };
-use policy::clock::Clock;
+use scheduling::clock::Clock;
 use shmproto::message::SpeculationStats;
 use speculation::{
     draft::{Draft, DraftToken},

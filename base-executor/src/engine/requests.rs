@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-use cache::{Namespace, PrefixPath};
-use ids::{AdapterId, TenantId};
+use kv_cache::{Namespace, PrefixPath};
 use model::{
     forward::{BLOCK_TOKENS, ForwardPass},
     linear_sites::SitePath,
 };
 use shmproto::message::Generate;
+use types::{AdapterId, TenantId};
 
 use super::{
     Engine,

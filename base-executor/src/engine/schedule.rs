@@ -1,7 +1,7 @@
-//! Carrying out what `policy::batch` decides: who is let in, takes part in a step, or gives way.
+//! Carrying out what `scheduling::batch` decides: who is let in, takes part in a step, or gives way.
 
 use model::forward::{ForwardPass, LogitRows};
-use policy::batch::{Snapshot, StepDecision, StepTokens};
+use scheduling::batch::{Snapshot, StepDecision, StepTokens};
 
 use super::{
     Engine,

@@ -18,15 +18,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cache::{Cache, Cursor, PrefixPath};
-use ids::{AdapterId, BlockId, TenantId};
+use kv_cache::{Cache, Cursor, PrefixPath};
 use model::{
     forward::{BLOCK_TOKENS, LogitRows},
     linear_sites::SitePath,
     sampling::{self, Drawn, SamplingParams, TokenCounts},
 };
-use policy::batch::{PromptLogits, RunningStage};
+use scheduling::batch::{PromptLogits, RunningStage};
 use shmproto::message::{Finish, Output, Pooling, ProvisionalMode, TokenOutput};
+use types::{AdapterId, BlockId, TenantId};
 
 pub(crate) use self::first_output::failure;
 pub(super) use self::{

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use policy::perf::{fit::Fit, linear_fit::LinearFit};
+use scheduling::perf::{fit::Fit, linear_fit::LinearFit};
 
 /// What a row adds to a step, as a part of a step of one row, until steps of several sizes were seen.
 const SUPPOSED_SLOPE: f64 = 0.1;

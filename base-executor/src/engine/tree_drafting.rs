@@ -1,7 +1,7 @@
 //! Trees that grow for the sequences of a step, before it: a token for each, then another for each. What a model is about to be asked
 //! for several of them it is told before, and says it in one pass.
 
-use policy::clock::Clock;
+use scheduling::clock::Clock;
 use shmproto::message::SpeculationStats;
 use speculation::{
     draft_ahead::{DraftAhead, RerootedDraft},

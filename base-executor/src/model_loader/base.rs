@@ -2,13 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use cache::ledger::MemoryAccount;
-use files::{
-    location::{HubSettings, resolve},
-    model_files::ModelFiles,
-    text_hash::TextHash,
-};
 use kernels::{TensorType, lora::LoraPrecision};
+use kv_cache::ledger::MemoryAccount;
 use layer_service::{
     settings::LayerSettings,
     start::{BaseFacts, ListenAddresses, name_of, start},
@@ -23,6 +18,11 @@ use model::{
         layout::block_weights,
     },
     sources::{open::OpenError, random::RandomSource},
+};
+use model_files::{
+    location::{HubSettings, resolve},
+    model_files::ModelFiles,
+    text_hash::TextHash,
 };
 
 use shmproto::message::DeviceFacts;

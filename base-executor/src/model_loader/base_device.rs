@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use cache::{copy::BytesPerSecond, ledger::MemoryAccount};
 use kernels::lora::LoraPrecision;
+use kv_cache::{copy::BytesPerSecond, ledger::MemoryAccount};
 use model::{
     deltas::{device_copy::DeviceMemory, prepared::PreparedAdapter},
     forward::ForwardPass,

@@ -3,8 +3,8 @@
 use std::{fs, sync::Arc};
 
 use anyhow::Context as _;
-use cache::ledger::MemoryAccount;
 use kernels::lora::LoraPrecision;
+use kv_cache::ledger::MemoryAccount;
 use model::{
     deltas::device_copy::DeviceMemory,
     precision::Precision,

@@ -5,13 +5,12 @@ mod plan;
 use std::{path::Path, sync::Arc};
 
 use anyhow::Context as _;
-use cache::ledger::MemoryAccount;
-use files::{model_files::ModelFiles, text_hash::TextHash};
 use kernels::{
     ThreadPool,
     cuda::{Cuda, attention::KvPool},
     lora::LoraPrecision,
 };
+use kv_cache::ledger::MemoryAccount;
 use model::{
     cuda::{CudaModel, CudaOptions, CudaWeights, Graphs},
     deltas::device_copy::DeviceMemory,
@@ -23,6 +22,7 @@ use model::{
     },
     weights::LoadProgress,
 };
+use model_files::{model_files::ModelFiles, text_hash::TextHash};
 use settings::DeviceChoice;
 use shmproto::message::{DeviceFacts, DeviceKind};
 

@@ -3,13 +3,13 @@
 use std::{path::Path, sync::Arc};
 
 use anyhow::Context as _;
-use cache::ledger::{MemoryAccount, MemoryReservation, OutOfBudget};
-use files::{model_files::ModelFiles, token_list::TokenList};
+use draft_model::load::{DraftError, DraftOptions, by_itself, by_model};
+use kv_cache::ledger::{MemoryAccount, MemoryReservation, OutOfBudget};
 use model::{
     adapter::DraftAdapter, deltas::prepared::PreparedAdapter, resident::SharedBase,
     weights::first::FirstLayersError,
 };
-use model_draft::load::{DraftError, DraftOptions, by_itself, by_model};
+use model_files::{model_files::ModelFiles, token_list::TokenList};
 use settings::DraftChoice;
 use shmproto::message::DraftKind;
 

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cache::ledger::MemoryReservation;
+use kv_cache::ledger::MemoryReservation;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fd::AsFd as _,

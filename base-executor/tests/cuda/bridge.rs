@@ -7,7 +7,6 @@ use base_executor::{
     adapter_images::{ImageRegistry, publish},
     workers::{BridgeSetup, JobRows, WorkerListener, Workers},
 };
-use cache::ledger::MemoryAccount;
 use kernels::{
     Isa,
     cuda::{
@@ -18,6 +17,7 @@ use kernels::{
     },
     lora::{ElementKind, LoraPrecision, sum_ranks},
 };
+use kv_cache::ledger::MemoryAccount;
 use model::{
     cuda::assist::{DeviceAssist, Invocation},
     deltas::{

@@ -8,6 +8,7 @@ use std::{
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
+use testkit::paths::golden;
 
 use base_executor::{
     adapters::{AdapterLoadOutcome, AdapterRole, Budget, ResidentAdapter},
@@ -17,8 +18,7 @@ use base_executor::{
         event::{ConnectionId, EngineEvent, RequestKey},
     },
 };
-use cache::ledger::MemoryAccount;
-use ids::{AdapterId, Generation};
+use kv_cache::ledger::MemoryAccount;
 use model::{
     adapter::Adapter,
     deltas::prepared::PreparedAdapter,
@@ -31,11 +31,12 @@ use model::{
         streamed::{Readahead, StreamError, StreamOptions},
     },
 };
-use policy::clock::SystemClock;
+use scheduling::clock::SystemClock;
 use shmproto::message::{Generate, Stats, ToGateway};
 use tokio::sync::mpsc;
 use tracing::field::{Field, Visit};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
+use types::{AdapterId, Generation};
 
 use crate::{
     common::{prompt, request},
@@ -50,10 +51,6 @@ const DISK_BYTES_PER_S: u64 = 12 << 20;
 const ADAPTERS: [&str; 3] = ["rank4-attention", "rank64-all-linear", "ia3"];
 
 type StreamedModel = ResidentModel<ServedLayers>;
-
-fn golden(part: &str) -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(part)
-}
 
 /// The model in memory, or from a slow disk through the smallest window.
 fn model(directory: Option<&Path>) -> StreamedModel {

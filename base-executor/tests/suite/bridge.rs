@@ -16,11 +16,11 @@ use base_executor::{
     adapter_images::{ImageRegistry, publish},
     workers::{WorkerListener, Workers, gpu_bridge::Bridge},
 };
-use cache::ledger::MemoryAccount;
 use kernels::{
     cuda::{CudaError, board::has_reached},
     lora::LoraPrecision,
 };
+use kv_cache::ledger::MemoryAccount;
 use model::{
     deltas::{
         assist::{AssistJob, OwnedPartialSum},

@@ -117,7 +117,7 @@ fn a_dora_is_described_and_probed_over_the_models_weights() {
 #[test]
 fn saved_modules_are_named_and_probed() {
     let directory = tempfile::tempdir().unwrap();
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden");
+    let golden = testkit::paths::golden("");
     std::os::unix::fs::symlink(golden.join("models/llama-tied"), directory.path().join("model")).unwrap();
     for (name, saved) in [("two", &["lm_head"][..]), ("tied", &["embed_tokens", "lm_head"])] {
         let adapter = golden.join("adapters/saved/llama-tied").join(name);

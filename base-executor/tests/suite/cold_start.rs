@@ -16,17 +16,17 @@ use base_executor::{
     kv_offload::KvOffload,
     placement::{AdapterAvailability, LoadCompletion, Placement, PlacementError},
 };
-use cache::ledger::MemoryAccount;
-use cache::{Cache, CacheSettings};
-use ids::{AdapterId, Generation};
+use kv_cache::ledger::MemoryAccount;
+use kv_cache::{Cache, CacheSettings};
 use model::forward::BLOCK_TOKENS;
-use patience::WATCHDOG;
-use policy::clock::{Clock, SystemClock};
+use scheduling::clock::{Clock, SystemClock};
 use shmproto::message::{
     AdapterStats, ColdStart, DeviceFacts, ErrorCode, Finish, Generate, Output, Stats, ToGateway,
     UnloadAdapter, Welcome,
 };
+use testkit::WATCHDOG;
 use tokio::sync::mpsc;
+use types::{AdapterId, Generation};
 
 use crate::common::{FakeAdapter, FakePass, PANICS, prompt, request};
 

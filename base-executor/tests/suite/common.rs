@@ -7,13 +7,13 @@ use std::{
     time::Duration,
 };
 
-use ids::BlockId;
 use model::{
     forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice},
     linear_sites::{PassHooks, SitePath},
     weight_stream_stats::PendingWeights,
 };
 use shmproto::message::{Generate, Precision, ProvisionalMode, Sampling};
+use types::BlockId;
 
 /// Tokens of the fake's vocabulary.
 pub(crate) const VOCAB: usize = 64;

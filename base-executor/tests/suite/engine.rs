@@ -23,16 +23,16 @@ use base_executor::{
         event::{ConnectionId, EngineEvent, RequestKey},
     },
 };
-use cache::ledger::MemoryAccount;
-use ids::{AdapterId, Generation};
+use kv_cache::ledger::MemoryAccount;
 use model::{adapter::Invocation, forward::LogitRows};
-use policy::clock::Clock;
 use proptest::prelude::*;
+use scheduling::clock::Clock;
 use shmproto::message::{
     AdapterUnloaded, ColdStart, DeviceFacts, ErrorCode, Finish, Generate, Output, Pooling, Stats, ToGateway,
     TokenOutput, UnloadAdapter, Welcome,
 };
 use tokio::sync::mpsc;
+use types::{AdapterId, Generation};
 
 use crate::common::{
     FALLS_SHORT, FakeAdapter, FakePass, HOPELESS, Log, PANICS, THIRSTY, Tick, VOCAB, prompt, request,

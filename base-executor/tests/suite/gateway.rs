@@ -11,7 +11,7 @@ use shmproto::{
 use tokio::time::timeout;
 use zeromq::{DealerSocket, Socket as _, SocketRecv as _, SocketSend as _};
 
-pub(crate) use patience::WATCHDOG;
+pub(crate) use testkit::WATCHDOG;
 
 /// The owner of what everybody may use.
 pub(crate) const EVERYBODY: [u8; 32] = [0; 32];

@@ -10,7 +10,7 @@ use base_executor::{
     drafter::{DrafterFactory, SequenceDrafter},
     engine::drafts::Drafts,
 };
-use policy::random::Rng;
+use scheduling::random::Rng;
 use shmproto::message::DraftKind;
 use speculation::{
     draft::{Draft, DraftToken},

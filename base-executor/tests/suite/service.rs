@@ -18,7 +18,6 @@ use base_executor::{
     placement::HostOnlyPlacement,
     serve,
 };
-use ids::{AdapterId, Generation, TenantId};
 use model::{
     adapter::{Adapter, AnyAdapter, LoraModule, MethodWeights},
     shape::source::Target,
@@ -32,6 +31,7 @@ use shmproto::{
     },
 };
 use tokio::{sync::mpsc, time::timeout};
+use types::{AdapterId, Generation, TenantId};
 use zeromq::SocketSend as _;
 
 use crate::{

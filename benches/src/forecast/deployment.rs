@@ -6,13 +6,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use policy::{
-    perf::linear_fit::{LinearFit, TimingSample},
-    routing::RoutingPolicy,
-};
 use rustix::{
     process::Pid,
     thread::{CpuSet, sched_setaffinity},
+};
+use scheduling::{
+    perf::linear_fit::{LinearFit, TimingSample},
+    routing::RoutingPolicy,
 };
 use serde_json::Value;
 use simulator::cost::CostModel;

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use ids::BlockId;
 use kernels::{
     cuda::{
         BlockMemory,
@@ -20,6 +19,7 @@ use model::{
     },
     shape::{config::ModelConfig, source::Target},
 };
+use types::BlockId;
 
 use crate::adapters::{self, PaddedRank};
 

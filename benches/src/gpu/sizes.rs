@@ -2,7 +2,7 @@
 
 use kernels::cuda::Cuda;
 
-/// What a CPU that stands in for a GPU calls itself (`kernels/cuda/on_cpu`).
+/// What a CPU that stands in for a GPU calls itself (`kernels/cuda/emulator`).
 const STAND_IN: &str = "CUDA on this CPU";
 
 /// Sizes of all benchmarks.

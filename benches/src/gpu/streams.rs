@@ -7,7 +7,6 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use ids::BlockId;
 use kernels::cuda::{attention::KvPool, lora::UploadQueue};
 use model::{
     cuda::{CudaModel, CudaOptions, CudaWeights, Graphs},
@@ -16,6 +15,7 @@ use model::{
     resident::KvDtype,
     sampling::{Probability, TokenDraw},
 };
+use types::BlockId;
 
 use super::lab::GpuBenchContext;
 use crate::workload;

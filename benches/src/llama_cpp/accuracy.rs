@@ -7,8 +7,6 @@
 use std::{path::Path, sync::Arc};
 
 use anyhow::{Context, Result, ensure};
-use files::gguf::GgufFile;
-use ids::BlockId;
 use model::{
     adapter::Adapter,
     deltas::prepared::PreparedAdapter,
@@ -17,7 +15,9 @@ use model::{
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     sources::{dequantized::Dequantized, gguf::GgufSource},
 };
+use model_files::gguf::GgufFile;
 use text::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
+use types::BlockId;
 
 use super::setup::Setup;
 use crate::{

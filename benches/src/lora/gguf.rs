@@ -95,7 +95,7 @@ fn pad(out: &mut Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
-    use files::gguf::GgufFile;
+    use model_files::gguf::GgufFile;
 
     use super::{super::sample, *};
 

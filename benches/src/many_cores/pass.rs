@@ -6,13 +6,13 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use ids::BlockId;
 use kernels::{ThreadPool, pool::ParallelRegion};
 use model::{
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     sources::open::open,
 };
+use types::BlockId;
 
 use crate::measure::{Samples, alternate};
 

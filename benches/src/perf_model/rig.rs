@@ -7,7 +7,6 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use ids::BlockId;
 use kernels::lora::LoraPrecision;
 use model::{
     deltas::{
@@ -21,7 +20,8 @@ use model::{
     shape::source::Target,
     sources::open::open,
 };
-use policy::perf::serving::{LoraForm, RequestLoad};
+use scheduling::perf::serving::{LoraForm, RequestLoad};
+use types::BlockId;
 
 use super::{RankMix, Timing};
 use crate::{

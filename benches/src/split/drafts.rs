@@ -7,7 +7,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use client::{generate::Generated, masking::Masking, speculative::DraftPolicy, text::Text};
-use files::model_files::ModelFiles;
+use model_files::model_files::ModelFiles;
 use shmproto::layer::Path;
 use speculation::{
     baselines::BaselineRule,

@@ -7,8 +7,8 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use ids::BlockId;
 use model::forward::BLOCK_TOKENS;
+use types::BlockId;
 
 use super::StreamedSide;
 use crate::oracle_draft::OracleDraft;

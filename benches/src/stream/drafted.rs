@@ -18,8 +18,8 @@ use base_executor::{
     engine::drafts::Drafts,
 };
 use client::text::Text;
-use files::model_files::ModelFiles;
 use model::weights::streamed::Readahead;
+use model_files::model_files::ModelFiles;
 use shmproto::message::DraftKind;
 use speculation::{baselines::BaselineRule, threshold::Threshold};
 

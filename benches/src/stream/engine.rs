@@ -9,7 +9,7 @@ use base_executor::engine::{
     event::{ConnectionId, EngineEvent},
 };
 use model::{forward::BLOCK_TOKENS, resident::ResidentModel, weights::served::ServedLayers};
-use policy::clock::SystemClock;
+use scheduling::clock::SystemClock;
 use shmproto::message::{SpeculationStats, ToGateway};
 use tokio::sync::mpsc;
 

@@ -16,7 +16,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use cache::copy::{CopyEngine, CopyPriority, CopySource};
+use kv_cache::copy::{CopyEngine, CopyPriority, CopySource};
 
 use super::StreamedSide;
 use crate::{

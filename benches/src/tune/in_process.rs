@@ -12,7 +12,7 @@ use model::{
     sources::open::open,
     weights::ResidentLayers,
 };
-use tune::{
+use trainer::{
     adapter::{AdapterSpec, TargetModule},
     data::Example,
     optimizer::Hyperparameters,

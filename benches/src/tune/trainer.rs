@@ -13,9 +13,9 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use control_protocol::training::TrainingEvent;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
-use training_protocol::TrainingEvent;
 
 use super::{BATCH, RANK, STEPS, TOKENS, WARM_UP_STEPS};
 use crate::{
@@ -192,7 +192,7 @@ impl TrainerProcess {
         // Ends with the trainer's output.
         thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
-                let event = training_protocol::parse(&line);
+                let event = control_protocol::training::parse(&line);
                 let bytes = memory_of(id).map_or(0, |memory| memory.resident_bytes);
                 if heard.send((Instant::now(), bytes, event)).is_err() {
                     return;

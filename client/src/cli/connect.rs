@@ -5,8 +5,8 @@ use std::{
     time::Duration,
 };
 
-use ids::Generation;
 use shmproto::layer::Dtype;
+use types::Generation;
 
 use super::exit::CliError;
 use crate::{

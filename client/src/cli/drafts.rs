@@ -6,12 +6,12 @@ use std::{
     str::FromStr,
 };
 
-use files::{model_files::ModelFiles, token_list::TokenList};
-use model::resident::KvDtype;
-use model_draft::{
+use draft_model::{
     draft::ModelDraft,
     load::{DraftError, DraftOptions, by_model},
 };
+use model::resident::KvDtype;
+use model_files::{model_files::ModelFiles, token_list::TokenList};
 use serde_json::{Value, json};
 use speculation::{
     baselines::BaselineRule,

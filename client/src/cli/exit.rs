@@ -2,7 +2,7 @@
 
 use std::{error::Error, io, path::PathBuf, process::ExitCode};
 
-use files::generation_defaults::GenerationDefaultsError;
+use model_files::generation_defaults::GenerationDefaultsError;
 use serde_json::{Value, json};
 use shmproto::{fd_passing::ConnectError, layer::control::RefusalCode};
 
@@ -14,8 +14,8 @@ use crate::{
     split_model::{LoadError, SplitError},
     text::{TextError, TextFilesError},
 };
+use draft_model::load::DraftError;
 use model::site_model::SiteModelError;
-use model_draft::load::DraftError;
 
 /// How a command ended. The numbers are part of the command line's contract and stand in `--help`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

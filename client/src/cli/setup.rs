@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use files::generation_defaults::GenerationDefaults;
 use model::{
     resident::KvDtype,
     sampling::{SamplingParams, SamplingRequest},
     sources::open::OpenError,
 };
+use model_files::generation_defaults::GenerationDefaults;
 
 use super::{
     drafts::{AnyDrafter, DraftArguments},

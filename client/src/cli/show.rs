@@ -1,8 +1,8 @@
 //! `sites` and `stats`: what the executor has, and what it grants.
 
-use ids::Generation;
 use serde_json::{Value, json};
 use shmproto::layer::{CallClass, Path, control::Site};
+use types::Generation;
 
 use super::{
     connect::ConnectArguments,

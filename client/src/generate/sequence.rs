@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use cache::{Cursor, Namespace, PrefixPath};
-use ids::{BlockId, TenantId};
+use kv_cache::{Cursor, Namespace, PrefixPath};
 use model::{deltas::prepared::PreparedAdapter, forward::BLOCK_TOKENS};
+use types::{BlockId, TenantId};
 
 use crate::split_model::ClientAdapter;
 

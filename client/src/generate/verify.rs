@@ -4,13 +4,13 @@
 //! full blocks are shared, the block that the sequence ends in is copied, ancestors' rows are written along. The table of the
 //! segment in which the answer goes on becomes the sequence's; the others are given back.
 
-use ids::BlockId;
 use model::forward::{BLOCK_TOKENS, LogitRows, SequenceSlice, Trunk};
 use shmproto::layer::CallClass;
 use speculation::{
     tree::{NodeId, Segments, TokenTree},
     verification::VerificationResult,
 };
+use types::BlockId;
 
 use super::{GenerateError, SplitSequence};
 use crate::split_model::SplitModel;

@@ -1,6 +1,6 @@
 //! What a program that shares nothing with this one makes of rows (`tests/golden/make_ring.py`); the Python package is held to the same.
 
-use std::{fs, path::Path};
+use std::fs;
 
 use kernels::Modulus;
 use serde_json::Value;
@@ -9,7 +9,7 @@ use shmproto::layer::seeded_rows::{Key, SeededRows};
 use super::fixed_point::{from_whole, to_whole};
 
 fn golden(part: &str) -> Vec<Value> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/ring.json");
+    let path = testkit::paths::golden("ring.json");
     let all: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
     all[part].as_array().unwrap().clone()
 }

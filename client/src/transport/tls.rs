@@ -8,8 +8,8 @@ use std::{
 };
 
 use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName};
-use tls::address::HostPort;
-pub use tls::client::{TlsFiles, config};
+use security::address::HostPort;
+pub use security::tls_client::{TlsFiles, config};
 
 use crate::error::LinkError;
 

@@ -5,13 +5,13 @@ use client::{
     session::{ClientSettings, Session},
     split_model::{ClientAdapter, SplitModel, SplitOptions},
 };
-use ids::BlockId;
 use model::{
     client_weights::client_base::ClientBase,
     forward::{LinearGroup, LogitRows, SequenceSlice},
     linear_sites::SiteId,
     resident::KvDtype,
 };
+use types::BlockId;
 
 use crate::{
     executor::{CallEnd, CuriousExecutor, FloatRows},

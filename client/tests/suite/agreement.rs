@@ -10,7 +10,7 @@ use client::{
     split_model::{SplitModel, SplitOptions},
     text::{ChatRole, PromptMessage, Text},
 };
-use files::model_files::ModelFiles;
+use model_files::model_files::ModelFiles;
 use shmproto::layer::Path;
 
 const PATHS: [Path; 3] = [Path::Ring, Path::Linear, Path::Fast];

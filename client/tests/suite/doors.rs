@@ -22,7 +22,7 @@ use client::{
     transport::{Connect, local::LocalConnector, remote::RemoteConnector, tls::TlsFiles},
 };
 use model::linear_sites::SiteId;
-use patience::WATCHDOG;
+use security::address::HostPort;
 use shmproto::{
     fd_passing::ConnectError,
     layer::{CallClass, Dtype, Op, Path as SitePath},
@@ -31,7 +31,7 @@ use speculation::{
     baselines::BaselineRule,
     ngram::{AcceptanceTable, Ngram},
 };
-use tls::address::HostPort;
+use testkit::WATCHDOG;
 
 const MODEL: &str = "llama-tied";
 

@@ -15,9 +15,9 @@ use client::{
     split_model::{ClientAdapter, SplitModel, SplitOptions},
     text::Text,
 };
-use files::{model_files::ModelFiles, token_list::TokenList};
+use draft_model::load::{DraftError, DraftOptions, by_model};
 use model::resident::KvDtype;
-use model_draft::load::{DraftError, DraftOptions, by_model};
+use model_files::{model_files::ModelFiles, token_list::TokenList};
 use speculation::{
     baselines::BaselineRule,
     calibration::Calibration,

@@ -9,7 +9,7 @@ use client::{
     masking::{Masking, NoiseSettings},
     text::Text,
 };
-use files::model_files::ModelFiles;
+use model_files::model_files::ModelFiles;
 use shmproto::layer::Path as SitePath;
 
 const MODELS: [&str; 10] = [

@@ -1,5 +1,5 @@
 //! Models, and an executor in this process, for the client's tests.
-#![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
+#![allow(dead_code, unreachable_pub, unused_imports, reason = "each test program uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 pub mod oracle_draft;
@@ -13,6 +13,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
+pub use testkit::paths::{example_adapter, golden, golden_model as tiny, real_model};
 
 use client::{
     generate::{GenerateRequest, Generated},
@@ -24,7 +25,6 @@ use client::{
         loopback::{Loopback, catalog_sites},
     },
 };
-use ids::BlockId;
 use model::{
     client_weights::{ClientWeightsPlan, client_base::ClientBase},
     deltas::prepared::PreparedAdapter,
@@ -34,32 +34,14 @@ use model::{
     sampling::{SamplingParams, SamplingRequest, TokenCounts, sample},
     sources::open::open,
 };
-use patience::WATCHDOG;
 use shmproto::layer::{
     Path as SitePath,
     control::{self, AdapterDtype, Catalog, ClientFileEntry, Site},
 };
+use testkit::WATCHDOG;
+use types::BlockId;
 
 pub const OFF: Masking = Masking::Off { path: SitePath::Fast };
-
-pub fn golden(part: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(part)
-}
-
-pub fn tiny(name: &str) -> PathBuf {
-    golden("models").join(name)
-}
-
-pub fn real_model() -> PathBuf {
-    let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.models/SmolLM2-135M-Instruct.Q4_1.gguf");
-    let path = std::env::var_os("HOLOBIONT_TEST_MODEL").map_or(fetched, PathBuf::from);
-    assert!(path.is_file(), "the model {} is missing; run scripts/fetch-model", path.display());
-    path
-}
-
-pub fn example_adapter(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/adapters").join(name)
-}
 
 /// A resident model of the same weights, and whether its arithmetic is exact.
 pub fn resident(path: &Path) -> (ResidentModel, bool) {

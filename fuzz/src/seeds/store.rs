@@ -2,11 +2,11 @@
 
 use std::{error::Error, fs};
 
-use cache::{
+use kv_cache::{
     Chain, Namespace,
     store::{BlockRecord, BlockStore, MAX_BLOCK_BYTES, StoreLayout, StoreSlot},
 };
-use ids::TenantId;
+use types::TenantId;
 
 use super::{
     Maker, Seed,
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::store::LAYOUT;
 
-/// Where the entries of the first slots are, and how long each is; `cache/src/store/format.rs` draws them.
+/// Where the entries of the first slots are, and how long each is; `crates/data-plane/kv-cache/src/store/format.rs` draws them.
 const ENTRIES: usize = 4096;
 const ENTRY_BYTES: usize = 192;
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use kernels::ThreadPool;
-use patience::watched;
+use testkit::watched;
 
 use crate::support::pool;
 

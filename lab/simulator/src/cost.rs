@@ -4,7 +4,7 @@ pub mod fit;
 
 use std::{fs, io, path::Path, time::Duration};
 
-use policy::perf::linear_fit::LinearFit;
+use scheduling::perf::linear_fit::LinearFit;
 use serde::{Deserialize, Serialize};
 
 /// Costs of one model on one machine. Times are in seconds, sizes in bytes.

@@ -7,7 +7,7 @@
 //! 2. Those whose adapter or blocks have come go on; the oldest that wait enter as long as there is room.
 //! 3. Every 100 ms the swapper has its turn: blocks go out ahead of need, and what is worth most comes back. In [`Design::Executor`]
 //!    they go out beside each step instead, and come back while there is nothing to do.
-//! 4. `policy::batch` decides on a step; the clock goes on by what it costs. Who waits for a copy is not part of it.
+//! 4. `scheduling::batch` decides on a step; the clock goes on by what it costs. Who waits for a copy is not part of it.
 
 mod links;
 mod observer;
@@ -21,8 +21,8 @@ use std::{
     time::Duration,
 };
 
-use cache::Cache;
-use policy::batch::{RunningStage, Snapshot, StepDecision, StepTokens};
+use kv_cache::Cache;
+use scheduling::batch::{RunningStage, Snapshot, StepDecision, StepTokens};
 
 use self::{
     observer::Observer,

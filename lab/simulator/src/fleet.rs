@@ -1,7 +1,7 @@
 //! Several executors behind one gateway, on a virtual clock (CaraServe §7.5).
 //!
-//! Whose turn it is and where a request goes is decided by `policy::fairness` and `policy::routing`, as in the gateway; who takes
-//! part in a step by `policy::batch`, as in the executor. What a step takes is the executor's performance model. Time is in
+//! Whose turn it is and where a request goes is decided by `scheduling::fairness` and `scheduling::routing`, as in the gateway; who takes
+//! part in a step by `scheduling::batch`, as in the executor. What a step takes is the executor's performance model. Time is in
 //! whole nanoseconds and every event has a place in one order, so a seed gives the same run to the byte.
 //!
 //! # Layout
@@ -20,7 +20,7 @@ mod run;
 mod server;
 pub mod summary;
 
-use policy::{
+use scheduling::{
     batch::BatchLimits,
     perf::serving::ServingModel,
     routing::{RoutingPolicy, Slo},

@@ -1,6 +1,6 @@
 //! The cache and the scheduler of an executor, on a virtual clock.
 //!
-//! What decides is what serves: `cache` and `policy::batch`. What computes and what copies is a cost model. So a day of requests takes
+//! What decides is what serves: `cache` and `scheduling::batch`. What computes and what copies is a cost model. So a day of requests takes
 //! seconds, the same seed gives the same bytes, and policies can be compared on equal workloads.
 //!
 //! # Layout

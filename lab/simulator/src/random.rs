@@ -1,6 +1,6 @@
 //! Streams of random numbers, one for each purpose: what one workload adds changes nothing in another's numbers.
 
-use policy::random::Rng;
+use scheduling::random::Rng;
 
 /// Numbers of one purpose, in order.
 #[derive(Debug, Clone)]

@@ -14,9 +14,9 @@ pub mod scenario;
 
 use std::time::Duration;
 
-use cache::Namespace;
-use ids::{AdapterId, TenantId};
-use policy::random::Rng;
+use kv_cache::Namespace;
+use scheduling::random::Rng;
+use types::{AdapterId, TenantId};
 
 /// One question and its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use clap::Parser as _;
-use policy::{
+use scheduling::{
     batch::BatchLimits,
     perf::{
         linear_fit::LinearFit,

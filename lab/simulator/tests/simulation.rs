@@ -4,10 +4,10 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use cache::{manager::AdapterUnit, replacement::Variant};
 use clap::Parser as _;
-use policy::batch::BatchLimits;
+use kv_cache::{manager::AdapterUnit, replacement::Variant};
 use proptest::prelude::*;
+use scheduling::batch::BatchLimits;
 use simulator::{
     commands::SimulatorCli,
     cost::{ComputedWork, CostModel},
@@ -215,7 +215,7 @@ fn one_server(load: f64, seed: u64) -> (Vec<Duration>, Duration) {
     let mut setup = setup(Variant::Elora);
     setup.limits.max_running = 1;
     setup.end = 1_000_000 * SECOND;
-    let rng = policy::random::Rng::seeded(seed);
+    let rng = scheduling::random::Rng::seeded(seed);
     let mut at = 10.0;
     let mut arrival = |number: u64| {
         at -= (1.0 - rng.uniform(number)).ln() / load * service.as_secs_f64();

@@ -16,7 +16,7 @@ use rustix::{
     thread::{CpuSet, sched_getaffinity},
 };
 
-pub(crate) use patience::{eventually as until, eventually_some as until_some};
+pub(crate) use testkit::{eventually as until, eventually_some as until_some};
 
 /// A core that this process may run on.
 pub(crate) fn a_core() -> usize {

@@ -9,7 +9,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use patience::WATCHDOG;
 use shmproto::{
     channel::{
         ChannelError, ClientChannel, Doorbell, ExecutorChannel, Geometry, GeometryError, JoinError,
@@ -18,6 +17,7 @@ use shmproto::{
     layer::{CallClass, CallHeader, CallStatus, Dtype, Op, Path, ReplyHeader, RowSource},
     region::{PeerAccess, Region, RegionError},
 };
+use testkit::WATCHDOG;
 
 mod child_process;
 mod handed_over;

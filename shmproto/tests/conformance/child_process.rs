@@ -8,9 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use patience::WATCHDOG;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use shmproto::board::{Board, Consumer, ConsumerFds, ConsumerHandle, SliceState, SlotNumber, WorkerNumber};
+use testkit::WATCHDOG;
 
 use super::{GEOMETRY, expected, slice, slices, sums, work_on, x};
 

@@ -423,8 +423,8 @@ fn the_slab_as_words_is_the_slab_and_begins_at_a_page() {
 
 macro_rules! conformance {
     ($($test:ident,)*) => {
-        mod in_process { $(#[test] fn $test() { patience::watched(super::$test::<super::InProcess>); })* }
-        mod mapped { $(#[test] fn $test() { patience::watched(super::$test::<super::Mapped>); })* }
+        mod in_process { $(#[test] fn $test() { testkit::watched(super::$test::<super::InProcess>); })* }
+        mod mapped { $(#[test] fn $test() { testkit::watched(super::$test::<super::Mapped>); })* }
     };
 }
 

@@ -142,7 +142,7 @@ impl OwnedProcess {
     /// The bootstrap that is shipped, with these addresses in the place of its own.
     fn envoy(gateways: &[String], pickers: &[Self], setup: FrontSetup<'_>) -> Self {
         let folder = TempDir::new().expect("a folder");
-        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/envoy/envoy.yaml");
+        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/envoy/envoy.yaml");
         let mut text = fs::read_to_string(shipped).expect("the bootstrap");
         let front = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let pickers = pickers.iter().map(|picker| picker.address.to_string());

@@ -12,7 +12,6 @@ use client::{
     text::Text,
     transport::Connect,
 };
-use ids::BlockId;
 use model::{
     client_weights::client_base::ClientBase,
     forward::{BLOCK_TOKENS, LogitRows, SequenceSlice},
@@ -21,6 +20,7 @@ use model::{
 use shmproto::layer::Path as SitePath;
 use speculation::ngram::{AcceptanceTable, Ngram};
 use text::detokenize::TextStart;
+use types::BlockId;
 
 use crate::{
     client::{CompletionRequest, TEMPERATURE},

@@ -3,22 +3,13 @@
 //! - [`postgres`]: a database cluster in a temporary directory, which can be stopped and started again.
 //! - [`s3`]: a bucket; [`wire`] is the way to it, on which bytes are changed, held back and lost.
 //!
-//! Tests of other crates take this folder in by its path. Where a server is not installed a test is skipped, and says so.
+//! A test is skipped, with a message, where a server is not installed.
 
 pub mod postgres;
 pub mod s3;
 pub mod wire;
 
-use std::{
-    env,
-    net::TcpListener,
-    path::{Path, PathBuf},
-};
-
-/// What the tests of this repository lie in.
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("crates lie in the repository")
-}
+use std::{env, net::TcpListener, path::PathBuf};
 
 /// A program in one of `folders`, or on the path.
 fn find(name: &str, folders: impl IntoIterator<Item = PathBuf>) -> Option<PathBuf> {

@@ -3,8 +3,6 @@
 //! A deadline in a test is for hangs and says nothing about speed. There is this one, for all tests; those that need
 //! another say why. A condition that is waited for must stay true once it is: a moment may pass unseen.
 
-#![forbid(unsafe_code)]
-
 use std::{
     panic::resume_unwind,
     sync::{

@@ -15,13 +15,13 @@ use e2e_tests::{
     },
     split::tenant::{OPEN, SplitTenant},
 };
-use ids::BlockId;
 use model::{
     forward::{ForwardPass as _, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     sources::random::RandomSource,
 };
 use serde_json::json;
+use types::BlockId;
 
 fn ask(deployment: &Deployment, model: &str, seed: u32) -> CompletionAnswer {
     deployment.client.ask(&question(model, seed, 20, 6)).answer

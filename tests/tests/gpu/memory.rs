@@ -1,9 +1,9 @@
 //! A GPU whose memory runs out in the middle of work: what needs more is an error that says what to do, or is done in
 //! smaller parts, or waits; everybody else goes on, and once there is memory again every answer is what it always was.
 //!
-//! The stand-in fails the allocations that a file names (`kernels/cuda/on_cpu/README.md`). A GPU has no such file: there
+//! The stand-in fails the allocations that a file names (`kernels/cuda/emulator/README.md`). A GPU has no such file: there
 //! these tests are skipped. That every single allocation of a pass, a start and an adapter may fail is tested where that
-//! takes no processes (`model/tests/cuda/shortage.rs`).
+//! takes no processes (`crates/data-plane/model/tests/cuda/shortage.rs`).
 
 use std::{
     fs,
@@ -158,7 +158,7 @@ fn a_start_without_memory_ends_in_a_line_that_says_what_to_do() {
         assert!(is_ready && status.success(), "{complaint}");
         let all = MANY - shortage.left();
         assert!(all > 50, "{all} allocations");
-        // All of them in `model/tests/cuda/shortage.rs`; here a few of each part of a start.
+        // All of them in `crates/data-plane/model/tests/cuda/shortage.rs`; here a few of each part of a start.
         for number in (1..=all).step_by(7).chain([2, all - 1, all]) {
             shortage.set("once", number);
             let (is_ready, status, complaint) = start();

@@ -7,64 +7,77 @@ use std::{
 
 use super::{members, root, sources};
 
-/// Member crates and the members they depend on, read from their manifests.
-fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
-    let folders = members();
+/// The package in a folder: the folder's name, but for the command line.
+fn package(folder: &str) -> &str {
+    match folder {
+        "crates/control-plane/cli" => "holobiont",
+        _ => folder.rsplit('/').next().unwrap(),
+    }
+}
+
+/// The folders of member crates, and the packages of members that each depends on, read from the manifests.
+fn dependencies() -> BTreeMap<&'static str, BTreeSet<String>> {
+    let packages: BTreeSet<&str> = members().iter().map(|folder| package(folder)).collect();
     let of = |folder: &str| {
         let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap();
         let normal = manifest.split("[dependencies]").nth(1).unwrap_or_default();
         let normal = normal.split("\n[").next().unwrap();
         let names = normal.lines().filter_map(|line| Some(line.split(['.', ' ', '=']).next()?.to_owned()));
-        names.filter(|name| folders.contains(name)).collect()
+        names.filter(|name| packages.contains(name.as_str())).collect()
     };
-    folders.iter().map(|folder| (folder.clone(), of(folder))).collect()
+    members().iter().map(|folder| (folder.as_str(), of(folder))).collect()
 }
 
-/// What a folder may depend on.
-fn allowed(folder: &str) -> &'static str {
-    match folder {
-        "failpoint" | "ids" | "patience" | "keys" | "policy" | "settings" | "shmproto" | "tls"
-        | "training-protocol" => "",
-        "fleet-protocol" => "policy",
-        // No model, no text: it sends requests on as they are.
-        "endpoint-picker" => "fleet-protocol policy settings",
-        "kernels" => "ids",
-        "files" => "ids shmproto",
-        "text" => "files ids",
-        "model" => "failpoint files ids kernels policy shmproto",
-        "cache" => "failpoint ids policy",
-        // Knows no model: it is told what is likely, and what came true.
-        "speculation" => "policy",
-        "model-draft" => "files ids kernels model policy speculation",
-        // Decisions alone: what it runs computes nothing.
-        "simulator" => "cache ids policy",
-        "layer-service" => "cache failpoint kernels keys model policy settings shmproto tls",
+/// The packages that a package may depend on.
+fn allowed(package: &str) -> &'static str {
+    match package {
+        "failpoint" | "security" | "settings" | "scheduling" | "shmproto" | "testkit" | "types" => "",
+        "kernels" => "types",
+        "control-protocol" => "scheduling",
+        "model-files" => "shmproto types",
+        "text" => "model-files types",
+        "model" => "failpoint kernels model-files scheduling shmproto types",
+        "kv-cache" => "failpoint scheduling types",
+        // Speculation knows no model: callers report acceptance probabilities and accepted tokens.
+        "speculation" => "scheduling",
+        "draft-model" => "kernels model model-files scheduling speculation types",
+        "layer-service" => "failpoint kernels kv-cache model scheduling security settings shmproto",
         "base-executor" => {
-            "cache failpoint files ids kernels layer-service model model-draft policy settings shmproto speculation text"
+            "draft-model failpoint kernels kv-cache layer-service model model-files scheduling settings shmproto speculation text types"
         }
-        // No model: what it computes is in its memory.
+        // A worker has no model: it computes with adapter images in shared memory.
         "lora-worker" => "failpoint kernels settings shmproto",
-        // No executor: what it rents comes over a channel.
+        // A split client has no executor: its layer calls cross a channel.
         "client" => {
-            "cache failpoint files ids kernels model model-draft policy shmproto speculation text tls"
+            "draft-model failpoint kernels kv-cache model model-files scheduling security shmproto speculation text types"
         }
-        // A client that learns.
-        "tune" => "client files ids kernels model policy settings shmproto text training-protocol",
-        // No model: it turns text into ids and back.
+        // The trainer is a split client that learns.
+        "trainer" => {
+            "client control-protocol kernels model model-files scheduling settings shmproto text types"
+        }
+        // The gateway has no model: it turns text into token ids and back.
         "gateway" => {
-            "failpoint files fleet-protocol ids keys policy settings shmproto text tls training-protocol"
+            "control-protocol failpoint model-files scheduling security settings shmproto text types"
         }
+        // The picker has neither model nor text: it forwards requests unchanged.
+        "endpoint-picker" => "control-protocol scheduling settings",
+        // `adapters merge`, `show` and `check` read weights.
+        "holobiont" => "control-protocol model model-files security settings text",
+        // The simulator decides as the executor does, and computes nothing.
+        "simulator" => "kv-cache scheduling types",
         // Hostile input goes through the parsers of every process.
-        "fuzz" => "cache endpoint-picker files gateway holobiont ids model policy shmproto text tune",
-        // Parts are measured alone, beside their peers.
+        "fuzz" => {
+            "endpoint-picker gateway holobiont kv-cache model model-files scheduling shmproto text trainer types"
+        }
+        // Benches measure parts alone, beside their peers.
         "benches" => {
-            "base-executor cache client endpoint-picker files fleet-protocol ids kernels model patience policy shmproto simulator speculation text training-protocol tune"
+            "base-executor client control-protocol endpoint-picker kernels kv-cache model model-files scheduling shmproto simulator speculation testkit text trainer types"
         }
-        // The processes are programs to them; the tests read their tables of failpoints.
+        // End-to-end tests start programs, and read their tables of failpoints.
         "tests" => {
-            "base-executor client endpoint-picker gateway holobiont ids lora-worker model patience settings shmproto speculation text"
+            "base-executor client endpoint-picker gateway holobiont lora-worker model settings shmproto speculation testkit text types"
         }
-        _ => "files keys model settings text tls training-protocol",
+        _ => panic!("{package}: say here what it may depend on"),
     }
 }
 
@@ -74,12 +87,42 @@ fn dependencies_point_down() {
     for (folder, dependencies) in &members {
         for dependency in dependencies {
             assert!(
-                allowed(folder).split(' ').any(|name| name == dependency),
+                allowed(package(folder)).split(' ').any(|name| name == dependency),
                 "{folder} must not depend on {dependency}"
             );
         }
     }
-    assert!(members["model"].contains("kernels"), "the manifests were read");
+    assert!(members["crates/data-plane/model"].contains("kernels"), "the manifests were read");
+}
+
+/// The planes that crates of a plane may depend on, or the packages of other planes. The folders at the root are the programs and
+/// libraries that the design names; the control plane uses only the messages of `shmproto` and the pure decisions of `scheduling`.
+fn allowed_of_plane(plane: &str) -> &'static [&'static str] {
+    match plane {
+        "crates/shared" => &["crates/shared", "shmproto", "crates/data-plane/scheduling"],
+        "crates/control-plane" => {
+            &["crates/shared", "shmproto", "crates/data-plane/scheduling", "crates/data-plane/model"]
+        }
+        "lab" => &["crates"],
+        "crates/data-plane" => &["crates/shared", "crates/data-plane", "kernels", "shmproto", "client"],
+        _ => &["crates/shared", "crates/data-plane", "kernels", "shmproto", "client"],
+    }
+}
+
+#[test]
+fn a_plane_depends_on_planes_below_it() {
+    let folder_of = |name: &str| members().iter().find(|folder| package(folder) == name).unwrap();
+    let is_test = |folder: &str| ["tests", "benches", "fuzz"].contains(&folder);
+    for (folder, dependencies) in dependencies().iter().filter(|(folder, _)| !is_test(folder)) {
+        let plane = folder.rsplit_once('/').map_or("", |(plane, _)| plane);
+        for target in dependencies.iter().map(|name| folder_of(name)) {
+            let is_allowed = allowed_of_plane(plane).iter().any(|allowed| target.starts_with(allowed));
+            assert!(is_allowed, "{folder} is in a plane that must not depend on {target}");
+        }
+        let links_model = dependencies.contains("model") || dependencies.contains("kernels");
+        let is_control = plane == "crates/control-plane" && package(folder) != "holobiont";
+        assert!(!(is_control && links_model), "{folder} must link neither model nor kernels");
+    }
 }
 
 #[test]

@@ -25,34 +25,38 @@ mod sizes;
 mod sync;
 mod words;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    sync::LazyLock,
-};
+use std::{fs, sync::LazyLock};
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
+use testkit::paths::root;
 
 /// The folders of the workspace's crates.
-fn members() -> Vec<String> {
-    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
-    let list = manifest.split("members = [").nth(1).unwrap().split(']').next().unwrap();
-    list.split('"').skip(1).step_by(2).map(str::to_owned).collect()
+fn members() -> &'static [String] {
+    static MEMBERS: LazyLock<Vec<String>> = LazyLock::new(|| {
+        let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+        let list = manifest.split("members = [").nth(1).unwrap().split(']').next().unwrap();
+        list.split('"').skip(1).step_by(2).map(str::to_owned).collect()
+    });
+    &MEMBERS
 }
 
 /// A Rust file.
 struct SourceFile {
-    /// Where it is, from the root: `cache/src/kv.rs`.
+    /// Where it is, from the root: `crates/data-plane/kv-cache/src/kv.rs`.
     path: String,
     text: String,
 }
 
 impl SourceFile {
-    /// The crate's folder.
+    /// The folder of the file's crate; `tests/testkit` lies inside another crate's folder.
     fn member(&self) -> &str {
-        self.path.split('/').next().unwrap()
+        let holds =
+            |member: &&String| self.path.strip_prefix(*member).is_some_and(|rest| rest.starts_with('/'));
+        members().iter().filter(holds).max_by_key(|member| member.len()).expect("a member's file")
+    }
+
+    /// The path from the crate's folder: `src/kv.rs`.
+    fn path_in_member(&self) -> &str {
+        &self.path[self.member().len() + 1..]
     }
 
     fn parsed(&self) -> syn::File {
@@ -61,7 +65,7 @@ impl SourceFile {
 
     /// True for what a crate is made of, tests apart.
     fn is_shipped(&self) -> bool {
-        let mut folders = self.path.split('/').skip(1);
+        let mut folders = self.path_in_member().split('/');
         folders.next() == Some("src") && !folders.any(|part| matches!(part, "tests" | "tests.rs"))
     }
 }
@@ -71,9 +75,10 @@ fn sources() -> &'static [SourceFile] {
     static SOURCES: LazyLock<Vec<SourceFile>> = LazyLock::new(|| {
         let mut found = Vec::new();
         for member in members() {
-            collect(&member, &mut found);
+            collect(member, &mut found);
         }
         found.sort_by(|one, other| one.path.cmp(&other.path));
+        found.dedup_by(|one, other| one.path == other.path);
         found
     });
     &SOURCES

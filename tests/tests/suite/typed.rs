@@ -6,12 +6,9 @@ use std::{
     path::{Path, PathBuf},
     process::Command as Process,
 };
+use testkit::paths::root;
 
 use clap::{Command, CommandFactory as _, Parser as _};
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
 
 /// The text of every file below `directory` that ends in `ending`, tests apart.
 fn texts(directory: &Path, ending: &str) -> Vec<(PathBuf, String)> {

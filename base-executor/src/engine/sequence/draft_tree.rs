@@ -6,14 +6,14 @@
 
 use std::ops::Range;
 
-use cache::Cache;
-use ids::BlockId;
+use kv_cache::Cache;
 use model::forward::{BLOCK_TOKENS, LogitRows, SequenceSlice, Trunk};
 use shmproto::message::{Output, ProvisionalMode};
 use speculation::{
     tree::{NodeId, Segment, Segments, TokenTree},
     verification::{TreeVerifier, VerificationResult},
 };
+use types::BlockId;
 
 use super::{Sequence, failure};
 

@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use cache::{Cache, NodeId};
+use kv_cache::{Cache, NodeId};
 use model::forward::BLOCK_TOKENS;
-use policy::batch::{BatchLimits, may_enter};
+use scheduling::batch::{BatchLimits, may_enter};
 
 use super::{FirstOutput, PoolingState, Sequence, microseconds};
 

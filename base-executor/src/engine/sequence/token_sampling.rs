@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use cache::Cache;
+use kv_cache::Cache;
 use model::sampling::{self, Drawn, Probability, TokenDraw};
 use shmproto::message::{ErrorCode, TokenOutput, WireError};
 use speculation::tree::{NodeId, TokenTree};

@@ -3,7 +3,6 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use ids::Generation as Content;
 use kernels::{
     Isa, ThreadPool,
     lora::{LoraPrecision, sum_ranks},
@@ -14,6 +13,7 @@ use model::{
     shape::{config::ModelConfig, source::Target},
 };
 use shmproto::board::{Geometry, WakeReason};
+use types::Generation as Content;
 
 use super::{worker_speed::FIRST_PATIENCE, *};
 use crate::{adapter_images::module, fixtures::square_model};

@@ -47,7 +47,7 @@ fn helpers(budget: Duration) -> GrammarWorkers {
 
 /// An engine that waits for each look, however busy the machine.
 fn guided(bench: EngineHarness) -> EngineHarness {
-    guided_for(bench, patience::WATCHDOG)
+    guided_for(bench, testkit::WATCHDOG)
 }
 
 fn guided_for(mut bench: EngineHarness, budget: Duration) -> EngineHarness {
@@ -60,7 +60,7 @@ fn finish(bench: &mut EngineHarness) {
     let begun = Instant::now();
     while !bench.engine.is_idle() {
         bench.step();
-        assert!(begun.elapsed() < patience::WATCHDOG, "the engine makes no progress: {:?}", bench.engine);
+        assert!(begun.elapsed() < testkit::WATCHDOG, "the engine makes no progress: {:?}", bench.engine);
         thread::sleep(Duration::from_micros(50));
     }
     bench.step();
@@ -192,7 +192,7 @@ fn grammars_that_take_too_much_end_their_requests_alone_and_another_tenant_comes
     let begun = Instant::now();
     while bench.answers.get(&2).is_none_or(|answer| answer.finish.is_none()) {
         bench.step();
-        assert!(begun.elapsed() < patience::WATCHDOG, "the engine makes no progress: {:?}", bench.engine);
+        assert!(begun.elapsed() < testkit::WATCHDOG, "the engine makes no progress: {:?}", bench.engine);
         thread::sleep(Duration::from_micros(50));
     }
     assert!(

@@ -1,6 +1,6 @@
 //! What the engine refuses, gives up and survives: full queues, deadlines, panics, gateways that go, the end of the process.
 
-use policy::clock::Clock as _;
+use scheduling::clock::Clock as _;
 
 use super::{
     AdapterUnloaded, ConnectionId, Duration, EngineEvent, EngineHarness, EngineLimits, ErrorCode,

@@ -8,7 +8,7 @@ use std::{
 };
 
 use base_executor::kv_offload::{CopyNotifier, FileCopy, KvOffload};
-use cache::{
+use kv_cache::{
     Cache, CacheSettings,
     ledger::MemoryAccount,
     replacement::Variant,
@@ -178,7 +178,7 @@ fn a_damaged_block_is_computed_again_and_what_is_before_it_is_used() {
         // The fifth block's bytes, as the pass keeps them, are in the file once.
         let mut pass = FakePass::new(64).0;
         let mut logits = Vec::new();
-        let blocks: Vec<_> = (0..11).map(ids::BlockId).collect();
+        let blocks: Vec<_> = (0..11).map(types::BlockId).collect();
         let tokens = &long(1).prompt;
         let slice = model::forward::SequenceSlice {
             trunk: &[],

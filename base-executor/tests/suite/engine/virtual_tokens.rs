@@ -1,6 +1,6 @@
 //! Requests of prefix adapters: their virtual tokens are computed and kept, and are nobody's prompt.
 
-use policy::clock::Clock as _;
+use scheduling::clock::Clock as _;
 
 use super::{
     ConnectionId, EngineEvent, EngineHarness, EngineLimits, ErrorCode, Finish, Generate, LogitRows, PREFIX,

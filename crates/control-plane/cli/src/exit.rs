@@ -2,7 +2,7 @@
 
 use std::{error::Error, io};
 
-use keys::KeyFileError;
+use security::keys::KeyFileError;
 pub use settings::exit::Exit;
 
 /// The table of exit codes as `--help` prints it.

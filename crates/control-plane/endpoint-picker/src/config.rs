@@ -4,7 +4,7 @@ use std::{fs, io, net::SocketAddr, num::NonZeroU64, path::PathBuf, time::Duratio
 
 use clap::Parser;
 use hyper::header::HeaderValue;
-use policy::routing::{RoutingPolicy, Slo};
+use scheduling::routing::{RoutingPolicy, Slo};
 use settings::{ByteCount, LogFormat};
 
 use crate::{fleet::PickRules, scrape::Scrape, tls};

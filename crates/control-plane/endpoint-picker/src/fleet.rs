@@ -1,7 +1,7 @@
 //! The hosts there are, what each said last, and which of them a request goes to.
 //!
 //! - here: hosts that come and go, and whose word is old; [`host`]: one of them.
-//! - [`choice`]: candidates for [`policy::routing`], and the endpoints that come of it.
+//! - [`choice`]: candidates for [`scheduling::routing`], and the endpoints that come of it.
 //!
 //! A host is a gateway with its executors. Whoever was not heard of lately is no candidate, and nothing outlives the process:
 //! a second picker that asks the same hosts decides alike.
@@ -19,8 +19,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fleet_protocol::{GatewayReport, KnownTags};
-use policy::routing::{RoutingPolicy, Slo, prefixes::Prefixes};
+use control_protocol::fleet::{GatewayReport, KnownTags};
+use scheduling::routing::{RoutingPolicy, Slo, prefixes::Prefixes};
 
 use self::host::{Host, MissingDelta, RegisteredAdapters};
 

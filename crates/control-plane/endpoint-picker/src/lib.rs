@@ -11,7 +11,7 @@
 //!
 //! # Principles
 //!
-//! - The decision is `policy::routing`'s, as on one host and in the simulator.
+//! - The decision is `scheduling::routing`'s, as on one host and in the simulator.
 //! - No state outlives the process, and two pickers do not know each other: the second is a hot standby.
 //! - A host that was not heard of lately is no candidate; what a host says is bounded in size and time.
 //! - Bodies are read and never changed, and answers are not looked at.

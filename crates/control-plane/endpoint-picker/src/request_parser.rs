@@ -2,7 +2,7 @@
 //!
 //! What cannot be read is no fault here: the host that gets the request says what is wrong with it.
 
-use fleet_protocol::beginning_of;
+use control_protocol::fleet::beginning_of;
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor},

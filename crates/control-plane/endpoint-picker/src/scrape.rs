@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fleet_protocol::{GatewayReport, KnownTags};
+use control_protocol::fleet::{GatewayReport, KnownTags};
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::{
     Request, StatusCode,

@@ -31,8 +31,8 @@ use gateway::{
     limits::KeyLimit,
     random::random_u64,
 };
-use ids::Generation;
 use serde_json::json;
+use types::Generation;
 
 /// Beyond this two means differ (dudect).
 const LIMIT: f64 = 4.5;

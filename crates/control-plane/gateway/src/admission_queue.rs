@@ -1,7 +1,7 @@
 //! Whose turn it is: requests of all tenants wait here, and go to the executors as these have room.
 //!
 //! - here: waiting for a turn, and what a turn is; [`refusal`]: why there is none.
-//! - `state`: the queue (`policy::fairness`), what each tenant may have, and what it is told at once.
+//! - `state`: the queue (`scheduling::fairness`), what each tenant may have, and what it is told at once.
 //!
 //! An executor computes in the order in which it is asked. So it is sent no more than keeps it busy
 //! ([`FreeCapacity`](crate::executors::FreeCapacity)), and who goes next is decided here, when there is room: by class, then by tokens
@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use policy::{admission::DelayLimits, clock::Clock, routing::Forecast};
+use scheduling::{admission::DelayLimits, clock::Clock, routing::Forecast};
 use tokio::{
     sync::oneshot,
     time::{Instant, timeout},

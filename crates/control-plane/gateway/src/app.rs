@@ -8,7 +8,7 @@ use std::{
     time::Instant,
 };
 
-use policy::routing::RoutingPolicy;
+use scheduling::routing::RoutingPolicy;
 use tokio::sync::watch;
 
 use crate::{

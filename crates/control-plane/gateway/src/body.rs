@@ -16,8 +16,8 @@ use axum::{
     http::header,
 };
 use http_body_util::LengthLimitError;
-use ids::TenantId;
 use tokio::time::timeout;
+use types::TenantId;
 
 use crate::{
     app::App, body_workers::BodyOrigin, caller::Caller, errors::ApiError, tenant_memory::Reservation,

@@ -10,9 +10,9 @@ use std::{
     thread,
 };
 
-use ids::TenantId;
 use text::tenant_queue::TenantQueue;
 use tokio::sync::oneshot;
+use types::TenantId;
 
 use crate::errors::ApiError;
 

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-pub use ::keys::KeyRole;
+pub use ::security::keys::KeyRole;
 
 use crate::limits::KeyLimit;
 

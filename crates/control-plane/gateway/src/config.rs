@@ -12,9 +12,9 @@ use std::{
     time::Duration,
 };
 
+use security::{address::HostPort, tls_client::CredentialsError};
 use settings::{ClassError, LogFormat, ServiceClass};
 use text::sandbox::OWN_PROGRAM;
-use tls::{address::HostPort, client::CredentialsError};
 
 pub use self::{
     args::{
@@ -27,7 +27,7 @@ pub use self::{
         ShutdownTrigger, StartAdapter, TrainingLimits,
     },
 };
-use policy::{admission::DelayLimits, routing::RoutingPolicy};
+use scheduling::{admission::DelayLimits, routing::RoutingPolicy};
 
 use self::sockets::{MAX_SOCKET_BYTES, addresses, check_sockets};
 use crate::{

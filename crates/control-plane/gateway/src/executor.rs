@@ -32,7 +32,6 @@ use std::{
     time::Duration,
 };
 
-use ids::TenantId;
 use shmproto::{
     codec::Wire as _,
     message::{
@@ -41,6 +40,7 @@ use shmproto::{
     },
 };
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use types::TenantId;
 
 use self::{
     backlog::Backlog,

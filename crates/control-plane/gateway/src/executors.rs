@@ -12,7 +12,7 @@ pub mod prefix_affinity;
 
 use std::sync::{Arc, Mutex};
 
-use policy::{fairness::burst_limit::BurstCapacity, routing::in_flight::MeanAnswer};
+use scheduling::{fairness::burst_limit::BurstCapacity, routing::in_flight::MeanAnswer};
 use shmproto::message::{DeviceKind, Welcome};
 use tokio::sync::Notify;
 

@@ -6,7 +6,7 @@ use axum::{
     Json,
     extract::{RawQuery, State},
 };
-use fleet_protocol::{GatewayReport, GatewayState as Host, KnownTags, ReportedExecutor, Tagged};
+use control_protocol::fleet::{GatewayReport, GatewayState as Host, KnownTags, ReportedExecutor, Tagged};
 
 use crate::{adapters::ListedAdapters, app::App, errors::ApiError, executors::ExecutorHandle};
 

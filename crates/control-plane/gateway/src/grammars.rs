@@ -13,13 +13,13 @@ use std::{
     sync::{Arc, Mutex, OnceLock},
 };
 
-use ids::TenantId;
 use text::{
     sandbox::{PROCESSES, Sandbox, SandboxError},
     tenant_cache::{CacheLimits, TenantCache},
     tenant_queue::TenantQueue,
 };
 use tokio::sync::{OnceCell, oneshot};
+use types::TenantId;
 
 use crate::{errors::ApiError, lock::lock, tenant_memory::TenantMemory, text::Text};
 

@@ -1,6 +1,6 @@
 //! Whose key a request brings, and what is left of that key's limit.
 //!
-//! The file and its lines are the crate `keys`, which the executor reads alike; here each key gets its limiter. The
+//! The file and its lines are `security::keys`, which the executor reads alike; here each key gets its limiter. The
 //! file is looked at four times a second, so a key that was taken out opens nothing a second later. A file that became
 //! bad leaves the keys as they were, and the log says so.
 
@@ -9,9 +9,9 @@ use std::{
     sync::{Arc, Mutex, PoisonError, RwLock},
 };
 
-use ::keys::{Key, KeyFile, KeyHash, LOOK_EVERY};
+use ::security::keys::{Key, KeyFile, KeyHash, LOOK_EVERY};
 
-pub use ::keys::{KeyFileError, line_of};
+pub use ::security::keys::{KeyFileError, line_of};
 
 use crate::{
     caller::{Caller, KeyRole},
@@ -94,7 +94,7 @@ impl Keys {
             KeySource::Everybody(caller) => Some(caller.clone()),
             KeySource::File(followed) => {
                 let keys = followed.now();
-                ::keys::find(&keys, given?, |known| known.hash).map(|known| known.caller.clone())
+                ::security::keys::find(&keys, given?, |known| known.hash).map(|known| known.caller.clone())
             }
         }
     }

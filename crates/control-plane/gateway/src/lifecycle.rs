@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use files::location::{self, HubAccess, HubSettings, LocationError};
+use model_files::location::{self, HubAccess, HubSettings, LocationError};
 use shmproto::message::Welcome;
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::Parser;
-use keys::{Key, KeyHash, MAX_KEYS};
+use security::keys::{Key, KeyHash, MAX_KEYS};
 use settings::ByteCount;
 
 use crate::adapters::{

@@ -3,12 +3,12 @@
 
 use std::collections::HashMap;
 
-use ids::{AdapterId, TenantId};
 use serde_json::{Value, json};
 use shmproto::message::{
     AdapterIdBytes, AdapterStats, ColdStart, DeviceKind, DraftKind, MemoryAccountStats, ShareStats, Stats,
     Welcome,
 };
+use types::{AdapterId, TenantId};
 
 /// What a mode is called, here and on the executor's command line.
 #[must_use]

@@ -1,7 +1,7 @@
 //! Those of one tenant and class who have no token yet: how many, and for how long the first of them have waited.
 //!
 //! Each sequence stands in line from its arrival to its first token, in the gateway or in an executor, and leaves when it is
-//! dropped. A line says whether it stands still (`policy::admission`), so that who sends too much is refused, and nobody else.
+//! dropped. A line says whether it stands still (`scheduling::admission`), so that who sends too much is refused, and nobody else.
 
 use std::{
     fmt,
@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use policy::{
+use scheduling::{
     admission::{ControlledDelay, DelayLimits, FirstToken, Overload, SlotAvailability},
     clock::Clock,
 };

@@ -30,7 +30,7 @@ const MAX_ID_BYTES: usize = 128;
 /// Length of a `traceparent` of the one version there is.
 const TRACE_PARENT_BYTES: usize = 55;
 /// Still answered when no request is taken any more; `/v1/load` says then that the host stops.
-const PROBES: &[&str] = &["/health", "/ready", "/metrics", fleet_protocol::PATH];
+const PROBES: &[&str] = &["/health", "/ready", "/metrics", control_protocol::fleet::PATH];
 
 /// What a request is called in the log and in its answer. Nothing is ever looked up by it.
 #[derive(Debug, Clone, PartialEq, Eq)]

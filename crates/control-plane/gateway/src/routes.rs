@@ -62,7 +62,7 @@ pub fn table() -> Vec<HttpRoute> {
         get("/health", Access::Open, self::get(health::health)),
         get("/ready", Access::Open, self::get(health::ready)),
         get("/metrics", Access::Metrics, self::get(metrics)),
-        get(fleet_protocol::PATH, Access::Metrics, self::get(fleet::load)),
+        get(control_protocol::fleet::PATH, Access::Metrics, self::get(fleet::load)),
         get("/version", Access::User, self::get(health::version)),
         get("/v1/models", Access::User, self::get(models::list)),
         get("/v1/models/{*id}", Access::User, self::get(models::one)),

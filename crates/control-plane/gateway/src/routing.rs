@@ -1,12 +1,12 @@
 //! Which executor a request goes to (`CaraServe` section 5), and which takes over what another has lost.
 //!
 //! There is one choice, [`RoutingRequest::choose`]. Candidates are executors that are in use, have room, are not drained, and have not
-//! failed this request; `policy::routing` says which of them. A single executor is not chosen but taken. [`RoutingRequest::forecast`] says
+//! failed this request; `scheduling::routing` says which of them. A single executor is not chosen but taken. [`RoutingRequest::forecast`] says
 //! before what a request should see.
 
 use std::collections::BTreeMap;
 
-use policy::{
+use scheduling::{
     perf::serving::ServingModel,
     routing::{
         self, Availability, Candidate, Forecast, PlacementRequest, Residency, RoutingPolicy, Slo,
@@ -35,7 +35,7 @@ pub struct RoutingRequest {
     /// The prompt's blocks; none where there is nothing to choose from.
     blocks: Option<Blocks>,
     /// The adapter, and its bytes.
-    adapter: Option<(ids::AdapterId, u64)>,
+    adapter: Option<(types::AdapterId, u64)>,
     /// The connection of each executor over which this request was lost or refused: no earlier one is used again.
     failed: BTreeMap<usize, u64>,
 }

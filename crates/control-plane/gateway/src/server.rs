@@ -2,7 +2,7 @@
 
 use std::{io::Write as _, net::SocketAddr, sync::Arc, time::Duration};
 
-use policy::clock::SystemClock;
+use scheduling::clock::SystemClock;
 use sd_notify::NotifyState;
 use shmproto::notify::{flush, send_status};
 use tokio::{

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use policy::routing::Slo;
+use scheduling::routing::Slo;
 use settings::{DEFAULT_CLASS, ServiceClass};
 
 /// The number of a class.

@@ -13,7 +13,7 @@ use std::{
     time::SystemTime,
 };
 
-use files::{
+use model_files::{
     generation_defaults::{GenerationDefaults, GenerationDefaultsError},
     gguf::{GgufError, GgufFile},
     model_files::{FindError, ModelFiles},

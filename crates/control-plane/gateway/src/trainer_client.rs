@@ -5,8 +5,8 @@ pub mod trainer_slots;
 
 use std::{io, path::PathBuf, time::Duration};
 
+use control_protocol::training::TrainerRequest;
 use tokio::{io::AsyncWriteExt as _, net::UnixStream, time::timeout};
-use training_protocol::TrainerRequest;
 
 use self::trainer_slots::TrainerSlots;
 

@@ -16,7 +16,7 @@ use model::{
     sampling::logprobs,
     weights::{ResidentLayers, host::HostLayers},
 };
-use policy::perf::{fit::Fit, linear_fit::LinearFit};
+use scheduling::perf::{fit::Fit, linear_fit::LinearFit};
 use speculation::draft::MAX_GUESSES;
 
 use crate::{

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use ids::BlockId;
 use model::forward::BLOCK_TOKENS;
+use types::BlockId;
 
 /// A text's name; never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

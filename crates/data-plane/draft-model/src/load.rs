@@ -2,10 +2,6 @@
 
 use std::{convert::Infallible, path::Path, sync::Arc};
 
-use files::{
-    model_files::{FindError, ModelFiles},
-    token_list::{TokenList, TokenListError, TokenMismatch},
-};
 use kernels::lora::LayoutError;
 use model::{
     adapter::DraftAdapter,
@@ -18,6 +14,10 @@ use model::{
         host::HostLayers,
         tensors::WeightsError,
     },
+};
+use model_files::{
+    model_files::{FindError, ModelFiles},
+    token_list::{TokenList, TokenListError, TokenMismatch},
 };
 
 use crate::{drafter::Drafter, vocabulary::Vocabulary};

@@ -1,10 +1,13 @@
 //! A model that guesses for several texts: the same guesses whoever else it guesses for, and however little it may keep.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::path::{Path, PathBuf};
+use testkit::paths::golden_model as golden;
 
-use files::{model_files::ModelFiles, token_list::TokenList};
-use ids::Generation;
+use draft_model::{
+    draft::ModelDraft,
+    drafter::Drafter,
+    load::{DraftError, DraftOptions, by_itself, by_model},
+};
 use model::weights::first::FirstLayers;
 use model::{
     adapter::{Adapter, DraftAdapter, DraftShape, LoraModule, MethodWeights},
@@ -12,20 +15,13 @@ use model::{
     shape::{layout::linear_shape, source::Target},
     sources::open::open,
 };
-use model_draft::{
-    draft::ModelDraft,
-    drafter::Drafter,
-    load::{DraftError, DraftOptions, by_itself, by_model},
-};
+use model_files::{model_files::ModelFiles, token_list::TokenList};
 use speculation::{
     calibration::Calibration,
     draft::{CostedDraft as _, Draft as _},
     tree::{NodeId, TokenTree},
 };
-
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models").join(name)
-}
+use types::Generation;
 
 fn base() -> SharedBase {
     LoadedWeights::open(&*open(&golden("llama-tied")).unwrap(), None, 2, &|_| {}).unwrap().shared()

@@ -3,7 +3,7 @@
 //! Before each piece the engine looks again at who is first, so what a request waits for ([`CopyPriority::Demand`])
 //! overtakes at the next piece whatever is brought in ahead of its need. Where a link is emulated, a piece is copied
 //! only when its time on that link is over: it is never seen sooner than it could have arrived. Where somebody comes first at the
-//! disk that copies share, those that nobody waits for give way ([`policy::background_io`]).
+//! disk that copies share, those that nobody waits for give way ([`scheduling::background_io`]).
 //!
 //! # Layout
 //!
@@ -30,7 +30,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use policy::{
+use scheduling::{
     background_io::ForegroundIo,
     clock::{Clock, SystemClock},
 };

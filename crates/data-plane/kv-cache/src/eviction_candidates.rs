@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use ids::TenantId;
+use types::TenantId;
 
 /// How long a tenant's share is kept for it after its last visit.
 const SHARE_MEMORY: Duration = Duration::from_secs(600);

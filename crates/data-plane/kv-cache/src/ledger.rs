@@ -206,7 +206,7 @@ mod tests {
 
     use std::thread;
 
-    use policy::random::Rng;
+    use scheduling::random::Rng;
 
     use super::*;
 

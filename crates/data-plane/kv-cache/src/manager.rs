@@ -30,7 +30,7 @@ use std::{
     time::Duration,
 };
 
-use ids::{AdapterId, BlockId};
+use types::{AdapterId, BlockId};
 
 pub use self::{
     adapters::{PlacementOutcome, RemoveOutcome},
@@ -318,14 +318,14 @@ impl Cache {
     }
 
     /// Gives tenants their parts of the tiers, beside 1 for everybody else.
-    pub fn weigh(&mut self, weights: &HashMap<ids::TenantId, u32>) {
+    pub fn weigh(&mut self, weights: &HashMap<types::TenantId, u32>) {
         for frontier in &mut self.frontiers {
             frontier.weigh(weights.clone());
         }
     }
 
     /// Blocks on the device by owner.
-    pub fn shares(&self) -> impl Iterator<Item = (ids::TenantId, u32)> + '_ {
+    pub fn shares(&self) -> impl Iterator<Item = (types::TenantId, u32)> + '_ {
         self.frontiers[Tier::Device as usize].by_owner()
     }
 

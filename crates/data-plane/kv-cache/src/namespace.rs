@@ -1,6 +1,6 @@
 //! Who may share prefixes, and what a prefix is called where its tokens are not at hand.
 
-use ids::{AdapterId, TenantId};
+use types::{AdapterId, TenantId};
 
 /// Who may share prefixes. The adapter is part of it whatever the gateway hashed into `sharing`: keys and values
 /// computed with one adapter can never answer for another.

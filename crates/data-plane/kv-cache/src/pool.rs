@@ -1,6 +1,6 @@
 //! The blocks of the device: a free list and a count of holders for each.
 
-use ids::BlockId;
+use types::BlockId;
 
 /// How the blocks of a pool are divided; `free + used + cached = total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

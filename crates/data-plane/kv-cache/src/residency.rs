@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use ids::{AdapterId, BlockId};
+use types::{AdapterId, BlockId};
 
 use crate::{
     copy::CopyPriority,

@@ -16,7 +16,7 @@ mod node;
 
 use std::collections::HashMap;
 
-use ids::{AdapterId, TenantId};
+use types::{AdapterId, TenantId};
 
 pub(crate) use self::node::{Node, NodeKind, RETURNING};
 use self::{

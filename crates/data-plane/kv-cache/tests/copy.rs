@@ -11,9 +11,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cache::copy::{BytesPerSecond, CopyEnd, CopyEngine, CopyPriority, CopySource};
-use patience::WATCHDOG;
-use policy::background_io::ForegroundIo;
+use kv_cache::copy::{BytesPerSecond, CopyEnd, CopyEngine, CopyPriority, CopySource};
+use scheduling::background_io::ForegroundIo;
+use testkit::WATCHDOG;
 
 /// What each piece does when it is copied.
 struct PieceCopy<F> {

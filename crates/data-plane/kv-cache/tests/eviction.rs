@@ -4,12 +4,12 @@
 
 use std::time::Duration;
 
-use cache::{
+use kv_cache::{
     Cache, CacheSettings, Cursor, Namespace, Prefix, Tier,
     copy::CopyPriority,
     manager::{AdapterUnit, CopyOutcome, PlacementOutcome, TierCopy},
 };
-use ids::{AdapterId, TenantId};
+use types::{AdapterId, TenantId};
 
 const BLOCK_TOKENS: usize = 2;
 const OLD: [u32; 2] = [1, 1];

@@ -6,14 +6,14 @@ use std::{
     time::Duration,
 };
 
-use cache::{
+use kv_cache::{
     Cache, CacheSettings, Chain, Cursor, Namespace, NodeId, Tier,
     manager::{AdapterUnit, CopyOutcome, PlacementOutcome, RemoveOutcome, TierCopy},
     replacement::Variant,
     store::{BlockRecord, StoreSlot},
 };
-use ids::{AdapterId, BlockId, TenantId};
 use proptest::prelude::*;
+use types::{AdapterId, BlockId, TenantId};
 
 const BLOCK_TOKENS: usize = 2;
 const ADAPTERS: u8 = 3;

@@ -2,9 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use cache::{Cache, CacheSettings, Cursor, Namespace};
-use ids::{AdapterId, BlockId, TenantId};
+use kv_cache::{Cache, CacheSettings, Cursor, Namespace};
 use proptest::prelude::*;
+use types::{AdapterId, BlockId, TenantId};
 
 const BLOCKS: u32 = 12;
 const BLOCK_TOKENS: usize = 2;

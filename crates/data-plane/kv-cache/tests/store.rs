@@ -13,15 +13,15 @@ use std::{
     thread,
 };
 
-use cache::{
+use kv_cache::{
     Chain, Namespace,
     store::{
         BlockRecord, BlockStore, OpenError, OpenedStore, StoreContents, StoreError, StoreLayout, StoreSlot,
     },
 };
-use ids::{AdapterId, TenantId};
 use proptest::prelude::*;
 use tempfile::TempDir;
+use types::{AdapterId, TenantId};
 
 const LAYOUT: StoreLayout =
     StoreLayout { fingerprint: [7; 32], block_bytes: 5000, block_tokens: 16, slots: 4 };

@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError, RwLock},
 };
 
-use keys::{Key, KeyFile, KeyFileError, KeyHash, KeyRole};
+use security::keys::{Key, KeyFile, KeyFileError, KeyHash, KeyRole};
 
 use super::Tenant;
 
@@ -74,14 +74,14 @@ impl Authenticator {
             return Some(Principal { tenant: Tenant::new(Tenant::PUBLIC), shown: ShownCredential::Nothing });
         };
         let keys = followed.now();
-        let key = keys::find(&keys, given, |key| key.hash).filter(|key| may_rent(key.role))?;
+        let key = security::keys::find(&keys, given, |key| key.hash).filter(|key| may_rent(key.role))?;
         Some(Principal { tenant: Tenant::new(&key.tenant), shown: ShownCredential::Key(key.hash) })
     }
 
     /// Whoever has a certificate for this name; the handshake has verified it.
     #[must_use]
     pub fn by_certificate(&self, name: &str) -> Option<Principal> {
-        keys::tenant_name(name).ok()?;
+        security::keys::tenant_name(name).ok()?;
         Some(Principal { tenant: Tenant::new(name), shown: ShownCredential::Certificate })
     }
 
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn users_and_administrators_may_rent_and_who_reads_figures_may_not() {
-        let line = |role: &str| keys::line_of(role, role, role);
+        let line = |role: &str| security::keys::line_of(role, role, role);
         let (_directory, keeper) = file(&["user", "admin", "metrics"].map(line).concat());
         let tenant = |key: &str| keeper.by_key(key.as_bytes()).map(|principal| principal.tenant.to_string());
         assert_eq!(tenant("user").as_deref(), Some("user"));
@@ -149,10 +149,12 @@ mod tests {
 
     #[test]
     fn a_key_that_is_taken_out_or_given_to_another_tenant_admits_no_longer() {
-        let (directory, keeper) = file(&keys::line_of("user", "alice", "a"));
+        let (directory, keeper) = file(&security::keys::line_of("user", "alice", "a"));
         let alice = keeper.by_key(b"a").unwrap();
         assert!(keeper.still_admits(&alice) && !keeper.refresh_keys());
-        for lines in [keys::line_of("user", "bob", "a"), keys::line_of("user", "alice", "b")] {
+        for lines in
+            [security::keys::line_of("user", "bob", "a"), security::keys::line_of("user", "alice", "b")]
+        {
             fs::write(directory.path().join("keys"), lines).unwrap();
             assert!(keeper.refresh_keys());
             assert!(!keeper.still_admits(&alice));

@@ -52,7 +52,7 @@ use super::{
     registry::{MAX_CALLS, Registry},
     settings::LayerSettings,
 };
-use ::policy::clock::Clock;
+use ::scheduling::clock::Clock;
 
 /// When a call that was refused because too many wait is worth repeating.
 const RETRY_MS: u32 = 1;

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use cache::ledger::MemoryReservation;
+use kv_cache::ledger::MemoryReservation;
 use shmproto::{
     channel::{Doorbell, ExecutorChannel},
     layer::{CallHeader, ReplyHeader},

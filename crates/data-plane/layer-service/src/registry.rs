@@ -15,7 +15,7 @@ use std::{
     },
 };
 
-use cache::ledger;
+use kv_cache::ledger;
 use shmproto::{
     layer::{
         LAYER_VERSION, MAX_ROWS,

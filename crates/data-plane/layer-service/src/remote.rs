@@ -280,7 +280,7 @@ impl RemoteShared {
     /// Tells connections what is new, for ever.
     async fn follow(&self) {
         loop {
-            sleep(keys::LOOK_EVERY).await;
+            sleep(security::keys::LOOK_EVERY).await;
             let have_keys_changed = self.authenticator.refresh_keys();
             let is_draining = self.registry.is_draining();
             self.news.send_if_modified(|news| {

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cache::ledger::{MemoryReservation, OutOfBudget};
+use kv_cache::ledger::{MemoryReservation, OutOfBudget};
 
 /// What a session holds for its channel, and each of its channels until its memory is given back.
 #[derive(Debug, Clone)]

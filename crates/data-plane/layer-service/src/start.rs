@@ -7,8 +7,8 @@ use std::{
 };
 
 use anyhow::Context as _;
-use cache::ledger::MemoryAccount;
 use kernels::{attention::KvPrecision, lora::LoraPrecision};
+use kv_cache::ledger::MemoryAccount;
 use model::{
     client_weights::ClientWeightsPlan,
     linear_sites::{EvaluateSites, Site},
@@ -29,7 +29,7 @@ use super::{
     settings::LayerSettings,
     tls::TlsFiles,
 };
-use ::policy::clock::SystemClock;
+use ::scheduling::clock::SystemClock;
 
 /// Bytes of a number, at most.
 const NUMBER_BYTES: usize = 4;

@@ -37,7 +37,7 @@ pub mod writing;
 
 use std::path::Path;
 
-use files::model_files;
+use model_files::model_files;
 
 pub use self::{
     embedding::EmbeddingFactors,

@@ -8,7 +8,7 @@
 //!                                              ClientBase::open(directory)
 //! ```
 //!
-//! The copy is opened with the readers of whole models. Who would run it is refused: it has [`SPARSE_COPY`](files::model_files::SPARSE_COPY).
+//! The copy is opened with the readers of whole models. Who would run it is refused: it has [`SPARSE_COPY`](model_files::model_files::SPARSE_COPY).
 //!
 //! # Layout
 //! - this file: what both sides say of a file

@@ -8,8 +8,8 @@ mod loaded;
 
 use std::{io, sync::Arc};
 
-use ids::BlockId;
 use kernels::{Activations, Isa, ThreadPool};
+use types::BlockId;
 
 pub use self::loaded::{KvDtype, LoadedWeights, SharedBase, kv_precision, kv_shape};
 use crate::{

@@ -17,11 +17,11 @@ mod softmax;
 use std::collections::HashMap;
 
 use candidates::Candidates;
-use policy::random::Rng;
 pub use request::{
     Drawn, LOGIT_BIAS_RANGE, PENALTY_RANGE, Probability, SamplingError, SamplingParams, SamplingRequest,
     TokenDraw,
 };
+use scheduling::random::Rng;
 pub use softmax::LOGPROB_FLOOR;
 use softmax::{LogSoftmax, Scale, TokenWeights};
 

@@ -12,8 +12,8 @@ use std::{
     sync::Arc,
 };
 
-use files::{model_files::ModelFiles, text_hash::TextHash};
 use kernels::{Activations, Isa, PackError, ThreadPool};
+use model_files::{model_files::ModelFiles, text_hash::TextHash};
 
 pub use crate::weights::packing::LoadProgress;
 pub use linear_files::{MAX_NAME_BYTES, MAX_SITES};

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use policy::background_io::ForegroundIo;
+use scheduling::background_io::ForegroundIo;
 
 /// Under this name the log has, at level `trace`, what was loaded and what was computed, each when it was done (CHECKLIST L-27).
 pub const PIPELINE: &str = "pipeline";

@@ -57,7 +57,7 @@ pub trait CostedDraft: Draft {
 pub(crate) mod tests {
     use std::convert::Infallible;
 
-    use policy::random::Rng;
+    use scheduling::random::Rng;
 
     use super::*;
 

@@ -13,7 +13,7 @@
 //!
 //! The right side is what the paper's threshold is for, found from costs: the dearer a sweep, the less likely a token may be.
 
-use policy::perf::linear_fit::LinearFit;
+use scheduling::perf::linear_fit::LinearFit;
 
 use crate::tree::{NodeId, NodeSet, TokenTree};
 

@@ -10,7 +10,7 @@ use model::{
         source::Target,
     },
 };
-use policy::random::Rng;
+use scheduling::random::Rng;
 use serde::{Deserialize, Serialize};
 
 /// A linear layer by the name that PEFT's `target_modules` has for it.

@@ -3,7 +3,7 @@
 //! Every epoch is a permutation of its own, drawn by the key (seed, epoch). Nothing is carried from step to step, so a
 //! training goes on at any step as if it had never stopped.
 
-use policy::random::Rng;
+use scheduling::random::Rng;
 
 /// The key of the permutation whose end is held out; no training has as many epochs.
 const HELD_OUT: u64 = u64::MAX;

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// The file's name.
-pub const FILE: &str = training_protocol::CHECKPOINT_FILE;
+pub const FILE: &str = control_protocol::training::CHECKPOINT_FILE;
 
 /// Largest file that is read: three or four numbers for each of the adapter.
 const MAX_BYTES: u64 = 16 << 30;

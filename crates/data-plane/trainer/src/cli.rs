@@ -14,7 +14,7 @@ use std::io::{self, Write as _};
 
 use clap::{Parser, Subcommand};
 use client::cli::exit::Exit;
-use training_protocol::TrainingEvent;
+use control_protocol::training::TrainingEvent;
 
 use self::error::TunerError;
 

@@ -28,7 +28,7 @@ mod sample;
 
 use std::{fs::File, io, ops::Range, path::Path};
 
-use files::strict_json;
+use model_files::strict_json;
 use serde_json::{Map, Value};
 
 pub use distillation_data::DistillationSample;

@@ -2,7 +2,7 @@
 
 use std::{error::Error, time::Instant};
 
-use training_protocol::{Correctness, StepReport, TrainingEvent};
+use control_protocol::training::{Correctness, StepReport, TrainingEvent};
 
 use crate::{
     batch_sampler::{Batches, split},

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use settings::completions;
-use tune::cli::{self, TrainerCli};
+use trainer::cli::{self, TrainerCli};
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();

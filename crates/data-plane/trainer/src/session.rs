@@ -8,7 +8,9 @@ use std::{error::Error, path::Path};
 use kernels::lora::LoraPrecision;
 use model::{adapter::MethodWeights, backward::TrainError, shape::config::ModelConfig};
 
-use training_protocol::session::{Adam, CommandDone, CommandRefusal, CommandReply, Lora, TrainingCommand};
+use control_protocol::training::session::{
+    Adam, CommandDone, CommandRefusal, CommandReply, Lora, TrainingCommand,
+};
 
 use crate::{
     adapter::{AdapterSpec, NoModule},

@@ -21,7 +21,7 @@ use model::{
     forward::ModelContext,
 };
 
-use policy::random::Rng;
+use scheduling::random::Rng;
 
 use crate::{
     data::{Example, PreferencePair},

@@ -11,17 +11,15 @@
 //!
 //! # Principles
 //!
-//! - It says what is; what is made of it is `policy::routing`'s.
+//! - It says what is; what is made of it is `scheduling::routing`'s.
 //! - Nothing in it names a tenant, a key or a prompt.
-
-#![forbid(unsafe_code)]
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher as _},
     str::FromStr,
 };
 
-use policy::{
+use scheduling::{
     perf::{
         linear_fit::LinearFit,
         linear_model::LinearModel,
@@ -319,7 +317,7 @@ mod tests {
 
     #[test]
     fn what_is_told_is_what_was_seen() {
-        let seen = CostEstimate { model: policy::routing::cost_estimates::UNSEEN, is_stale: true };
+        let seen = CostEstimate { model: scheduling::routing::cost_estimates::UNSEEN, is_stale: true };
         assert_eq!(CostEstimate::from(Timings::from(seen)), seen);
         let nonsense = Timings { decode: [f64::NAN, -1.0, f64::INFINITY, 2.0], ..Timings::from(seen) };
         assert_eq!(CostEstimate::from(nonsense).model.decode.seconds_each, [0.0, 0.0, 0.0, 2.0]);

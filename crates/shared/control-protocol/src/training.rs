@@ -3,8 +3,6 @@
 //! The first line of a connection to the trainer service is a [`TrainerRequest`]; what follows belongs to the trainer that it starts.
 //! A trainer that runs a job says an [`TrainingEvent`] a line; one that is given orders answers them ([`session`]). Readers leave out what they do not know, so that a later trainer may say more.
 
-#![forbid(unsafe_code)]
-
 pub mod session;
 
 use serde::{Deserialize, Serialize};

@@ -21,8 +21,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ids::TensorType;
 use shmproto::file::MappedFile;
+use types::TensorType;
 
 pub use header::FormatError;
 pub use value::{Array, Value, ValueKind};

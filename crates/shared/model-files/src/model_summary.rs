@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn parameters_are_counted_unless_nobody_knows_how_they_are_stored() {
-        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models");
+        let golden = testkit::paths::golden("models");
         let parameters = |name| ModelSummary::from_directory(&golden.join(name)).parameters;
         assert_eq!(parameters("llama-tied"), Some(113_088));
         assert_eq!(parameters("llama-gptq"), Some(102_720));

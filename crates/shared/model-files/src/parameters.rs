@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn a_quantized_layer_has_as_many_parameters_as_codes() {
-        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models");
+        let golden = testkit::paths::golden("models");
         // Embedding and head, and of each layer attention, feed-forward and norms; of 64 features, 96 of the feed-forward.
         let layer = 2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64 + 2 * 64;
         let expected = 2 * 320 * 64 + 2 * layer + 64;

@@ -1,13 +1,15 @@
-//! What processes of different hosts need to meet.
+//! Who may connect, and how: API keys, TLS 1.3, addresses and sockets.
 //!
 //! # Layout
 //!
+//! - [`keys`]: the file of hashed API keys.
 //! - [`address`]: HOST:PORT, as people write it.
-//! - [`client`]: TLS 1.3 towards an executor: whom to trust, and who one is.
-//! - [`socket`]: options of connections, so that peers that vanish are noticed.
+//! - [`tls_client`]: TLS 1.3 towards an executor: trusted roots and the client's own certificate.
+//! - [`socket`]: options of connections, so that a vanished peer is noticed.
 
 #![forbid(unsafe_code)]
 
 pub mod address;
-pub mod client;
+pub mod keys;
 pub mod socket;
+pub mod tls_client;

@@ -37,7 +37,7 @@ const OTHERS: &[(&str, &[&str])] = &[
     ),
     ("`holobiont up --detach`: the process behind", &["DETACHED"]),
     (
-        "packaging/launch and the scripts: the folder of the programs, and tools to use",
+        "deploy/launch and the scripts: the folder of the programs, and tools to use",
         &[
             "PROGRAMS",
             "BASE_EXECUTOR",

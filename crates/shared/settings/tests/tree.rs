@@ -6,6 +6,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
 };
+use testkit::paths::root;
 
 use settings::{PICKER, Preset, SECTIONS, Setting, variables::Variable};
 
@@ -14,10 +15,6 @@ const TEXTS: [&str; 9] = ["rs", "md", "py", "sh", "toml", "env", "service", "yml
 
 /// Places whose text is not the tree's own, or names variables that shall be none.
 const ELSEWHERE: [&str; 6] = ["target", ".git", ".venv", "CHANGELOG.md", "settings", "node_modules"];
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
 
 /// Every text below `directory`, with its path.
 fn texts(directory: &Path, found: &mut Vec<(PathBuf, String)>) {

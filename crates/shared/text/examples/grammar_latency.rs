@@ -7,12 +7,12 @@
 
 use std::{path::Path, sync::Arc, time::Instant};
 
-use files::gguf::GgufFile;
 use llguidance::{
     ParserFactory,
     api::TopLevelGrammar,
     toktrie::{ApproximateTokEnv, TokRxInfo, TokTrie},
 };
+use model_files::gguf::GgufFile;
 use serde_json::{Value, json};
 use text::{
     grammar::{Enforcement, Grammar, Grammars, Matcher},

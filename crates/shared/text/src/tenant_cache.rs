@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use ids::TenantId;
+use types::TenantId;
 
 /// Limits of a [`TenantCache`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
 };
 
-use ids::TenantId;
+use types::TenantId;
 
 /// The tenant has as many items waiting as it may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

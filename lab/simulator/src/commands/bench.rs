@@ -8,8 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cache::{Cache, CacheSettings, Cursor, replacement::Variant};
 use clap::Args;
+use kv_cache::{Cache, CacheSettings, Cursor, replacement::Variant};
 use serde_json::json;
 
 use super::{CommandError, print};
@@ -160,7 +160,7 @@ impl BenchState {
             }
         }
         let [matched, inserted, evicted, advanced] = sums.map(|sum| sum / ROUNDS as u32);
-        [matched, inserted, evicted, advanced, advanced / cache::replacement::REVIEWED_AT_ONCE]
+        [matched, inserted, evicted, advanced, advanced / kv_cache::replacement::REVIEWED_AT_ONCE]
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{fs, io::Write, path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
-use policy::{
+use scheduling::{
     batch::BatchLimits,
     fairness::burst_limit::FLOOD_SHARE,
     perf::{

@@ -3,7 +3,7 @@
 use std::{io::Write, path::PathBuf, time::Duration};
 
 use clap::Args;
-use policy::{
+use scheduling::{
     batch::BatchLimits,
     routing::{RoutingPolicy, Slo},
 };

@@ -7,7 +7,7 @@ use std::{
 };
 
 use clap::Args;
-use policy::{
+use scheduling::{
     batch::BatchLimits,
     routing::{RoutingPolicy, Slo},
 };

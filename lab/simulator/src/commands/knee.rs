@@ -2,8 +2,8 @@
 
 use std::{fs, io::Write, path::PathBuf};
 
-use cache::replacement::Variant;
 use clap::Args;
+use kv_cache::replacement::Variant;
 use serde_json::json;
 
 use super::{CommandError, SimulationOptions, compare::IntervalEstimate, print, side_by_side};

@@ -2,9 +2,9 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use cache::{CacheSettings, manager::AdapterUnit, replacement::Variant};
 use clap::{Args, ValueEnum};
-use policy::batch::BatchLimits;
+use kv_cache::{CacheSettings, manager::AdapterUnit, replacement::Variant};
+use scheduling::batch::BatchLimits;
 use serde_json::{Value, json};
 
 use super::CommandError;

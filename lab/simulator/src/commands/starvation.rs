@@ -3,8 +3,8 @@
 
 use std::io::Write;
 
-use cache::replacement::Variant;
 use clap::Args;
+use kv_cache::replacement::Variant;
 use serde_json::json;
 
 use super::{CommandError, SimulationOptions, print};

@@ -1,6 +1,6 @@
 //! Fits the times of a cost model to what was measured: least squares of relative errors, and no time below 0.
 
-use policy::perf::linear_model::nonnegative;
+use scheduling::perf::linear_model::nonnegative;
 
 use super::{ComputedWork, CostModel, TERMS};
 

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use cache::copy::CopyPriority;
+use kv_cache::copy::CopyPriority;
 
 /// How urgent a job is; copies to lower tiers come last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use cache::{BlockCounts, Cache, Statistics};
+use kv_cache::{BlockCounts, Cache, Statistics};
 
 use super::{sequence::SimSequence, tiers::Tiers};
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use cache::{Cache, Cursor, NodeId};
-use ids::BlockId;
-use policy::batch::{BatchLimits, PromptLogits, RunningStage, may_enter};
+use kv_cache::{Cache, Cursor, NodeId};
+use scheduling::batch::{BatchLimits, PromptLogits, RunningStage, may_enter};
+use types::BlockId;
 
 use crate::workload::Workload;
 

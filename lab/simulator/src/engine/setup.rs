@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use cache::{CacheSettings, manager::AdapterUnit, replacement::Variant};
 use clap::ValueEnum;
-use policy::batch::BatchLimits;
+use kv_cache::{CacheSettings, manager::AdapterUnit, replacement::Variant};
+use scheduling::batch::BatchLimits;
 use serde::Serialize;
 
 use crate::{cost::CostModel, workload::Workload};
@@ -78,7 +78,7 @@ pub enum SimulationError {
     Stuck(Duration),
     /// The cache is broken.
     #[error(transparent)]
-    Broken(#[from] cache::manager::InvariantViolation),
+    Broken(#[from] kv_cache::manager::InvariantViolation),
 }
 
 /// What the cache is held to, if everything asked of it can fit.

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use cache::{
+use kv_cache::{
     Cache, NodeId, Tier,
     copy::CopyPriority,
     manager::{CopyOutcome, PlacementOutcome, TierCopy},
 };
-use ids::BlockId;
+use types::BlockId;
 
 use super::links::{TierLink, Urgency};
 use crate::{

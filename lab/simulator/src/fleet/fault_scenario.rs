@@ -14,7 +14,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use policy::{
+use scheduling::{
     batch::BatchLimits,
     fairness::burst_limit::FLOOD_SHARE,
     perf::{

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use policy::{
+use scheduling::{
     fairness::{
         DequeuedRequest, FairLimits, FairQueue, QueueEntry,
         burst_limit::{BurstCapacity, BurstLimit},

@@ -2,7 +2,7 @@
 
 use std::iter;
 
-use policy::{
+use scheduling::{
     batch::BatchLimits,
     fairness::burst_limit::FLOOD_SHARE,
     perf::serving::{ColdStart, LoraForm, RequestLoad, ServingFit, ServingModel},

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-use policy::routing::{Availability, Candidate};
+use scheduling::routing::{Availability, Candidate};
 
 use super::{
     FleetRequest, FleetSetup, Nanos, RequestEnd, RequestOutcome, SECOND,

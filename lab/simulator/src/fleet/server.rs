@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use policy::{
+use scheduling::{
     batch::{PromptLogits, RunningStage, Snapshot, StepDecision, StepTokens},
     perf::serving::{ColdStart, RequestLoad},
     routing::Residency,

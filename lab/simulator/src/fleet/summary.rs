@@ -1,6 +1,6 @@
 //! The figures of a fleet's run.
 
-use policy::routing::Slo;
+use scheduling::routing::Slo;
 use serde::Serialize;
 
 use super::{FleetRequest, Nanos, RequestEnd, RequestOutcome};

@@ -80,7 +80,7 @@ impl Postgres {
         standby.restart();
         self.ask("ALTER SYSTEM SET synchronous_standby_names = '*'");
         self.ask("SELECT pg_reload_conf()");
-        patience::eventually("the standby has all", || {
+        crate::eventually("the standby has all", || {
             self.ask("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'") == "1"
         });
         // What was committed before came before this.
@@ -106,7 +106,7 @@ impl Postgres {
         }
         self.ask("ALTER SYSTEM SET ssl = on");
         self.ask("SELECT pg_reload_conf()");
-        patience::eventually("it encrypts", || self.ask("SHOW ssl") == "on");
+        crate::eventually("it encrypts", || self.ask("SHOW ssl") == "on");
     }
 
     /// What comes of a command in SQL: its first column, without spaces.
@@ -144,7 +144,7 @@ impl Postgres {
         let options = format!("-p {} -h 127.0.0.1 -k {folder} -F", self.port);
         let log = self.directory.path().join("log").display().to_string();
         // What is left of one that was killed holds its memory for a moment.
-        patience::eventually("it starts", || {
+        crate::eventually("it starts", || {
             self.try_control(&["start", "-w", "-l", &log, "-o", &options]).success()
         });
     }

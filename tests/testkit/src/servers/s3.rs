@@ -30,7 +30,7 @@ impl Bucket {
     /// # Errors
     /// There is no moto on this machine.
     pub fn start() -> Result<Self, &'static str> {
-        let found = super::find("moto_server", [super::root().join(".venv/bin")]);
+        let found = super::find("moto_server", [crate::paths::root().join(".venv/bin")]);
         let program =
             found.ok_or("there is no moto; .venv/bin/pip install -r scripts/python-requirements.txt")?;
         let port = super::free_port();
@@ -38,7 +38,7 @@ impl Bucket {
         command.args(["-H", "127.0.0.1", "-p", &port.to_string()]).stdin(Stdio::null());
         let server = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
         let bucket = Self { server, port, wire: FaultyRelay::to(port) };
-        patience::eventually("the bucket is made", || bucket.put("", b"").is_ok());
+        crate::eventually("the bucket is made", || bucket.put("", b"").is_ok());
         Ok(bucket)
     }
 

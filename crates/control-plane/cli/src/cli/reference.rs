@@ -41,7 +41,7 @@ fn tidy(help: &str) -> String {
 
 #[test]
 fn the_reference_of_all_commands_is_what_the_parser_knows() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guides/command.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/guides/command.md");
     let expected = reference(HolobiontCli::command());
     if std::env::var_os("UPDATE_REFERENCE").is_some() {
         fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -38,7 +38,7 @@ pub(crate) struct CertArguments {
     #[arg(long = "host", value_name = "HOST", required_unless_present = "clients")]
     hosts: Vec<String>,
     /// A client that is to be known by a certificate: the tenant's name
-    #[arg(long = "client", value_name = "NAME", value_parser = keys::tenant_name)]
+    #[arg(long = "client", value_name = "NAME", value_parser = security::keys::tenant_name)]
     clients: Vec<Arc<str>>,
     /// Where certificates are kept [default: tls in the state directory]
     #[arg(long, value_name = "DIR")]

@@ -360,7 +360,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let health = || random_model(directory.path(), 1);
         assert!(health().found.contains("config.json"));
-        let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/../benches/shapes/llama-2-7b/config.json");
+        let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../benches/shapes/llama-2-7b/config.json");
         std::fs::copy(shape, directory.path().join("config.json")).unwrap();
         assert!(health().fix.unwrap().contains("tokenizer_config.json"));
         std::fs::write(directory.path().join("tokenizer.json"), "{}").unwrap();

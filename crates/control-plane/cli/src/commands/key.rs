@@ -7,7 +7,7 @@ use std::{io, num::NonZeroU32, sync::Arc};
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use keys::{Key, KeyHash, KeyRole, tenant_name};
+use security::keys::{Key, KeyHash, KeyRole, tenant_name};
 use serde_json::json;
 
 use self::key_store::{KeyStore, KeyStoreArguments, KeyStoreError};

@@ -4,7 +4,6 @@ mod rows;
 
 use std::path::Path;
 
-use files::{gguf::GgufFile, model_files::ModelFiles};
 use model::{
     shape::{
         config::ModelConfig,
@@ -13,6 +12,7 @@ use model::{
     },
     sources::open::{self, OpenError},
 };
+use model_files::{gguf::GgufFile, model_files::ModelFiles};
 use serde_json::{Map, Value, json};
 use text::tokenizer::Tokenizer;
 

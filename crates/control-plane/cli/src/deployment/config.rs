@@ -27,7 +27,7 @@ use settings::{
     variables::{UnknownVariable, Variable},
 };
 
-use tls::address::HostPort;
+use security::address::HostPort;
 
 use self::executors::ExecutorEntry;
 pub(crate) use self::executors::Executors;

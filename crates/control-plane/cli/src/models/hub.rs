@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use files::location::{HubName, HubSettings, LocationError, resolve};
+use model_files::location::{HubName, HubSettings, LocationError, resolve};
 
 use crate::exit::{Exit, Explain};
 
@@ -54,7 +54,7 @@ mod tests {
     fn a_model_that_is_not_in_the_cache_is_not_found_and_says_how_to_get_it() {
         let cache = tempfile::tempdir().unwrap();
         let settings =
-            HubSettings { cache: cache.path().to_owned(), access: files::location::HubAccess::Offline };
+            HubSettings { cache: cache.path().to_owned(), access: model_files::location::HubAccess::Offline };
         let error = HubError::from(resolve("org/no-such-model", &settings).unwrap_err());
         assert_eq!(error.exit(), Exit::NotFound, "{error}");
         assert_eq!(error.next().is_some(), !cfg!(feature = "hub"));

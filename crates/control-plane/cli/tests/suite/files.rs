@@ -1,15 +1,12 @@
 //! `adapters merge`, `diff` and `stats` on the example adapters: no gateway, no model.
 
 use std::{
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Output},
 };
+use testkit::paths::example_adapter as example;
 
 use serde_json::Value;
-
-fn example(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/adapters").join(name)
-}
 
 fn adapters(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_holobiont"));
@@ -87,7 +84,7 @@ fn a_diff_names_layers_and_options_that_differ() {
 fn what_is_no_lora_is_refused_in_words() {
     let missing = adapters(&["stats", "nowhere"]);
     assert_eq!(missing.status.code(), Some(3));
-    let draft = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/drafts/smollm2-135m");
+    let draft = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../examples/drafts/smollm2-135m");
     let draft = adapters(&["stats", text(&draft)]);
     assert_eq!(draft.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&draft.stderr).contains("is a draft"));

@@ -3,10 +3,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fleet_protocol::{GatewayReport, GatewayState, ReportedExecutor, ReportedLoad, Tagged};
-use policy::routing::{RoutingPolicy, Slo};
+use control_protocol::fleet::{GatewayReport, GatewayState, ReportedExecutor, ReportedLoad, Tagged};
 use prost::Message as _;
 use prost_types::ListValue;
+use scheduling::routing::{RoutingPolicy, Slo};
 
 use super::*;
 use crate::{

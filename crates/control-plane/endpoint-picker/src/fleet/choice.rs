@@ -1,4 +1,4 @@
-//! Which hosts a request goes to, by the functions that choose among the executors of one host ([`policy::routing`]).
+//! Which hosts a request goes to, by the functions that choose among the executors of one host ([`scheduling::routing`]).
 //!
 //! A candidate is an executor of a host. Hosts that know the adapter come into question, or, if none does, all: they say
 //! that there is none. Requests that generate nothing are about something that lies on one host, a file, a job or a session;
@@ -6,8 +6,8 @@
 
 use std::{hash::BuildHasher as _, sync::Arc, time::Instant};
 
-use fleet_protocol::{ReportedAdapter, adapter_of};
-use policy::{
+use control_protocol::fleet::{ReportedAdapter, adapter_of};
+use scheduling::{
     perf::serving::RequestLoad,
     routing::{
         self, Availability, Candidate, PlacementRequest, Residency,

@@ -8,8 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fleet_protocol::{GatewayReport, GatewayState, KnownTags, MAX_COUNT, ReportedAdapter, ReportedExecutor};
-use policy::{
+use control_protocol::fleet::{
+    GatewayReport, GatewayState, KnownTags, MAX_COUNT, ReportedAdapter, ReportedExecutor,
+};
+use scheduling::{
     perf::serving::RequestLoad,
     routing::{Availability, cost_estimates::CostEstimate},
 };

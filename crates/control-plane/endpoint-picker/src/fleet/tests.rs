@@ -1,7 +1,9 @@
 use std::collections::BTreeSet;
 
-use fleet_protocol::{GatewayState, ReportedAdapter, ReportedExecutor, ReportedLoad, Tagged, Timings};
-use policy::routing::cost_estimates::{CostEstimate, UNSEEN};
+use control_protocol::fleet::{
+    GatewayState, ReportedAdapter, ReportedExecutor, ReportedLoad, Tagged, Timings,
+};
+use scheduling::routing::cost_estimates::{CostEstimate, UNSEEN};
 
 use super::{
     choice::{Pick, PickRefusal, Subset},
@@ -20,8 +22,8 @@ fn endpoint(number: u8) -> String {
 }
 
 fn work(requests: u64, rank: u64, tokens: u64) -> ReportedLoad {
-    let one = policy::perf::serving::RequestLoad::of(rank, tokens);
-    (0..requests).fold(policy::perf::serving::RequestLoad::default(), |sum, _| sum.plus(one)).into()
+    let one = scheduling::perf::serving::RequestLoad::of(rank, tokens);
+    (0..requests).fold(scheduling::perf::serving::RequestLoad::default(), |sum, _| sum.plus(one)).into()
 }
 
 fn executor(running: ReportedLoad) -> ReportedExecutor {

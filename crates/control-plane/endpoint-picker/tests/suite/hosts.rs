@@ -7,8 +7,8 @@ use endpoint_picker::{
     picker::Picker,
     scrape::{Scrape, run},
 };
-use patience::eventually;
-use policy::routing::{RoutingPolicy, Slo};
+use scheduling::routing::{RoutingPolicy, Slo};
+use testkit::eventually;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,

@@ -12,12 +12,12 @@ use std::{
 };
 
 use failpoint::FailpointOutcome;
-use ids::Generation;
 use sqlx::{
     ConnectOptions as _, Connection as _, Row as _, SqliteConnection,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteRow, SqliteSynchronous},
 };
 use tokio::sync::{Mutex, MutexGuard};
+use types::Generation;
 
 pub use super::{
     errors::DatabaseError,

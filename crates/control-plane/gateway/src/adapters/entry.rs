@@ -8,8 +8,8 @@ use std::{
     },
 };
 
-use ids::{AdapterId, Generation, TenantId};
 use tokio::sync::watch;
+use types::{AdapterId, Generation, TenantId};
 
 use super::database::Record;
 use crate::{

@@ -9,8 +9,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ids::{Generation, TenantId};
 use serde::Deserialize;
+use types::{Generation, TenantId};
 
 use super::{
     database::{DatabaseError, Record, failed},

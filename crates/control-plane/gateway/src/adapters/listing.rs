@@ -6,8 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fleet_protocol::{ReportedAdapter, Tagged, beginning_of};
-use ids::AdapterId;
+use control_protocol::fleet::{ReportedAdapter, Tagged, beginning_of};
+use types::AdapterId;
 
 use super::{entry::AdapterEntry, registry::Registry, table::AdapterNames};
 use crate::lock::lock;

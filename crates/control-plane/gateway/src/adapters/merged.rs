@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use ids::Generation;
+use types::Generation;
 
 use super::{
     database::{OwnTemplate, Record},

@@ -28,5 +28,5 @@ pub(super) fn check_name(name: &str, base_name: &str) -> Result<(), AdapterError
 /// Fails if nobody can be called so.
 pub(super) fn check_tenant(tenant: Option<&str>) -> Result<(), AdapterError> {
     let bad = |tenant: &str| AdapterError::BadTenant(tenant.chars().take(64).collect());
-    tenant.map_or(Ok(()), |tenant| keys::tenant_name(tenant).map(drop).map_err(|_| bad(tenant)))
+    tenant.map_or(Ok(()), |tenant| security::keys::tenant_name(tenant).map(drop).map_err(|_| bad(tenant)))
 }

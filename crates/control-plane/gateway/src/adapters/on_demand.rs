@@ -11,9 +11,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ids::{AdapterId, TenantId};
 use shmproto::message::{AdapterLoaded, ErrorCode};
 use tokio::sync::watch;
+use types::{AdapterId, TenantId};
 
 use super::{
     database::Record,
@@ -225,7 +225,7 @@ impl Registry {
         if loaded.generation == expected.0 {
             return Ok(());
         }
-        let found = ids::Generation(loaded.generation);
+        let found = types::Generation(loaded.generation);
         let stranger = AdapterId(loaded.adapter);
         self.free(home, stranger).await;
         Err(unusable(entry, &format!("its files are {found}, not {expected}")))

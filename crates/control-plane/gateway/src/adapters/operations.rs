@@ -7,9 +7,9 @@ use std::{
     time::Duration,
 };
 
-use ids::{AdapterId, Generation, TenantId};
 use shmproto::message::AdapterLoaded;
 use text::adapter_text::AdapterText;
+use types::{AdapterId, Generation, TenantId};
 
 use super::{
     base::{Base, ComparedText},

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use ids::AdapterId;
+use types::AdapterId;
 
 use super::{
     entry::AdapterEntry, errors::AdapterError, registry::Registry, residency::ExecutorAdapters,

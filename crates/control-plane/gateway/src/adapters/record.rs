@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use ids::Generation;
+use types::Generation;
 
 use super::store::ContentId;
 

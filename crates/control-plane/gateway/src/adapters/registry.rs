@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 
-use ids::AdapterId;
 use tokio::sync::{OnceCell, Semaphore};
+use types::AdapterId;
 
 use super::{
     database::{self, Database, Lock, Record},

@@ -5,8 +5,8 @@
 
 use std::{collections::HashMap, sync::Mutex};
 
-use ids::AdapterId;
 use tokio::sync::watch;
+use types::AdapterId;
 
 use super::errors::ResidencyError;
 use crate::{

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Weak};
 
-use ids::AdapterId;
 use shmproto::message::AdapterIdBytes;
+use types::AdapterId;
 
 use super::{entry::AdapterEntry, errors::ResidencyError, registry::Registry, residency::ExecutorAdapters};
 use crate::executor::CallError;

@@ -36,8 +36,8 @@ use std::{
 };
 
 use failpoint::FailpointOutcome;
-use ids::TenantId;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
+use types::TenantId;
 
 pub(crate) use self::cache::CacheHold;
 pub use self::{

@@ -80,7 +80,7 @@ impl FromIterator<Arc<AdapterEntry>> for AdapterNames {
 
 #[cfg(test)]
 mod tests {
-    use ids::Generation;
+    use types::Generation;
 
     use super::*;
     use crate::{

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use policy::{
+use scheduling::{
     admission::SlotAvailability,
     clock::Clock,
     fairness::{FairLimits, FairQueue, QueueEntry, burst_limit::BurstLimit, service_rate::ServiceRate},

@@ -5,7 +5,9 @@ use std::{
     time::Duration,
 };
 
-use policy::{admission::DelayLimits, clock::Clock, fairness::burst_limit::BurstCapacity, routing::Forecast};
+use scheduling::{
+    admission::DelayLimits, clock::Clock, fairness::burst_limit::BurstCapacity, routing::Forecast,
+};
 use tokio::sync::oneshot::{Receiver, error::TryRecvError};
 
 use super::{

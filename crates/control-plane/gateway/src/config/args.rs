@@ -3,10 +3,10 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Parser;
-use policy::routing::RoutingPolicy;
+use scheduling::routing::RoutingPolicy;
 
+use security::address::NotHostPort;
 use settings::{ByteCount, Fraction, LogFormat, ReasoningParser, ServiceClass, ToolCallParser};
-use tls::address::NotHostPort;
 
 use super::values::{ConnectionLimits, ExecutorEndpoint, NamedEndpoint, StartAdapter, TrainingLimits};
 use crate::tenant_memory::MemoryLimits;

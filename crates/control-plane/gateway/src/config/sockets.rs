@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use tls::{
+use security::{
     address::HostPort,
-    client::{self, TlsFiles},
+    tls_client::{self, TlsFiles},
 };
 
 use super::{
@@ -69,7 +69,7 @@ fn far(
     }
     let files = TlsFiles { ca: args.executor_ca.clone(), identity: Some((cert, key)) };
     let socket = state.join(TUNNELS).join(format!("{name}.sock"));
-    let far = RemoteEndpoint::new(host.clone(), client::config(&files)?, socket);
+    let far = RemoteEndpoint::new(host.clone(), tls_client::config(&files)?, socket);
     far.ok_or_else(|| GatewayConfigError::NoHostName(host.clone()))
 }
 

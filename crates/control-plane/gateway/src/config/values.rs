@@ -2,8 +2,8 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use security::address::HostPort;
 use settings::{ReasoningParser, ToolCallParser};
-use tls::address::HostPort;
 
 use crate::{limits::RequestsPerMinute, tenant_memory::MemoryLimits};
 

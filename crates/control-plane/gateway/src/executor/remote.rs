@@ -13,12 +13,12 @@ pub(super) mod tunnel;
 use std::{fmt, io, path::PathBuf, sync::Arc};
 
 use rustls::{ClientConfig, pki_types::ServerName};
+use security::{address::HostPort, socket};
 use shmproto::{
     codec::Wire as _,
     private_socket::BindError,
     remote_executor::{self, RemoteReply, RemoteRequest},
 };
-use tls::{address::HostPort, socket};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,

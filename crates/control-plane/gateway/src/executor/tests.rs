@@ -6,11 +6,11 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use patience::WATCHDOG;
 use shmproto::message::{
     ColdStart, DeviceFacts, Finish, Hello, Loading, Output, PROTOCOL_VERSION, Precision, ProvisionalMode,
     Sampling, ToGateway, Welcome,
 };
+use testkit::WATCHDOG;
 use tokio::{task::JoinHandle, time::timeout};
 use zeromq::{RouterSendHalf, RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMessage};
 

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use policy::{
+use scheduling::{
     perf::serving::{ColdStart, LoraForm, RequestLoad, ServingFit},
     routing::{cost_estimates::CostEstimate, in_flight::InFlightLoad},
 };

@@ -1,9 +1,9 @@
-//! Which executor computed the beginning of a prompt last ([`policy::routing::prefixes`]).
+//! Which executor computed the beginning of a prompt last ([`scheduling::routing::prefixes`]).
 
 use std::{hash::RandomState, sync::Mutex};
 
-use policy::routing::prefixes::Prefixes as Table;
-pub use policy::routing::prefixes::{Blocks, KnownPrefix};
+use scheduling::routing::prefixes::Prefixes as Table;
+pub use scheduling::routing::prefixes::{Blocks, KnownPrefix};
 
 use crate::lock::lock;
 

@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use axum::{Extension, Json, extract::State};
-use files::model_summary::ModelSummary;
+use model_files::model_summary::ModelSummary;
 use serde_json::{Value, json};
 
 use crate::{
@@ -87,7 +87,7 @@ pub async fn show(
     let (model, text) = if name == serving.base_name {
         (base(&serving), Arc::clone(&serving.text))
     } else {
-        let named = fleet_protocol::adapter_of(name, &serving.base_name).unwrap_or(name);
+        let named = control_protocol::fleet::adapter_of(name, &serving.base_name).unwrap_or(name);
         let entry = app.registry.entries().find(named, &caller).filter(|entry| answers(entry)).cloned();
         let entry = entry.ok_or_else(|| ApiError::model_not_found(name))?;
         (adapter(&entry, &serving), entry.text(&serving.text)?)
@@ -128,7 +128,7 @@ fn model_info(serving: &ServingState) -> Value {
 
 fn base(serving: &ServingState) -> Value {
     let path = Path::new(&serving.welcome.model_path);
-    let digest = ids::Generation(serving.welcome.base_hash).to_string();
+    let digest = types::Generation(serving.welcome.base_hash).to_string();
     let format = if path.is_file() { "gguf" } else { "safetensors" };
     model(&serving.base_name, serving.since, bytes_of(path), &digest, ("", format), serving)
 }

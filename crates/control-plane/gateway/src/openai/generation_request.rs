@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use ids::TenantId;
 use shmproto::message::{Generate, Pooling};
 use text::detokenize::TextStart;
+use types::TenantId;
 
 use super::{
     params::{EndTokens, Params},

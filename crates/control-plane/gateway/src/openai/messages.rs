@@ -147,7 +147,7 @@ pub fn arguments_of(text: &str) -> Value {
     if text.trim().is_empty() {
         return json!({});
     }
-    files::strict_json::parse(text.as_bytes()).unwrap_or_else(|_| Value::from(text))
+    model_files::strict_json::parse(text.as_bytes()).unwrap_or_else(|_| Value::from(text))
 }
 
 /// The input of a custom tool, as the arguments of the function that templates are shown in its place.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use files::generation_defaults::GenerationDefaults;
+use model_files::generation_defaults::GenerationDefaults;
 use serde_json::Value;
 
 use super::{

@@ -1,6 +1,6 @@
 //! The sampling and output options that chat and completions share.
 
-use files::generation_defaults::GenerationDefaults;
+use model_files::generation_defaults::GenerationDefaults;
 use serde_json::Value;
 use shmproto::message::{Precision, Sampling};
 use text::stop::StopStrings;

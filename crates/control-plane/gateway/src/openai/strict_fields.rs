@@ -5,7 +5,7 @@
 
 use std::ops::RangeInclusive;
 
-use files::strict_json::{self, StrictJsonError};
+use model_files::strict_json::{self, StrictJsonError};
 use serde_json::{Map, Value};
 
 use crate::errors::ApiError;

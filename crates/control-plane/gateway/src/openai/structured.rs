@@ -164,7 +164,7 @@ fn structured_outputs(value: Value) -> Result<Option<Structure>, ApiError> {
 /// A schema, or the text of one.
 fn schema_of(value: Value) -> Result<Value, ApiError> {
     match value {
-        Value::String(text) => files::strict_json::parse(text.as_bytes())
+        Value::String(text) => model_files::strict_json::parse(text.as_bytes())
             .map_err(|error| ApiError::invalid("json", format!("'json' is a text that is no JSON: {error}"))),
         schema @ (Value::Object(_) | Value::Bool(_)) => Ok(schema),
         other => Err(wrong("json", "a JSON schema: an object, or its text", &other)),

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use fleet_protocol::adapter_of;
-use ids::Generation;
+use control_protocol::fleet::adapter_of;
 use serde_json::Value;
+use types::Generation;
 
 use super::strict_fields::{StrictFields, wrong};
 use crate::{

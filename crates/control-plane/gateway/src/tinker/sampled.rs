@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use control_protocol::training::session::CommandRefusal;
 use shmproto::message::TokenOutput;
-use training_protocol::session::CommandRefusal;
 
 use crate::{
     app::App,

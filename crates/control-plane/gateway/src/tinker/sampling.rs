@@ -7,11 +7,11 @@ use axum::{
     Extension, Json,
     extract::{Path, State},
 };
+use control_protocol::training::session::CommandRefusal;
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Value, json};
 use shmproto::message::Sampling;
 use text::stop::StopStrings;
-use training_protocol::session::CommandRefusal;
 
 use super::{
     sampled::{self, SampleOptions},

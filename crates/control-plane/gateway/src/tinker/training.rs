@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use axum::{Extension, Json, extract::State};
+use control_protocol::training::session::{Adam, CommandRefusal, Lora};
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Value, json};
-use training_protocol::session::{Adam, CommandRefusal, Lora};
 
 use super::sessions::{clipped, read};
 use crate::{

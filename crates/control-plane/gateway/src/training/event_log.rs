@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-use training_protocol::{StepReport, TrainingEvent};
+use control_protocol::training::{StepReport, TrainingEvent};
 
 use super::records::{CheckpointRecord, EventLevel, EventRecord, JobRecord, JobStatus, StepMetrics};
 use crate::clock::seconds_since_1970;

@@ -3,8 +3,8 @@
 
 use std::time::Instant;
 
+use control_protocol::training::TrainingEvent;
 use tokio::sync::watch;
-use training_protocol::TrainingEvent;
 
 use super::{
     Training, TrainingError, event_log, files,

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use control_protocol::training::TrainingPlan;
 use serde::{Deserialize, Serialize};
-use training_protocol::TrainingPlan;
 
 /// A file that somebody sent, or that came of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

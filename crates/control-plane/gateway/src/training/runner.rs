@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use control_protocol::training::TrainingEvent;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
     net::UnixStream,
@@ -17,7 +18,6 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
-use training_protocol::TrainingEvent;
 
 use super::{
     Training, TrainingError,
@@ -194,7 +194,7 @@ impl Training {
             let Ok(Some(text)) = next else {
                 return Ok(JobOutcome::Lost("the trainer ended without a word".to_owned()));
             };
-            let event = training_protocol::parse(&text);
+            let event = control_protocol::training::parse(&text);
             let is_refused = matches!(&event, TrainingEvent::Failed { exit, .. } if exit == "unavailable");
             if let Some(begun) = begun.take() {
                 let _ = begun.send(!is_refused);
@@ -240,7 +240,7 @@ impl Training {
         outgoing: &CheckpointSender,
     ) {
         while let Ok(Some(text)) = lines.next().await {
-            let event = training_protocol::parse(&text);
+            let event = control_protocol::training::parse(&text);
             if matches!(event, TrainingEvent::Checkpoint { .. } | TrainingEvent::Step(_))
                 && let Err(error) = self.note(id, event, outgoing).await
             {

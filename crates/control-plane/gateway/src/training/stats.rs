@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use training_protocol::TrainingEvent;
+use control_protocol::training::TrainingEvent;
 
 use super::{
     Training,

@@ -67,6 +67,6 @@ mod tests {
 
     #[test]
     fn the_checkpoint_is_called_as_the_trainer_calls_it() {
-        assert_eq!(CHECKPOINT_NAME, format!("{CHECKPOINT}/{}", training_protocol::CHECKPOINT_FILE));
+        assert_eq!(CHECKPOINT_NAME, format!("{CHECKPOINT}/{}", control_protocol::training::CHECKPOINT_FILE));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use training_protocol::session::{CommandDone, CommandRefusal, MAX_NUMBERS, TrainingCommand};
+use control_protocol::training::session::{CommandDone, CommandRefusal, MAX_NUMBERS, TrainingCommand};
 
 use super::{
     future_result::FutureResult,

@@ -1,7 +1,7 @@
 //! Names of what is kept of models: `tinker://RUN/weights/NAME` is a state, `tinker://RUN/sampler_weights/NAME` an adapter
 //! that requests may name, and `tinker://RUN/external_weights/NAME` an adapter for download.
 
-use training_protocol::session::CommandRefusal;
+use control_protocol::training::session::CommandRefusal;
 
 /// Longest name, in bytes.
 const MAX_NAME_BYTES: usize = 128;

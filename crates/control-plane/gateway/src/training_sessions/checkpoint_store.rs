@@ -7,8 +7,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use control_protocol::training::session::{CommandRefusal, Lora};
 use serde::{Deserialize, Serialize};
-use training_protocol::session::{CommandRefusal, Lora};
 
 use super::{
     checkpoint_path,

@@ -6,8 +6,8 @@ use axum::{
     http::{HeaderValue, Response, header},
     response::IntoResponse as _,
 };
+use control_protocol::training::session::{Category, CommandRefusal};
 use serde_json::{Value, json};
-use training_protocol::session::{Category, CommandRefusal};
 
 use crate::errors::ApiError;
 

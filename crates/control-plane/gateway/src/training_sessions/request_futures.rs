@@ -154,7 +154,7 @@ impl RequestFutures {
 
 #[cfg(test)]
 mod tests {
-    use training_protocol::session::CommandRefusal;
+    use control_protocol::training::session::CommandRefusal;
 
     use super::*;
     use crate::tenant_memory::{MemoryLimits, TenantMemory};

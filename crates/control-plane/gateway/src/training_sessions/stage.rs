@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use training_protocol::session::CommandRefusal;
+use control_protocol::training::session::CommandRefusal;
 
 use super::{trainer::Trainer, transfer_directories::TransferDirectory};
 use crate::trainer_client::trainer_slots::TrainerSlot;

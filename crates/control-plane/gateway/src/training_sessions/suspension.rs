@@ -7,8 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use control_protocol::training::session::{CommandRefusal, TrainingCommand};
 use tokio::time::timeout;
-use training_protocol::session::{CommandRefusal, TrainingCommand};
 
 use super::{
     request_futures::RequestFuture,

@@ -2,12 +2,12 @@
 
 use std::io;
 
+use control_protocol::training::session::{
+    BUSY, CommandDone, CommandRefusal, CommandReply, MAX_LINE_BYTES, MAX_NUMBERS, TrainingCommand,
+};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
     net::UnixStream,
-};
-use training_protocol::session::{
-    BUSY, CommandDone, CommandRefusal, CommandReply, MAX_LINE_BYTES, MAX_NUMBERS, TrainingCommand,
 };
 
 use crate::trainer_client::is_closed;

@@ -5,9 +5,9 @@ use std::{
     sync::{Arc, Mutex, OnceLock},
 };
 
+use control_protocol::training::session::{Adam, CommandRefusal, Lora};
 use serde_json::Value;
 use tokio::sync::Notify;
-use training_protocol::session::{Adam, CommandRefusal, Lora};
 
 use super::{batch::TrainingBatch, future_result::FutureResult, request_futures::RequestFuture};
 use crate::{errors::ApiError, lock::lock};

@@ -2,9 +2,9 @@
 
 use std::{collections::VecDeque, fmt::Display, io, sync::Arc, time::Instant};
 
+use control_protocol::training::session::{CommandDone, CommandRefusal, TrainingCommand};
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use training_protocol::session::{CommandDone, CommandRefusal, TrainingCommand};
 
 use super::{
     checkpoint_path,

@@ -6,9 +6,6 @@
 #[path = "../registry/fake_executor.rs"]
 #[allow(dead_code, reason = "the tests of the registry use all of it")]
 mod fake_executor;
-#[path = "../../../tests/src/servers/mod.rs"]
-#[allow(dead_code, unreachable_pub, reason = "the tests of deployments use all of it")]
-mod servers;
 mod support;
 
 mod encryption;
@@ -19,3 +16,5 @@ mod outages;
 mod publishing;
 mod stores;
 mod tinker;
+
+use testkit::servers;

@@ -12,8 +12,8 @@ use gateway::{
     executors::{Executors, ONLY},
     limits::KeyLimit,
 };
-use patience::WATCHDOG;
 use tempfile::TempDir;
+use testkit::WATCHDOG;
 
 use crate::{
     fake_executor::FakeExecutor,

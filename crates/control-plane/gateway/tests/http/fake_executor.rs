@@ -10,7 +10,6 @@ use std::{
     time::Duration,
 };
 
-use ids::{AdapterId, Generation, TenantId};
 use shmproto::{
     codec::Wire as _,
     layer::control::SessionStats,
@@ -22,6 +21,7 @@ use shmproto::{
     },
 };
 use tokio::task::{AbortHandle, JoinHandle};
+use types::{AdapterId, Generation, TenantId};
 use zeromq::{RouterSendHalf, RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMessage};
 
 use crate::text::{END, TEXT_HASH, VOCAB_SIZE, tokens};

@@ -9,16 +9,16 @@ use std::{
     },
 };
 
+use control_protocol::training::{
+    TrainerRequest,
+    session::{CommandDone, Lora, TrainingCommand},
+};
 use serde_json::json;
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
     net::{UnixListener, UnixStream},
     task::JoinHandle,
-};
-use training_protocol::{
-    TrainerRequest,
-    session::{CommandDone, Lora, TrainingCommand},
 };
 
 /// Ends when it is dropped; trainers that were given out go on.

@@ -14,7 +14,7 @@ use gateway::{
     lifecycle::{GatewayReadiness, LoadText},
     server::Gateway,
 };
-use policy::{admission::DelayLimits, routing::RoutingPolicy};
+use scheduling::{admission::DelayLimits, routing::RoutingPolicy};
 use settings::{ReasoningParser, ToolCallParser};
 use tempfile::TempDir;
 
@@ -24,7 +24,7 @@ use crate::{
     text::bytes,
 };
 
-pub(crate) use patience::WATCHDOG;
+pub(crate) use testkit::WATCHDOG;
 
 /// Everything a test needs; removed when it ends.
 pub(crate) struct Harness {

@@ -3,7 +3,7 @@
 use std::{num::NonZeroU32, time::Duration};
 
 use gateway::{config::RateLimits, keys::Keys, server::RunError, tenant_memory::MemoryLimits};
-use policy::admission::DelayLimits;
+use scheduling::admission::DelayLimits;
 use serde_json::json;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},

@@ -6,9 +6,6 @@ mod client;
 mod fake_executor;
 mod fake_trainer;
 mod harness;
-#[path = "../../../tests/src/servers/mod.rs"]
-#[allow(dead_code, unreachable_pub, reason = "the tests of deployments use all of it")]
-mod servers;
 mod text;
 
 mod access;
@@ -44,3 +41,5 @@ mod token_ids;
 mod tools;
 mod uploads;
 mod warnings;
+
+use testkit::servers;

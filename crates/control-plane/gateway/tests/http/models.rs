@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use files::text_hash::TextHash;
 use gateway::{config::GatewayConfig, lifecycle::LoadText, server::Gateway, text::LoadedText};
+use model_files::text_hash::TextHash;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use gateway::keys::Keys;
-use ids::{AdapterId, Generation, TenantId};
 use serde_json::{Value, json};
+use types::{AdapterId, Generation, TenantId};
 
 use crate::{
     client::Response,

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use ids::{AdapterId, Generation, TenantId};
 use serde_json::{Value, json};
+use types::{AdapterId, Generation, TenantId};
 
 use crate::{
     client::Response,

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use files::{model_summary::ModelSummary, text_hash::TextHash};
 use gateway::{
     lifecycle::LoadText,
     text::{ChatMessage, Decoder, LoadedText, TemplateOptions, Text, TextError, TextFacts},
 };
+use model_files::{model_summary::ModelSummary, text_hash::TextHash};
 use text::{
     chat_template::{ChatTemplate, GenerationPrompt, Limits, TemplateError, TemplateTokens},
     detokenize::TextStart,

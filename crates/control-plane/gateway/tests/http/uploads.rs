@@ -1,7 +1,7 @@
 //! Adapters whose files are sent along.
 
-use ids::Generation;
 use serde_json::{Value, json};
+use types::Generation;
 
 use crate::{
     client::Response,

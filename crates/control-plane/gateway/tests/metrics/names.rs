@@ -1,6 +1,6 @@
 //! The table of metrics against Prometheus's rules, the guide, and the dashboard.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{collections::BTreeSet, fs};
 
 use gateway::metrics::{
     aliases::ALIASES,
@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::parser::is_name;
 
 fn read(path: &str) -> String {
-    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)).unwrap()
+    fs::read_to_string(testkit::paths::root().join(path)).unwrap()
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn expressions(value: &Value, out: &mut Vec<String>) {
 
 #[test]
 fn the_dashboard_shows_every_metric_and_none_that_is_not_there() {
-    let dashboard: Value = serde_json::from_str(&read("dashboards/holobiont.json")).unwrap();
+    let dashboard: Value = serde_json::from_str(&read("deploy/dashboards/holobiont.json")).unwrap();
     let mut found = Vec::new();
     expressions(&dashboard, &mut found);
     let mut shown = BTreeSet::new();
@@ -141,7 +141,7 @@ fn the_dashboard_shows_every_metric_and_none_that_is_not_there() {
 
 #[test]
 fn the_dashboard_can_be_imported() {
-    let dashboard: Value = serde_json::from_str(&read("dashboards/holobiont.json")).unwrap();
+    let dashboard: Value = serde_json::from_str(&read("deploy/dashboards/holobiont.json")).unwrap();
     assert_eq!((&dashboard["id"], dashboard["uid"].as_str()), (&Value::Null, Some("holobiont")));
     let variables = dashboard["templating"]["list"].as_array().unwrap();
     assert!(

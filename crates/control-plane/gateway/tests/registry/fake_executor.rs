@@ -7,7 +7,6 @@ use std::{
     time::Duration,
 };
 
-use ids::{AdapterId, Generation, TenantId};
 use shmproto::{
     codec::Wire as _,
     message::{
@@ -16,6 +15,7 @@ use shmproto::{
     },
 };
 use tokio::task::JoinHandle;
+use types::{AdapterId, Generation, TenantId};
 use zeromq::{RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMessage};
 
 /// Every adapter takes this many bytes.

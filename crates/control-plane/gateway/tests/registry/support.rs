@@ -14,12 +14,12 @@ use gateway::{
     executors::{Executors, ONLY},
     limits::KeyLimit,
 };
-use ids::Generation;
 use tempfile::TempDir;
+use types::Generation;
 
 use crate::fake_executor::{FakeExecutor, generation};
 
-pub(crate) use patience::WATCHDOG;
+pub(crate) use testkit::WATCHDOG;
 
 /// What the base model is called.
 pub(crate) const BASE: &str = "base";

@@ -4,7 +4,7 @@ use gateway::{
     adapters::{AdapterError, Registry, Terms},
     caller::KeyRole,
 };
-use ids::TenantId;
+use types::TenantId;
 
 use crate::support::{BASE, RegistryHarness, caller};
 

@@ -10,8 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use policy::{background_io::ForegroundIo, clock::Clock};
 use proptest::prelude::*;
+use scheduling::{background_io::ForegroundIo, clock::Clock};
 
 use super::{
     BytesPerSecond, CopyEnd, CopyPriority, CopySource, SubmitError, Ticket,

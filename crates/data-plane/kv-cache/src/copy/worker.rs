@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use policy::{
+use scheduling::{
     background_io::{BackgroundThrottle, ForegroundIo},
     clock::Clock,
 };

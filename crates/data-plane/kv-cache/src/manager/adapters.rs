@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use ids::{AdapterId, BlockId};
+use types::{AdapterId, BlockId};
 
 use super::{AdapterUnit, Cache, CacheSettings};
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ids::BlockId;
+use types::BlockId;
 
 use super::{AdapterUnit, Cache};
 use crate::{

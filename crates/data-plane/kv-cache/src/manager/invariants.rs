@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use ids::BlockId;
+use types::BlockId;
 
 use super::Cache;
 use crate::{

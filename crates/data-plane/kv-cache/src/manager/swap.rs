@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use ids::BlockId;
+use types::BlockId;
 
 use super::{Cache, Prefix};
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use ids::AdapterId;
+use types::AdapterId;
 
 /// Over which requests and batches are averaged.
 const WINDOW: Duration = Duration::from_secs(60);

@@ -17,7 +17,7 @@
 //! A seal of zeroes, as in a hole of the file, is that of an empty slot.
 
 use blake3::Hash;
-use ids::{AdapterId, TenantId};
+use types::{AdapterId, TenantId};
 
 use super::{StoreLayout, StoreSlot, record::BlockRecord};
 use crate::namespace::{Chain, Namespace};

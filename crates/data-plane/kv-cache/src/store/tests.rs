@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use ids::{AdapterId, TenantId};
 use tempfile::TempDir;
+use types::{AdapterId, TenantId};
 
 use super::*;
 use crate::namespace::{Chain, Namespace};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ids::AdapterId;
+use types::AdapterId;
 
 use crate::{
     namespace::Chain,

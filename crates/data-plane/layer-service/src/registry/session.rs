@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cache::ledger::{self, MemoryReservation, OutOfBudget};
+use kv_cache::ledger::{self, MemoryReservation, OutOfBudget};
 use shmproto::{
     channel::{ExecutorChannel, Geometry},
     layer::{

@@ -18,7 +18,7 @@ use super::{
     link::ZmtpLink,
 };
 use crate::{SessionTransport, tls};
-use ::tls::socket;
+use ::security::socket;
 
 /// After an error that is not one connection's, such as too many open files.
 const AFTER_ERROR: Duration = Duration::from_millis(100);

@@ -2,7 +2,7 @@
 
 use std::{io, sync::Arc, time::Duration};
 
-use cache::ledger::MemoryReservation;
+use kv_cache::ledger::MemoryReservation;
 use shmproto::{
     codec::Wire as _,
     layer::{

@@ -5,9 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cache::ledger::MemoryAccount;
-use ids::BlockId;
 use kernels::Activations;
+use kv_cache::ledger::MemoryAccount;
 use layer_service::{
     SessionTransport, Tenant,
     batching_policy::LONGEST_WAIT,
@@ -22,7 +21,7 @@ use model::{
     linear_sites::{EvaluateError, EvaluateSites, Site, SiteCall, SiteId, SiteOp, SitePart, SitePath},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
 };
-use policy::clock::{Clock, SystemClock};
+use scheduling::clock::{Clock, SystemClock};
 use shmproto::{
     channel::{ClientChannel, Geometry},
     layer::{
@@ -31,6 +30,7 @@ use shmproto::{
     },
 };
 use tokio::sync::mpsc;
+use types::BlockId;
 
 use crate::tiny;
 

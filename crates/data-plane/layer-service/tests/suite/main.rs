@@ -6,6 +6,6 @@ mod calls;
 mod remote;
 mod ring;
 mod streamed;
-#[path = "../../../base-executor/tests/suite/tiny.rs"]
+#[path = "../../../../../base-executor/tests/suite/tiny.rs"]
 #[allow(dead_code, reason = "its adapters are for the tests of the program")]
 mod tiny;

@@ -7,7 +7,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ids::BlockId;
 use layer_service::settings::{BatchingPolicy, LayerSettings};
 use model::{
     deltas::prepared::PreparedAdapter,
@@ -21,6 +20,7 @@ use model::{
     },
 };
 use shmproto::layer::{CallClass, CallHeader, CallStatus, Dtype, Op};
+use types::BlockId;
 
 use crate::calls::{DispatcherFixture, LocalClient, bits, evaluate, rows};
 

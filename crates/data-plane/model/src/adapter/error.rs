@@ -5,8 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use files::gguf::GgufError;
 use kernels::PackError;
+use model_files::gguf::GgufError;
 
 use super::{limits, patterns::is_tail};
 use crate::sources::{hf_names::EMBEDDING, safetensors::file::SafetensorsFormatError};

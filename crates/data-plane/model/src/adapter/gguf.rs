@@ -2,11 +2,11 @@
 
 use std::{collections::HashSet, path::Path};
 
-use files::{
+use kernels::TensorType;
+use model_files::{
     gguf::{GgufFile, TensorView},
     whole_file,
 };
-use kernels::TensorType;
 
 use super::{
     error::AdapterError,

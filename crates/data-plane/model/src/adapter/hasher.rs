@@ -1,7 +1,7 @@
 //! From what an adapter does to its [`Generation`].
 
-use ids::Generation;
 use kernels::TensorType;
+use types::Generation;
 
 use super::method::ScaledSide;
 use crate::shape::source::Target;

@@ -3,8 +3,8 @@
 use std::{borrow::Cow, path::Path, sync::Arc};
 
 use half::{bf16, f16};
-use ids::Generation;
 use kernels::TensorType;
+use types::Generation;
 
 use super::{
     error::AdapterError,

@@ -6,7 +6,7 @@
 
 use std::{cmp::Ordering, collections::BTreeMap};
 
-use ids::Generation;
+use types::Generation;
 
 use super::{
     kind::AdapterKind,

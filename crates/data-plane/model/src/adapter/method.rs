@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ids::Generation;
+use types::Generation;
 
 use super::{invocation::Invocation, kind::AdapterKind, vocabulary::VocabularyChanges};
 use crate::shape::{config::ModelConfig, source::Target};

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use files::bounded_json;
+use model_files::bounded_json;
 use serde_json::{Map, Value};
 
 use super::{

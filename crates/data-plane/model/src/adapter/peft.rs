@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use files::whole_file;
+use model_files::whole_file;
 
 use super::{
     draft::take_shape,

@@ -5,7 +5,7 @@
 use std::sync::Mutex;
 
 use kernels::{Activations, backward::attention::SequenceRows};
-use policy::random::Rng;
+use scheduling::random::Rng;
 
 use crate::{
     adapter::MethodWeights,

@@ -4,13 +4,13 @@ mod rows;
 
 use std::{cell::RefCell, io, sync::Arc};
 
-use ids::Generation;
 use kernels::{
     Isa, ThreadPool,
     attention::KvShape,
     backward::attention::SequenceRows,
     lora::{LayoutError, LoraPrecision},
 };
+use types::Generation;
 
 use self::rows::{batch, blocks, tape};
 use super::{

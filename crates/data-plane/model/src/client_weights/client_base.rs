@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use files::model_files::ModelFiles;
+use model_files::model_files::ModelFiles;
 
 use crate::{
     forward::ModelContext,

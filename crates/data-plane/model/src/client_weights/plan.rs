@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use files::model_files::{CONFIG_FILE, INDEX_FILE, ModelFiles};
+use model_files::model_files::{CONFIG_FILE, INDEX_FILE, ModelFiles};
 use shmproto::file::{MappedFile, open_regular};
 
 use super::{ClientWeightsFile, MAX_RANGES};

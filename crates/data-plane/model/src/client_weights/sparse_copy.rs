@@ -11,7 +11,7 @@ use std::{
     time::SystemTime,
 };
 
-use files::model_files::SPARSE_COPY;
+use model_files::model_files::SPARSE_COPY;
 
 use super::{ClientWeightsFile, MAX_FILES, MAX_RANGES};
 

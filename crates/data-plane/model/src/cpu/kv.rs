@@ -2,12 +2,12 @@
 
 use std::{convert::Infallible, io, sync::Arc};
 
-use ids::BlockId;
 use kernels::{
     Activations,
     attention::{AttentionLimits, KvPool, KvShape, QkvLayout},
     blocks::BlockMemory,
 };
+use types::BlockId;
 
 use crate::{
     cpu::{Compute, RowTable},

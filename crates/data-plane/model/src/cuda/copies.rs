@@ -3,7 +3,6 @@
 
 use std::sync::{Arc, OnceLock};
 
-use ids::BlockId;
 use kernels::{
     cuda::{
         BlockMemory,
@@ -11,6 +10,7 @@ use kernels::{
     },
     lora::LoraMatrix,
 };
+use types::BlockId;
 
 use crate::{
     deltas::{

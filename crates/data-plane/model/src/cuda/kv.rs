@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use ids::BlockId;
 use kernels::{
     attention::{AttentionLimits, KvShape, QkvLayout},
     cuda::{
@@ -10,6 +9,7 @@ use kernels::{
         attention::{KvPool, RowTable},
     },
 };
+use types::BlockId;
 
 use super::CudaDevice;
 use crate::forward::KvStore;

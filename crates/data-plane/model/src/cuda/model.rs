@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use ids::BlockId;
 use kernels::{
     Activations, ThreadPool,
     cuda::{
@@ -14,6 +13,7 @@ use kernels::{
     },
     lora::{ElementKind, LoraPrecision},
 };
+use types::BlockId;
 
 use super::{
     CudaDevice, CudaWeights,

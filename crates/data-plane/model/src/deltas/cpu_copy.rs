@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use ids::BlockId;
 use kernels::{
     blocks::{BlockLease, BlockMemory},
     lora::{LoraMatrix, Packing, PieceTable, StagedMatrix},
 };
+use types::BlockId;
 
 use super::{
     device_copy::{CopyError, DeviceCopy, DeviceMemory, StagedMatrices},

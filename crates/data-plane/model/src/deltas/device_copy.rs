@@ -11,8 +11,8 @@ use std::{
     sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
 };
 
-use ids::BlockId;
 use kernels::lora::LoraMatrix;
+use types::BlockId;
 
 use crate::{
     deltas::matrices::{ByLayer, HostMatrices},

@@ -5,8 +5,8 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use ids::Generation;
 use kernels::lora::{LayoutError, LoraMatrix, LoraPrecision, MatrixLayout, SharedBytes};
+use types::Generation;
 
 use crate::{
     adapter::{Adapter, Invocation, LoraModule, MethodWeights, Prefix, Scales, VocabularyChanges},

@@ -2,8 +2,8 @@
 
 use std::{ops::Range, sync::Arc};
 
-use ids::BlockId;
 use kernels::attention::KvRows;
+use types::BlockId;
 
 use crate::sampling::TokenDraw;
 

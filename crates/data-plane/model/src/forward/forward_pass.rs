@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ids::BlockId;
+use types::BlockId;
 
 use super::batch::SequenceSlice;
 use crate::{

@@ -1,6 +1,6 @@
 //! What a caller asks for, checked, and what becomes of it where the device draws.
 
-use policy::random::Rng;
+use scheduling::random::Rng;
 
 /// The range OpenAI documents for presence and frequency penalties, both ends included.
 pub const PENALTY_RANGE: (f32, f32) = (-2.0, 2.0);

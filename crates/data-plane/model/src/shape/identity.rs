@@ -10,8 +10,8 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use files::text_hash::TextHash;
 use kernels::TensorType;
+use model_files::text_hash::TextHash;
 
 use crate::shape::{
     config::ModelConfig,

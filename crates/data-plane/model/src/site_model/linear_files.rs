@@ -6,8 +6,8 @@
 
 use std::{borrow::Cow, path::Path, sync::Arc};
 
-use files::{bounded_json, text_hash::TextHash};
 use kernels::{Arena, PackedMatrix, quant::dequantize_row};
+use model_files::{bounded_json, text_hash::TextHash};
 use serde::Deserialize;
 use serde_json::Value;
 

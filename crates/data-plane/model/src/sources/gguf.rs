@@ -13,8 +13,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use files::gguf::{GgufError, GgufFile, TensorView};
 use kernels::TensorType;
+use model_files::gguf::{GgufError, GgufFile, TensorView};
 
 pub(crate) use self::names::{fused_name, linear_name, tensor_name};
 

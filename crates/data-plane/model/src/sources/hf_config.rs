@@ -8,7 +8,7 @@ mod experts;
 mod raw;
 mod traits;
 
-use files::bounded_json;
+use model_files::bounded_json;
 
 use self::raw::{RawHfConfig, RawRope};
 use crate::sources::quantization::{Quantization, UnsupportedOption};

@@ -2,7 +2,7 @@
 
 use std::{fs, io, os::unix::fs::MetadataExt as _, path::Path};
 
-use files::{model_files::ModelFiles, text_hash::TextHash};
+use model_files::{model_files::ModelFiles, text_hash::TextHash};
 
 use crate::{
     shape::identity::{CONTEXT, HashedWeights, Identified as _},

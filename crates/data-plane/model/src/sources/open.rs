@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use files::{
+use model_files::{
     generation_defaults::GenerationDefaultsError,
     gguf::GgufError,
     model_files::{FindError, ModelFiles},

@@ -11,9 +11,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use files::{model_files::CONFIG_FILE, text_hash::TextHash};
 use kernels::TensorType;
-use policy::random::Rng;
+use model_files::{model_files::CONFIG_FILE, text_hash::TextHash};
+use scheduling::random::Rng;
 
 use crate::{
     shape::{
@@ -206,7 +206,7 @@ fn bf16(value: f32) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use ids::BlockId;
+    use types::BlockId;
 
     use super::*;
     use crate::{

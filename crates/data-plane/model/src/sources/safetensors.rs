@@ -15,8 +15,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use files::{model_files::CONFIG_FILE, whole_file};
 use kernels::TensorType;
+use model_files::{model_files::CONFIG_FILE, whole_file};
 
 use crate::{
     shape::{

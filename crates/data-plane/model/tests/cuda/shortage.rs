@@ -1,7 +1,7 @@
 //! Memory that is not to be had, at every single allocation: what needs it fails and says so, and the next try gives what it
 //! always gave.
 //!
-//! The stand-in fails what a file tells it to (`kernels/cuda/on_cpu/README.md`), and reads the file's name from its
+//! The stand-in fails what a file tells it to (`kernels/cuda/emulator/README.md`), and reads the file's name from its
 //! environment once: each test is run again in a process that has it there. A GPU has no such file: there these tests say so
 //! and are skipped.
 

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use ids::BlockId;
 use model::{
     cuda::{CudaModel, Graphs},
     deltas::prepared::PreparedAdapter,
@@ -10,6 +9,7 @@ use model::{
     resident::KvDtype,
     sampling::{self, Probability, SamplingParams, SamplingRequest, TokenCounts},
 };
+use types::BlockId;
 
 use crate::support::{CudaSequence, adapter, at, device, error, golden, on_cpu, on_device, upload};
 

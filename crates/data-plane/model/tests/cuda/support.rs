@@ -1,11 +1,8 @@
 //! Models on both devices.
 
-use std::{
-    path::PathBuf,
-    sync::{Arc, OnceLock},
-};
+use std::sync::{Arc, OnceLock};
+pub(crate) use testkit::paths::{golden, root};
 
-use ids::BlockId;
 use kernels::cuda::{Cuda, CudaError};
 use model::{
     adapter::Adapter,
@@ -18,6 +15,7 @@ use model::{
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     sources::open::open,
 };
+use types::BlockId;
 
 pub(crate) use crate::golden_support::error;
 
@@ -33,16 +31,6 @@ pub(crate) fn device() -> Option<Arc<Cuda>> {
             None
         }
     }
-}
-
-/// The repository, or a copy of the part of it that tests read.
-pub(crate) fn root() -> PathBuf {
-    let here = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
-    std::env::var_os("HOLOBIONT_TEST_ROOT").map_or_else(here, PathBuf::from)
-}
-
-pub(crate) fn golden(part: &str) -> PathBuf {
-    root().join("tests/golden").join(part)
 }
 
 /// A golden model on the device.

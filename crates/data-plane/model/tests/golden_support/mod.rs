@@ -4,7 +4,6 @@ mod asked;
 
 use std::{path::Path, sync::Arc};
 
-use ids::BlockId;
 use model::{
     adapter::AnyAdapter,
     deltas::prepared::PreparedAdapter,
@@ -12,6 +11,7 @@ use model::{
     sources::open::open,
 };
 use serde::{Deserialize, de::DeserializeOwned};
+use types::BlockId;
 
 pub(crate) use self::asked::{GoldenAdapter, summed};
 

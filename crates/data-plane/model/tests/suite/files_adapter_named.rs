@@ -1,6 +1,6 @@
 //! Adapters by the names of their layers: merged they are what they are together in a request, to the last bit.
 
-use std::path::{Path, PathBuf};
+use testkit::paths::golden;
 
 use crate::files_support::assert_says;
 use kernels::TensorType;
@@ -12,10 +12,6 @@ use model::{
     },
     sources::open::open,
 };
-
-fn golden(part: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(part)
-}
 
 fn example(name: &str) -> NamedLora {
     NamedLora::read(&golden("../../examples/adapters").join(name)).unwrap()

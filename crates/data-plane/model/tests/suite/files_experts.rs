@@ -1,14 +1,10 @@
 //! Mixtures of experts: a directory and a GGUF file of one are one model, in every format of weights, and what is not supported is
 //! refused by name.
 
-use std::{
-    borrow::Cow,
-    path::{Path, PathBuf},
-};
+use std::{borrow::Cow, path::Path};
+use testkit::paths::golden;
 
 use crate::files_support::{GgufWriter, assert_says, f32_bytes, interleave, safetensors, tensor};
-use files::gguf::GgufFile;
-use ids::BlockId;
 use kernels::TensorType;
 use model::{
     adapter::{Adapter, AnyAdapter},
@@ -31,11 +27,9 @@ use model::{
         safetensors::{SafetensorsSource, SafetensorsSourceError},
     },
 };
+use model_files::gguf::GgufFile;
 use serde_json::{Value, json};
-
-fn golden(part: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(part)
-}
+use types::BlockId;
 
 fn open_gguf(writer: &GgufWriter) -> Result<GgufSource, GgufSourceError> {
     GgufSource::new(GgufFile::from_bytes(Path::new("tiny.gguf"), writer.bytes()).unwrap())

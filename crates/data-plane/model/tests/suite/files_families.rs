@@ -1,12 +1,12 @@
 //! Families beside Llama's: a directory and a GGUF file of one model are one model, and what their files have that is not
 //! supported is refused by name.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use testkit::paths::golden;
 
 use crate::files_support::{
     GgufWriter, assert_says, f32_bytes, interleave, tensor, tiny_entries, tiny_json, write_model,
 };
-use files::gguf::GgufFile;
 use model::{
     adapter::Adapter,
     shape::{
@@ -20,12 +20,9 @@ use model::{
         safetensors::{SafetensorsSource, SafetensorsSourceError},
     },
 };
+use model_files::gguf::GgufFile;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
-
-fn golden(part: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(part)
-}
 
 /// What llama.cpp calls what transformers calls so, within a block.
 const NAMES: [(&str, &str); 15] = [

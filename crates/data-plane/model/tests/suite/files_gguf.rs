@@ -5,12 +5,12 @@ use std::path::Path;
 use crate::files_support::{
     GgufWriter, assert_says, f32_bytes, kind, numbers, tensor, text_bytes, tiny_gguf,
 };
-use files::gguf::{Array, GgufError, GgufFile, Value, limits};
 use kernels::TensorType;
 use model::{
     shape::source::{Target, TensorId, WeightSource},
     sources::gguf::GgufSource,
 };
+use model_files::gguf::{Array, GgufError, GgufFile, Value, limits};
 use proptest::prelude::*;
 
 fn parse(bytes: Vec<u8>) -> Result<GgufFile, GgufError> {

@@ -5,7 +5,6 @@ use std::path::Path;
 use crate::files_support::{
     GgufWriter, TinyTensor, assert_says, f32_bytes, interleave, tensor, tiny, tiny_gguf, tiny_tensors,
 };
-use files::gguf::GgufFile;
 use kernels::{TensorType, elementwise::Gate};
 use model::{
     shape::{
@@ -14,6 +13,7 @@ use model::{
     },
     sources::gguf::{GgufSource, GgufSourceError},
 };
+use model_files::gguf::GgufFile;
 
 const QKV: [Target; 3] = [Target::Q, Target::K, Target::V];
 

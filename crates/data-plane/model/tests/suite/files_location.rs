@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use crate::files_support::{
     GgufWriter, assert_says, f32_bytes, tiny, tiny_entries, tiny_gguf, tiny_json, write_model,
 };
-use files::{
+use model::sources::open::open;
+use model_files::{
     generation_defaults::GenerationDefaults,
     location::{HubAccess, HubSettings, LocationError, resolve},
     model_files::ModelFiles,
 };
-use model::sources::open::open;
 use tempfile::TempDir;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";

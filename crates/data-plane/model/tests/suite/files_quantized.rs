@@ -1,7 +1,5 @@
 //! Models whose linear layers GPTQ or AWQ quantized: what their parts become, and which are refused.
 
-use std::path::Path;
-
 use crate::files_support::{assert_says, f16_bytes, numbers, tiny_entries, tiny_json, write_model};
 use kernels::TensorType;
 use model::{
@@ -44,7 +42,7 @@ fn open_with(
 
 #[test]
 fn layers_become_blocks_where_their_groups_are_runs_of_them() {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models");
+    let golden = testkit::paths::golden("models");
     for (name, expected) in [
         ("llama-gptq", TensorType::Q4_0),
         ("llama-gptq-rows", TensorType::Q4_1),

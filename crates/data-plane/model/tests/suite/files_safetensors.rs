@@ -6,7 +6,6 @@ use crate::files_support::{
     assert_says, bf16_bytes, f16_bytes, f32_bytes, numbers, safetensors, tiny, tiny_entries, tiny_gguf,
     tiny_json, tiny_tensors, write_model,
 };
-use files::gguf::GgufFile;
 use kernels::TensorType;
 use model::{
     shape::{
@@ -19,6 +18,7 @@ use model::{
         safetensors::{SafetensorsSource, SafetensorsSourceError},
     },
 };
+use model_files::gguf::GgufFile;
 use serde_json::{Value, json};
 
 type ModelTensors = Vec<(String, &'static str, Vec<usize>, Vec<u8>)>;

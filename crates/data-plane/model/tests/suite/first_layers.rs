@@ -1,8 +1,7 @@
 //! The first layers of a base as a model of their own: the base's bits, from the base's memory.
 
-use std::path::{Path, PathBuf};
+use testkit::paths::golden_model as golden;
 
-use ids::BlockId;
 use model::{
     adapter::DraftShape,
     deltas::prepared::PreparedAdapter,
@@ -16,12 +15,9 @@ use model::{
         streamed::{Readahead, StreamOptions},
     },
 };
+use types::BlockId;
 
 const TOKENS: usize = 40;
-
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models").join(name)
-}
 
 fn options() -> ResidentOptions {
     ResidentOptions { cores: vec![0; 2], kv_bytes: 4 << 20, kv_dtype: KvDtype::F16 }

@@ -4,6 +4,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
+use testkit::paths::{golden, real_model};
 
 use kernels::lora::LoraPrecision;
 use model::{
@@ -29,10 +30,6 @@ struct ExpectedRefusal {
     name: String,
     model: String,
     because: String,
-}
-
-fn golden_dir() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden")
 }
 
 fn resident(model: &Path) -> ResidentModel {
@@ -65,12 +62,12 @@ fn every_model_and_adapter_gives_the_logits_and_tokens_of_transformers() {
         _ if name.contains("bf16") => 0.15,
         _ => 1e-3,
     };
-    check_all(&golden_dir(), tolerance, resident, |_, model, asked| Some(prepared(model, asked)));
+    check_all(&golden(""), tolerance, resident, |_, model, asked| Some(prepared(model, asked)));
 }
 
 #[test]
 fn hidden_states_are_those_of_transformers() {
-    check_embeddings(&golden_dir(), 1e-3, resident, |_, model, path| adapter(model, path));
+    check_embeddings(&golden(""), 1e-3, resident, |_, model, path| adapter(model, path));
 }
 
 #[test]
@@ -86,12 +83,12 @@ fn quantized_layers_are_the_weights_that_they_stand_for() {
     };
     // But minima and weights of 16 bits, in some of these (`sources::safetensors::quantized`).
     let tolerance = |name: &str| if name.contains("gptq") || name.contains("awq") { 5e-2 } else { 1e-3 };
-    check_all(&golden_dir(), tolerance, load, exact);
+    check_all(&golden(""), tolerance, load, exact);
 }
 
 #[test]
 fn a_dora_is_refused_by_name_where_the_bases_weights_are_not_at_hand() {
-    let dir = golden_dir();
+    let dir = golden("");
     let source = open(&dir.join("models/llama-tied")).unwrap();
     let path = dir.join("adapters/dora/llama-tied/everything");
     let error = Adapter::read(&path, source.config()).unwrap_err().to_string();
@@ -105,7 +102,7 @@ fn a_dora_is_refused_by_name_where_the_bases_weights_are_not_at_hand() {
 
 #[test]
 fn adapters_that_are_not_supported_are_refused_by_name() {
-    let dir = golden_dir();
+    let dir = golden("");
     let index: Refusals = read(&dir.join("index.json"));
     assert!(!index.refused.is_empty());
     for refused in &index.refused {
@@ -125,16 +122,6 @@ fn adapters_that_are_not_supported_are_refused_by_name() {
 /// Largest error of a logit that 4-bit weights and activations of 8 bits may cause; logits span about 40.
 const Q4_1_TOLERANCE: f32 = 1.5;
 
-/// The real model: `HOLOBIONT_TEST_MODEL`, or where `scripts/fetch-model` puts it.
-fn real_model() -> PathBuf {
-    let path = std::env::var_os("HOLOBIONT_TEST_MODEL").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../.models/SmolLM2-135M-Instruct.Q4_1.gguf"),
-        PathBuf::from,
-    );
-    assert!(path.exists(), "{} is missing; run ./scripts/fetch-model", path.display());
-    path
-}
-
 /// How far logits of the real model are from those of its dequantized weights, in squares, on its golden prompts.
 fn squares_of(resident: &mut ResidentModel, golden: &RealGolden) -> f64 {
     let errors = golden.cases.iter().flat_map(|case| {
@@ -147,7 +134,7 @@ fn squares_of(resident: &mut ResidentModel, golden: &RealGolden) -> f64 {
 #[test]
 fn the_finer_activations_are_rounded_the_nearer_is_the_real_model_to_its_dequantized_weights() {
     let path = real_model();
-    let golden: RealGolden = read(&golden_dir().join("expected/smollm2-q4_1/base.json"));
+    let golden: RealGolden = read(&golden("expected/smollm2-q4_1/base.json"));
     let of = |precision| squares_of(&mut resident_with(&path, precision, KvDtype::F32), &golden);
     let [int8, mixed, int15, exact] =
         [Precision::Int8, Precision::Mixed, Precision::Int15, Precision::Exact].map(of);
@@ -158,7 +145,7 @@ fn the_finer_activations_are_rounded_the_nearer_is_the_real_model_to_its_dequant
 #[test]
 fn the_finer_keys_and_values_are_kept_the_nearer_is_the_real_model_to_its_dequantized_weights() {
     let path = real_model();
-    let golden: RealGolden = read(&golden_dir().join("expected/smollm2-q4_1/base.json"));
+    let golden: RealGolden = read(&golden("expected/smollm2-q4_1/base.json"));
     let of = |kv_dtype| squares_of(&mut resident_with(&path, Precision::Exact, kv_dtype), &golden);
     let [int8, f16, f32] = [KvDtype::Int8, KvDtype::F16, KvDtype::F32].map(of);
     let rounded = squares_of(&mut resident_with(&path, Precision::Mixed, KvDtype::F32), &golden);
@@ -171,7 +158,7 @@ fn the_finer_keys_and_values_are_kept_the_nearer_is_the_real_model_to_its_dequan
 #[test]
 fn an_exact_pass_has_the_bits_of_an_exact_deployment_and_leaves_others_theirs() {
     let path = real_model();
-    let golden: RealGolden = read(&golden_dir().join("expected/smollm2-q4_1/base.json"));
+    let golden: RealGolden = read(&golden("expected/smollm2-q4_1/base.json"));
     let prompt = &golden.cases[0].prompt;
     let over = |precision| resident_with(&path, precision, KvDtype::F16);
     let mut serving = over(Precision::Mixed);
@@ -188,7 +175,7 @@ fn an_exact_pass_has_the_bits_of_an_exact_deployment_and_leaves_others_theirs() 
 fn the_real_model_agrees_with_its_dequantized_weights() {
     let path = real_model();
     let mut resident = resident(&path);
-    let dir = golden_dir();
+    let dir = golden("");
     for name in ["base", "pirate", "json", "haiku"] {
         let example = dir.join("../../examples/adapters").join(name);
         let adapter = (name != "base").then(|| adapter(&path, &example));
@@ -223,7 +210,7 @@ const GEMMA_SERVED: f32 = 0.6;
 
 /// Logits and greedy tokens behind short texts, and behind one that is longer than the window of most layers.
 fn check_gemma(resident: &mut ResidentModel, what: &str, tolerance: f32) {
-    let golden: RealGolden = read(&golden_dir().join("expected/gemma3-270m-q4_k_m/base.json"));
+    let golden: RealGolden = read(&golden("expected/gemma3-270m-q4_k_m/base.json"));
     assert!(golden.cases.iter().any(|case| case.prompt.len() > 512));
     for case in &golden.cases {
         let (logits, tokens) = generate(resident, None, &case.prompt, case.greedy.len());

@@ -5,7 +5,6 @@ use std::{fs, path::Path};
 use crate::files_support::{
     TinyTensor, safetensors, tiny_entries, tiny_gguf, tiny_json, tiny_metadata, tiny_tensors,
 };
-use files::{model_files::ModelFiles, text_hash::TextHash};
 use model::{
     resident::LoadedWeights,
     shape::{
@@ -18,6 +17,7 @@ use model::{
         open::weights,
     },
 };
+use model_files::{model_files::ModelFiles, text_hash::TextHash};
 use serde_json::json;
 
 const BIASED: [Target; 3] = [Target::Q, Target::K, Target::V];

@@ -1,7 +1,7 @@
 //! The ring path of single sites: beside the linear path within the rounding of weights and rows, exact in itself, and what is
 //! promised of the weights.
 
-use std::{borrow::Cow, fs, path::Path};
+use std::{borrow::Cow, fs};
 
 use crate::files_support::{numbers, tiny_entries, tiny_json, write_model};
 use kernels::{Activations, Isa, Modulus, TensorType};
@@ -43,7 +43,7 @@ fn resident_of(source: &(dyn WeightSource + Sync), cores: &[usize]) -> ResidentM
 }
 
 fn golden(name: &str) -> Box<dyn WeightSource + Sync> {
-    open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models").join(name)).unwrap()
+    open(&testkit::paths::golden_model(name)).unwrap()
 }
 
 /// A small model whose linear layers are of one kind, with numbers that mean nothing.

@@ -1,11 +1,8 @@
 //! One model, any route, same bits: a request's logits do not depend on what else is computed, nor on how.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::PathBuf, sync::Arc};
+use testkit::paths::golden;
 
-use ids::BlockId;
 use kernels::Isa;
 use model::{
     adapter::{Adapter, AnyAdapter},
@@ -14,6 +11,7 @@ use model::{
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     sources::open::open,
 };
+use types::BlockId;
 
 use crate::golden_support::{GoldenAdapter, summed};
 
@@ -36,10 +34,6 @@ const MODELS: [&str; 15] = [
     "mixtral-bf16",
     "qwen3moe",
 ];
-
-fn golden(part: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(part)
-}
 
 fn resident(name: &str, threads: usize) -> ResidentModel {
     let source = open(&golden("models").join(name)).unwrap();

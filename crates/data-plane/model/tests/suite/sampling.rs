@@ -3,8 +3,8 @@
 use model::sampling::{
     LOGPROB_FLOOR, SamplingError, SamplingParams, SamplingRequest, TokenCounts, logprobs, sample,
 };
-use policy::random::Rng;
 use proptest::prelude::*;
+use scheduling::random::Rng;
 use serde_json::Value;
 
 fn neutral() -> SamplingRequest {
@@ -19,7 +19,7 @@ fn greedy() -> SamplingRequest {
     SamplingRequest { temperature: 0.0, ..neutral() }
 }
 
-/// What `text/tests/golden/make_golden.py` made.
+/// What `crates/shared/text/tests/golden/make_golden.py` made.
 fn golden() -> Value {
     serde_json::from_str(include_str!("../golden/sampling.json")).unwrap()
 }

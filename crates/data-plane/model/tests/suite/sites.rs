@@ -4,9 +4,9 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
+use testkit::paths::golden;
 
 use crate::files_support::{numbers, tiny_gguf};
-use ids::BlockId;
 use kernels::{Activations, quant::dequantize_row, reference};
 use model::{
     adapter::Adapter,
@@ -20,14 +20,11 @@ use model::{
     },
     sources::open::open,
 };
+use types::BlockId;
 
 /// Models whose weights are of 32 bits and of 16 bits, with biases, with norms of heads and with experts.
 const MODELS: [&str; 7] =
     ["llama-tied", "llama-bf16", "qwen2-bias", "qwen2-f16", "qwen3-qknorm", "mixtral-bf16", "qwen3moe"];
-
-fn golden(part: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(part)
-}
 
 fn resident_of(source: &(dyn WeightSource + Sync)) -> ResidentModel {
     let weights = LoadedWeights::load(source, 1).unwrap();

@@ -4,12 +4,9 @@ use std::{
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
+use testkit::paths::real_model as smollm2;
 
 use crate::files_support::{assert_says, tiny_entries, tiny_gguf, tiny_json, write_model};
-use files::{
-    gguf::GgufFile,
-    model_files::{ModelFiles, SPARSE_COPY},
-};
 use kernels::quant::dequantize_row;
 use model::{
     client_weights::{
@@ -24,6 +21,10 @@ use model::{
     sources::{open::open, safetensors::SafetensorsSource},
     weights::load_norms,
 };
+use model_files::{
+    gguf::GgufFile,
+    model_files::{ModelFiles, SPARSE_COPY},
+};
 use serde_json::json;
 use text::{
     chat_template::{ChatTemplate, Limits},
@@ -31,11 +32,6 @@ use text::{
 };
 
 const BUDGET: u64 = 1 << 30;
-
-fn smollm2() -> PathBuf {
-    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../.models/SmolLM2-135M-Instruct.Q4_1.gguf");
-    std::env::var_os("HOLOBIONT_TEST_MODEL").map_or_else(default, PathBuf::from)
-}
 
 /// Copies what `plan` gives out to `directory`, `step` bytes at a time.
 fn copied(plan: &ClientWeightsPlan, directory: &Path, step: u32) -> PathBuf {
@@ -128,7 +124,7 @@ fn a_sparse_copy_of_the_real_model_has_its_tokenizer_norms_and_embeddings_and_no
 
 #[test]
 fn every_golden_model_and_its_sparse_copy_give_a_client_the_same() {
-    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models");
+    let models = testkit::paths::golden("models");
     for entry in std::fs::read_dir(models).unwrap() {
         let (model, directory) = (entry.unwrap().path(), tempfile::tempdir().unwrap());
         let copy = sparse_copy(&model, directory.path());

@@ -5,8 +5,8 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
+use testkit::paths::{golden, real_model as smollm2};
 
-use ids::BlockId;
 use kernels::{Activations, Isa, ThreadPool, attention::KvPrecision, lora::LoraPrecision};
 use model::{
     adapter::{Adapter, AdapterKind, merge::sum},
@@ -25,17 +25,9 @@ use model::{
     sources::{dequantized::Dequantized, gguf::GgufSource, open::open},
     weights::embedding::Embedding,
 };
+use types::BlockId;
 
 const KV: KvDtype = KvDtype::Auto;
-
-fn smollm2() -> PathBuf {
-    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../.models/SmolLM2-135M-Instruct.Q4_1.gguf");
-    std::env::var_os("HOLOBIONT_TEST_MODEL").map_or_else(default, PathBuf::from)
-}
-
-fn golden(part: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(part)
-}
 
 fn resident(source: &(dyn WeightSource + Sync), kv_dtype: KvDtype) -> ResidentModel {
     let options = ResidentOptions { cores: vec![], kv_bytes: 16 << 20, kv_dtype };

@@ -8,8 +8,8 @@ use std::{
     process::{Command, Stdio},
     sync::Arc,
 };
+use testkit::paths::{golden, real_model as smollm2};
 
-use ids::BlockId;
 use kernels::{Activations, TensorType};
 use model::{
     adapter::Adapter,
@@ -27,18 +27,10 @@ use model::{
         streamed::{Readahead, StreamError, StreamOptions, WeightReadError},
     },
 };
+use types::BlockId;
 
 type StreamedSource = dyn WeightSource + Sync;
 type StreamedResident = ResidentModel<ServedLayers>;
-
-fn golden(part: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(part)
-}
-
-fn smollm2() -> PathBuf {
-    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../.models/SmolLM2-135M-Instruct.Q4_1.gguf");
-    std::env::var_os("HOLOBIONT_TEST_MODEL").map_or_else(default, PathBuf::from)
-}
 
 fn options() -> ResidentOptions {
     ResidentOptions { cores: vec![0; 2], kv_bytes: 16 << 20, kv_dtype: KvDtype::F16 }

@@ -1,14 +1,11 @@
 //! Same bits from every tier: however much of an adapter the device has, and whoever sums the rest.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, Ordering},
 };
+use testkit::paths::golden;
 
-use ids::{BlockId, Generation};
 use kernels::{
     Activations,
     blocks::BlockMemory,
@@ -33,13 +30,10 @@ use model::{
     sources::open::open,
 };
 use serde::Deserialize;
+use types::{BlockId, Generation};
 
 /// KV blocks of one request of these tests.
 const BLOCKS: u32 = 4;
-
-fn golden(part: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(part)
-}
 
 fn config(name: &str) -> ModelConfig {
     open(&golden("models").join(name)).unwrap().config().clone()

@@ -6,8 +6,8 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
+use testkit::paths::{golden, real_model};
 
-use ids::BlockId;
 use kernels::{ThreadPool, attention::KvPrecision, lora::LoraPrecision};
 use model::{
     adapter::{Adapter, LoraModule, MethodWeights},
@@ -23,6 +23,7 @@ use model::{
 };
 use safetensors::SafeTensors;
 use serde::Deserialize;
+use types::BlockId;
 
 #[derive(Debug, Deserialize)]
 struct TorchExpectation {
@@ -35,10 +36,6 @@ struct TorchExpectation {
 struct WeightedSequence {
     tokens: Vec<u32>,
     weights: Vec<f32>,
-}
-
-fn golden_dir() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden")
 }
 
 fn trainer(model: &Path, threads: usize, keep: SavedScope) -> Trainer<ResidentLayers> {
@@ -205,7 +202,7 @@ fn sum_shared(method: &MethodWeights, gradients: &mut [Vec<f32>]) {
 }
 
 fn cases() -> Vec<(String, PathBuf)> {
-    let training = golden_dir().join("training");
+    let training = golden("training");
     let mut cases = Vec::new();
     for model in MODELS {
         for method in ["lora", "lora-all", "rslora", "ia3", "prefix", "lm-head"] {
@@ -222,7 +219,7 @@ fn cases() -> Vec<(String, PathBuf)> {
 #[test]
 fn loss_log_probabilities_and_gradients_are_those_of_torch() {
     for (model, case) in cases() {
-        let mut trainer = trainer(&golden_dir().join("models").join(&model), 1, SavedScope::All);
+        let mut trainer = trainer(&golden("models").join(&model), 1, SavedScope::All);
         let expected: TorchExpectation =
             serde_json::from_slice(&fs::read(case.join("expected.json")).unwrap()).unwrap();
         let config = case.join("start/adapter_config.json");
@@ -249,7 +246,7 @@ fn loss_log_probabilities_and_gradients_are_those_of_torch() {
 #[test]
 fn gradients_are_the_same_bits_in_any_batches_on_any_threads_and_whatever_is_kept() {
     for (model, case) in cases() {
-        let path = golden_dir().join("models").join(&model);
+        let path = golden("models").join(&model);
         let expected: TorchExpectation =
             serde_json::from_slice(&fs::read(case.join("expected.json")).unwrap()).unwrap();
         let mut sequences: Vec<WeightedSequence> = expected.batches.into_iter().take(2).flatten().collect();
@@ -288,7 +285,7 @@ fn gradients_are_the_same_bits_in_any_batches_on_any_threads_and_whatever_is_kep
 #[test]
 fn a_target_that_counts_nothing_changes_no_bit_of_a_gradient() {
     for (model, case) in cases() {
-        let mut trainer = trainer(&golden_dir().join("models").join(&model), 1, SavedScope::All);
+        let mut trainer = trainer(&golden("models").join(&model), 1, SavedScope::All);
         let start = case.join("start");
         let files = ["adapter_config.json", "adapter_model.safetensors"].map(|name| start.join(name));
         let method = read_adapter(&trainer, &files[0], &files[1]);
@@ -309,8 +306,8 @@ fn a_target_that_counts_nothing_changes_no_bit_of_a_gradient() {
 #[test]
 fn gradients_are_what_the_loss_changes_by_where_something_is_dropped() {
     for method in ["lora-all", "lm-head"] {
-        let mut trainer = trainer(&golden_dir().join("models/llama-rope3"), 1, SavedScope::All);
-        let case = golden_dir().join("training/llama-rope3").join(method);
+        let mut trainer = trainer(&golden("models/llama-rope3"), 1, SavedScope::All);
+        let case = golden("training/llama-rope3").join(method);
         let expected: TorchExpectation =
             serde_json::from_slice(&fs::read(case.join("expected.json")).unwrap()).unwrap();
         let start = case.join("start");
@@ -333,16 +330,6 @@ fn gradients_are_what_the_loss_changes_by_where_something_is_dropped() {
         let expected = 2.0 * f64::from(step) * length;
         assert!((change / expected - 1.0).abs() < 0.02, "{change}, not {expected}");
     }
-}
-
-/// The real model: `HOLOBIONT_TEST_MODEL`, or where `scripts/fetch-model` puts it.
-fn real_model() -> PathBuf {
-    let path = std::env::var_os("HOLOBIONT_TEST_MODEL").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../.models/SmolLM2-135M-Instruct.Q4_1.gguf"),
-        PathBuf::from,
-    );
-    assert!(path.exists(), "{} is missing; run ./scripts/fetch-model", path.display());
-    path
 }
 
 /// The bits of the log-probabilities that an engine reports for the tokens that follow.
@@ -382,12 +369,12 @@ fn served(model: &Path, adapter: &Path, batch: &TorchBatch) -> Vec<u32> {
 #[test]
 fn log_probabilities_are_bit_for_bit_those_that_serving_reports() {
     let real = real_model();
-    let example = golden_dir().join("../../examples/adapters/pirate");
+    let example = golden("../../examples/adapters/pirate");
     let tiny = cases().into_iter().map(|(model, case)| {
-        let path = golden_dir().join("models").join(model);
+        let path = golden("models").join(model);
         (path, case.join("start"), case.join("expected.json"))
     });
-    let real = [(real, example, golden_dir().join("training/smollm2/expected.json"))];
+    let real = [(real, example, golden("training/smollm2/expected.json"))];
     for (model, adapter, expected) in tiny.chain(real) {
         let expected: TorchExpectation = serde_json::from_slice(&fs::read(expected).unwrap()).unwrap();
         let batch = TorchBatch::of(&expected.batches[0]);
@@ -404,7 +391,7 @@ fn log_probabilities_are_bit_for_bit_those_that_serving_reports() {
 
 /// The largest difference of any tensor's gradients from torch's on the dequantized weights, relative to its largest.
 fn off_on_the_real_model(source: &(dyn WeightSource + Sync), kv: KvPrecision, near: f32) -> f32 {
-    let (model, golden) = (real_model(), golden_dir().join("training/smollm2"));
+    let (model, golden) = (real_model(), golden("training/smollm2"));
     let layers = ResidentLayers::load(source, 2, &|_| {}).unwrap();
     let frame = ClientBase::open(&model).unwrap().frame;
     let shape = kv_shape(&frame.config, kv);
@@ -413,7 +400,7 @@ fn off_on_the_real_model(source: &(dyn WeightSource + Sync), kv: KvPrecision, ne
             .unwrap();
     let expected: TorchExpectation =
         serde_json::from_slice(&fs::read(golden.join("expected.json")).unwrap()).unwrap();
-    let method = Adapter::read(&golden_dir().join("../../examples/adapters/pirate"), &trainer.model().config);
+    let method = Adapter::read(&testkit::paths::example_adapter("pirate"), &trainer.model().config);
     let (method, batch) = (method.unwrap().method, TorchBatch::of(&expected.batches[0]));
     let (loss, log_probabilities, gradients) = learn(&mut trainer, &method, &batch, usize::MAX);
     assert!((loss - expected.loss).abs() < f64::from(near) / 10.0, "loss {loss}, not {}", expected.loss);

@@ -1,4 +1,4 @@
-use policy::perf::linear_fit::LinearFit;
+use scheduling::perf::linear_fit::LinearFit;
 
 use super::*;
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write as _};
 
-use training_protocol::TrainingEvent;
+use control_protocol::training::TrainingEvent;
 
 use super::error::TunerError;
 use crate::data::DataError;

@@ -3,7 +3,7 @@
 use std::io;
 
 use client::cli::exit::Exit;
-use training_protocol::{ConversationMessage, TeacherPrompt, TrainingEvent};
+use control_protocol::training::{ConversationMessage, TeacherPrompt, TrainingEvent};
 
 use super::{
     ProgramExit,

@@ -16,12 +16,12 @@ use client::cli::{
     remote_base::ConnectedBase,
     terminal::{OutputFormat, Terminal},
 };
+use control_protocol::training::{RunResult, TrainingEvent};
 use model::{
     adapter::{Adapter, AnyAdapter, MethodWeights},
     shape::config::ModelConfig,
 };
 use signal_hook::consts::{SIGINT, SIGTERM};
-use training_protocol::{RunResult, TrainingEvent};
 
 use super::{
     ProgramExit,
@@ -80,7 +80,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<ProgramExit, TunerError> {
     let origin = CheckpointOrigin {
         plan: serde_json::to_string(&plan).unwrap_or_default(),
         data: origin_data,
-        base: ids::Generation(rented.session.catalog().base_hash).to_string(),
+        base: types::Generation(rented.session.catalog().base_hash).to_string(),
     };
     let claimed = arguments.checkpoints.as_deref().filter(|_| !arguments.dry_run);
     let _claim = claimed.map(CheckpointLock::new).transpose()?;
@@ -212,11 +212,12 @@ fn plan_event(
     draft: Option<&DraftTraining>,
     sizes: &Sizes,
 ) -> TrainingEvent {
-    let of_draft = |DraftTraining { layers, shortlist }: &DraftTraining| training_protocol::DraftSummary {
-        layers: *layers as u64,
-        tokens: if shortlist.is_empty() { sizes.vocabulary as u64 } else { shortlist.len() as u64 },
-    };
-    let mut told = training_protocol::TrainingPlan {
+    let of_draft =
+        |DraftTraining { layers, shortlist }: &DraftTraining| control_protocol::training::DraftSummary {
+            layers: *layers as u64,
+            tokens: if shortlist.is_empty() { sizes.vocabulary as u64 } else { shortlist.len() as u64 },
+        };
+    let mut told = control_protocol::training::TrainingPlan {
         examples: course.learned().len() as u64,
         held_out: course.held_out().len() as u64,
         tokens: course.learned().tokens() as u64,
@@ -232,7 +233,7 @@ fn plan_event(
         resumed_step: sizes.resumed_step,
         method: shape.method().to_owned(),
         draft: draft.map(of_draft),
-        ..training_protocol::TrainingPlan::default()
+        ..control_protocol::training::TrainingPlan::default()
     };
     if let AdapterSpec::Lora { rank, alpha, .. } = shape {
         (told.rank, told.alpha) = (Some(*rank as u64), Some(*alpha));

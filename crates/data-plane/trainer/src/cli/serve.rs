@@ -25,6 +25,7 @@ use std::{
 };
 
 use client::cli::exit::Exit;
+use control_protocol::training::{MAX_REQUEST_BYTES, TrainerRequest};
 use rustix::process::{Pid, Signal, kill_process};
 use sd_notify::NotifyState;
 use shmproto::{
@@ -35,7 +36,6 @@ use signal_hook::{
     consts::{SIGINT, SIGTERM},
     iterator::Signals,
 };
-use training_protocol::{MAX_REQUEST_BYTES, TrainerRequest};
 
 use super::{ProgramExit, TunerError, failure};
 

@@ -10,8 +10,8 @@ use client::{
     },
     masking::Masking,
 };
+use control_protocol::training::session::CommandReply;
 use shmproto::layer::Path as SitePath;
-use training_protocol::session::CommandReply;
 
 use super::{
     ProgramExit,
@@ -36,7 +36,7 @@ pub(super) struct SessionArguments {
 pub(super) fn session(arguments: &SessionArguments) -> Result<ProgramExit, TunerError> {
     let masking = Masking::Off { path: SitePath::Fast };
     let rented = arguments.rent.rent(&masking, Terminal { format: OutputFormat::Json, quiet: true })?;
-    let base = ids::Generation(rented.session.catalog().base_hash).to_string();
+    let base = types::Generation(rented.session.catalog().base_hash).to_string();
     let all = rented.base.config().layers;
     let (lanes, precision) = layers::lanes(JobPrecision::Serving, &arguments.compute, rented, masking, all)?;
     let mut session = TrainerSession::new(lanes, precision, base);

@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead, Read};
 
-use training_protocol::session::{MAX_LINE_BYTES, MAX_NUMBERS, TrainingCommand};
+use control_protocol::training::session::{MAX_LINE_BYTES, MAX_NUMBERS, TrainingCommand};
 
 /// Reads an order with its numbers; nothing at the end.
 ///

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use tune::{
+use trainer::{
     adapter::AdapterSpec,
     batch_sampler::split,
     data::{DataItems, Example},

@@ -7,7 +7,7 @@ use text::{
     chat_template::GenerationPrompt,
     tokenizer::{AddSpecial, ParseSpecial},
 };
-use tune::data::{self, DataItems, DataKind, DataLimits, FilePrompts};
+use trainer::data::{self, DataItems, DataKind, DataLimits, FilePrompts};
 
 const ASKED: &str = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
 
@@ -178,7 +178,7 @@ fn the_file_is_known_by_its_hash_and_examples_by_their_line() {
 
 #[test]
 fn templates_of_known_models_give_what_a_request_would_send_and_an_end() {
-    let golden = include_str!("../../../text/tests/golden/templates.json");
+    let golden = include_str!("../../../../shared/text/tests/golden/templates.json");
     let golden: Value = serde_json::from_str(golden).unwrap();
     let messages = [("user", "Hi"), ("assistant", "Yes"), ("user", "So?"), ("assistant", "No")];
     let line = json!({"messages": messages.map(|(role, content)| json!({"role": role, "content": content}))});

@@ -1,10 +1,7 @@
 //! Drafts: what the first blocks of a base learn of what all of it said, and the files that come of it.
 
-use std::{
-    fs,
-    ops::Range,
-    path::{Path, PathBuf},
-};
+use std::{fs, ops::Range, path::Path};
+use testkit::paths::golden_model as golden;
 
 use kernels::{ThreadPool, lora::LoraPrecision};
 use model::{
@@ -18,7 +15,7 @@ use model::{
 };
 use safetensors::SafeTensors;
 use serde_json::Value;
-use tune::{
+use trainer::{
     adapter::{AdapterSpec, TargetModule},
     data::{DistillationSample, Example},
     draft::shortlist,
@@ -30,10 +27,6 @@ use tune::{
 /// Of three blocks.
 const MODEL: &str = "llama-tied";
 const VOCABULARY: u32 = 320;
-
-fn golden(model: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models").join(model)
-}
 
 /// The first `layers` blocks of the model at `path`.
 fn trainer(path: &Path, layers: usize) -> Trainer<ResidentLayers> {

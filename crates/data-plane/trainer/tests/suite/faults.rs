@@ -3,7 +3,7 @@
 use crate::support::{CHATML, TemplateTokenizer, file};
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use tune::data::{DataError, DataLimits};
+use trainer::data::{DataError, DataLimits};
 
 fn conversation(content: &str) -> Value {
     json!({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]})

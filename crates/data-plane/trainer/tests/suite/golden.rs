@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-use tune::{
+use trainer::{
     loss::{self, Loss, PairAnswer},
     optimizer::{Hyperparameters, OptimizerState},
     schedule::{Decay, Schedule},
@@ -47,7 +47,7 @@ fn assert_all_near(found: &[f32], expected: &Value, what: &str) {
 
 #[test]
 fn losses_and_their_gradients_are_those_of_the_formulas() {
-    let cases = golden(include_str!("../../../tests/golden/training/losses.json"));
+    let cases = golden(include_str!("../../../../../tests/golden/training/losses.json"));
     for (at, case) in cases.as_array().unwrap().iter().enumerate() {
         let name = case["loss"].as_str().unwrap();
         let what = format!("case {at}, {name}");
@@ -96,7 +96,7 @@ fn assert_dpo(case: &Value, what: &str) {
 
 #[test]
 fn a_hundred_steps_of_adamw_end_where_torchs_end() {
-    let golden = golden(include_str!("../../../tests/golden/training/optimizer.json"));
+    let golden = golden(include_str!("../../../../../tests/golden/training/optimizer.json"));
     let gradients: Vec<_> = golden["gradients"].as_array().unwrap().iter().map(tensors).collect();
     for case in golden["cases"].as_array().unwrap() {
         let given = &case["hyperparameters"];
@@ -125,7 +125,7 @@ fn a_hundred_steps_of_adamw_end_where_torchs_end() {
 
 #[test]
 fn schedules_are_those_of_transformers() {
-    let cases = golden(include_str!("../../../tests/golden/training/schedules.json"));
+    let cases = golden(include_str!("../../../../../tests/golden/training/schedules.json"));
     for case in cases.as_array().unwrap() {
         let decay = match case["schedule"].as_str().unwrap() {
             "constant" => Decay::Constant,

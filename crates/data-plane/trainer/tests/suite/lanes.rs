@@ -4,7 +4,6 @@ use std::{
     collections::BTreeMap,
     convert::Infallible,
     panic::{AssertUnwindSafe, catch_unwind},
-    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -12,7 +11,9 @@ use std::{
     thread,
     time::Duration,
 };
+use testkit::paths::golden;
 
+use control_protocol::training::session::{Adam, CommandReply, Lora, TrainingCommand};
 use kernels::{Activations, ThreadPool, lora::LoraPrecision};
 use model::{
     adapter::{Adapter, MethodWeights},
@@ -24,8 +25,7 @@ use model::{
     sources::open::open,
     weights::ResidentLayers,
 };
-use training_protocol::session::{Adam, CommandReply, Lora, TrainingCommand};
-use tune::{
+use trainer::{
     data::{Example, PreferencePair},
     loss::{Loss, LossMetrics},
     optimizer::Hyperparameters,
@@ -39,10 +39,6 @@ use tune::{
 const METHODS: [&str; 4] = ["lora-all", "ia3", "prefix", "lm-head"];
 const HYPER: Hyperparameters =
     Hyperparameters { learning_rate: 1e-2, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };
-
-fn golden_dir() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden")
-}
 
 /// How a call to the base layers goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,7 +123,7 @@ impl ReverseLayers<Compute> for UnevenLayers {
 }
 
 fn lanes(model: &str, count: usize, last: usize, fault: CallFault) -> MicrobatchPool<UnevenLayers> {
-    let (path, calls) = (golden_dir().join("models").join(model), Arc::default());
+    let (path, calls) = (golden("models").join(model), Arc::default());
     let lane = || {
         let layers = ResidentLayers::load(&*open(&path).unwrap(), 1, &|_| {}).unwrap();
         let frame = ClientBase::open(&path).unwrap().frame;
@@ -149,7 +145,7 @@ fn learning(
     fault: CallFault,
 ) -> TrainState<UnevenLayers> {
     let lanes = lanes(model, count, last, fault);
-    let start = golden_dir().join("training").join(model).join(method).join("start");
+    let start = golden("training").join(model).join(method).join("start");
     let start = Adapter::read(&start, &lanes.model().config).unwrap().method;
     TrainState::new(lanes, LoraPrecision::Exact, start).unwrap()
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use tune::loss::{self, Clip, Loss, LossError, PairAnswer, PolicyLoss};
+use trainer::loss::{self, Clip, Loss, LossError, PairAnswer, PolicyLoss};
 
 fn config(options: &[(&str, f64)]) -> BTreeMap<String, f64> {
     options.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()

@@ -1,11 +1,8 @@
 //! Eight steps of AdamW on whole adapters, judged by torch, transformers and PEFT (tests/golden/README.md, "Training"), and
 //! what comes of them written as PEFT writes it.
 
-use std::{
-    convert::Infallible,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{convert::Infallible, fs, path::Path};
+use testkit::paths::golden;
 
 use kernels::{ThreadPool, lora::LoraPrecision};
 use model::{
@@ -19,7 +16,7 @@ use model::{
 };
 use safetensors::SafeTensors;
 use serde::Deserialize;
-use tune::{
+use trainer::{
     adapter::{AdapterSpec, TargetModule},
     data::Example,
     optimizer::Hyperparameters,
@@ -59,12 +56,8 @@ struct WeightedTokens {
     weights: Vec<f32>,
 }
 
-fn golden_dir() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden")
-}
-
 fn trainer(model: &str) -> Trainer<ResidentLayers> {
-    let path = golden_dir().join("models").join(model);
+    let path = golden("models").join(model);
     let layers = ResidentLayers::load(&*open(&path).unwrap(), 1, &|_| {}).unwrap();
     let frame = ClientBase::open(&path).unwrap().frame;
     let shape = kv_shape(&frame.config, kv_precision(layers.sites().is_exact(), KvDtype::Auto));
@@ -124,7 +117,7 @@ fn eight_steps_end_where_those_of_torch_end() {
     let models = ["llama-tied", "llama-rope3", "mistral-window", "qwen2-bias", "qwen3-qknorm"];
     for model in models.into_iter().chain(["gemma3", "granite", "olmo2", "gemma2"]) {
         for method in ["lora", "lora-all", "rslora", "ia3", "prefix", "lm-head"] {
-            let case = golden_dir().join("training").join(model).join(method);
+            let case = golden("training").join(model).join(method);
             let learning = eight_steps(model, &case);
             let end = tempfile::tempdir().unwrap();
             fs::copy(case.join("start/adapter_config.json"), end.path().join("adapter_config.json")).unwrap();

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, ops::Range};
 
-use ids::TensorType;
+use types::TensorType;
 
 use super::{
     limits::{

@@ -13,7 +13,7 @@ use std::{
 
 use rustix::fs::{FlockOperation, Gid, Uid, fchown, flock};
 
-use crate::{
+use crate::keys::{
     Key, KeyFileError,
     file::{KeyLine, parse, read},
 };
@@ -138,7 +138,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
-    use crate::{KeyFile, KeyHash, KeyRole, MAX_KEYS};
+    use crate::keys::{KeyFile, KeyHash, KeyRole, MAX_KEYS};
 
     fn key(tenant: &str, secret: &str) -> Key {
         let hash = KeyHash::of(secret.as_bytes());

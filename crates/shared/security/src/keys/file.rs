@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use crate::line::Key;
+use crate::keys::line::Key;
 
 /// Most keys of a file: every key that is given is compared with all of them.
 pub const MAX_KEYS: usize = 4096;
@@ -170,7 +170,7 @@ pub(crate) fn parse(text: &str, path: &Path) -> Result<Vec<KeyLine>, KeyFileErro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{KeyRole, find, line_of};
+    use crate::keys::{KeyRole, find, line_of};
 
     const USER: &str = "hb-user";
     const ADMIN: &str = "hb-admin";

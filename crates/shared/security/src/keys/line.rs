@@ -2,7 +2,7 @@
 
 use std::{fmt, num::NonZeroU32, sync::Arc};
 
-use crate::KeyHash;
+use crate::keys::KeyHash;
 
 /// Longest name of a tenant.
 const MAX_NAME_BYTES: usize = 64;
@@ -107,7 +107,7 @@ pub fn tenant_name(name: &str) -> Result<Arc<str>, &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::line_of;
+    use crate::keys::line_of;
 
     #[test]
     fn a_line_may_bring_a_limit_of_its_own_or_lift_the_common_one() {

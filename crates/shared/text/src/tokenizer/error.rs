@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use files::{generation_defaults::GenerationDefaultsError, gguf::GgufError};
+use model_files::{generation_defaults::GenerationDefaultsError, gguf::GgufError};
 
 /// Why a tokenizer could not be read.
 #[derive(Debug, thiserror::Error)]

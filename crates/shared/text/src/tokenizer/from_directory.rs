@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use files::{generation_defaults::GenerationDefaults, whole_file};
+use model_files::{generation_defaults::GenerationDefaults, whole_file};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 use tokenizers::{

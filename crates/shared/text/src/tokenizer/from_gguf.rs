@@ -1,6 +1,6 @@
 //! A tokenizer from a GGUF file's metadata (llama.cpp's `llama_vocab::impl::load` says what the keys mean).
 
-use files::{generation_defaults::GenerationDefaults, gguf::GgufFile};
+use model_files::{generation_defaults::GenerationDefaults, gguf::GgufFile};
 use tokenizers::{
     AddedToken, NormalizerWrapper,
     models::bpe::{Merges, Vocab},

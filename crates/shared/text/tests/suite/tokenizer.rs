@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use crate::support::{byte_level, golden, ids, sentencepiece, smollm2, strings};
-use files::gguf::GgufFile;
+use model_files::gguf::GgufFile;
 use rustix::time::{ClockId, clock_gettime};
 use text::{
     detokenize::{Detokenizer, TextStart},
@@ -324,8 +324,8 @@ fn gemma_gives_the_ids_that_transformers_gives() {
     let path = smollm2.path().with_file_name("gemma-3-270m-q4_k_m.gguf");
     assert!(path.exists(), "{} is missing; run ./scripts/fetch-model gemma", path.display());
     let tokenizer = Tokenizer::from_gguf(&GgufFile::open(&path).unwrap()).unwrap();
-    let golden =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/expected/gemma3-270m-q4_k_m/base.json");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../../tests/golden/expected/gemma3-270m-q4_k_m/base.json");
     let golden: serde_json::Value = serde_json::from_slice(&std::fs::read(golden).unwrap()).unwrap();
     for case in golden["cases"].as_array().unwrap() {
         let text = case["text"].as_str().unwrap();

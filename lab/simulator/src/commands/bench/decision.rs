@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use policy::{
+use scheduling::{
     perf::{
         linear_fit::LinearFit,
         linear_model::LinearModel,

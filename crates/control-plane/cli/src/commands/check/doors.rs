@@ -5,7 +5,7 @@ use std::{
     path::Path,
 };
 
-use keys::KeyFile;
+use security::keys::KeyFile;
 use settings::LayersSection;
 
 use crate::{deployment::config::DeploymentConfig, terminal::findings::Finding};
@@ -120,8 +120,8 @@ mod tests {
     #[test]
     fn a_key_file_is_approved_exactly_if_gateway_and_executor_accept_it() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let line = |name: &str, key: &str| keys::line_of("user", name, key);
-        let comments = "# so long\n".repeat(usize::try_from(keys::MAX_FILE_BYTES).unwrap() / 10);
+        let line = |name: &str, key: &str| security::keys::line_of("user", name, key);
+        let comments = "# so long\n".repeat(usize::try_from(security::keys::MAX_FILE_BYTES).unwrap() / 10);
         for (text, is_good) in [
             (line("a", "1") + &line("b", "2"), true),
             (line("a", "1") + &line("b", "1"), false),
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn a_tenant_that_no_key_names_is_seen_in_its_class() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), keys::line_of("user", "alice", "1")).unwrap();
+        std::fs::write(file.path(), security::keys::line_of("user", "alice", "1")).unwrap();
         let found = |tenants: &str| {
             let text = format!("[[class]]\nname = 'gold'\ntenants = {tenants}");
             let mut config: DeploymentConfig = toml::from_str(&text).unwrap();

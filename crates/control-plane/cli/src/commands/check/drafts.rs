@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use files::{model_files::ModelFiles, token_list::TokenList};
+use model_files::{model_files::ModelFiles, token_list::TokenList};
 use settings::DraftChoice;
 
 use crate::{deployment::config::DeploymentConfig, home::HomeDirectory, models, terminal::findings::Finding};

@@ -9,9 +9,9 @@ use std::{
     time::Duration,
 };
 
+use security::address::HostPort;
 use settings::{ByteCount, DeviceChoice, MemoryFraction, Preset};
 use text::sandbox::{MEMORY_BYTES, PROCESSES};
-use tls::address::HostPort;
 
 use crate::{
     deployment::{

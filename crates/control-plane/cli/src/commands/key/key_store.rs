@@ -6,7 +6,7 @@ use std::{
     process::{Command, Output},
 };
 
-use keys::{Key, KeyFileEdit, KeyFileError};
+use security::keys::{Key, KeyFileEdit, KeyFileError};
 
 use crate::{
     commands::registry::GATEWAY,

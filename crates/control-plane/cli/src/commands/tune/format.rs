@@ -1,6 +1,6 @@
 //! Figures of a run for people.
 
-use training_protocol::{Correctness, RunResult, StepReport, TrainingEvent, TrainingPlan};
+use control_protocol::training::{Correctness, RunResult, StepReport, TrainingEvent, TrainingPlan};
 
 use crate::terminal::{
     printable,

@@ -2,8 +2,8 @@
 
 use std::{fs, path::PathBuf, time::Duration};
 
+use control_protocol::training::{Correctness, StepReport, TrainingEvent};
 use serde_json::json;
-use training_protocol::{Correctness, StepReport, TrainingEvent};
 
 use super::{
     errors::TuneError,
@@ -176,7 +176,7 @@ fn ago(then: u64) -> String {
 fn logs(name: &RunName, home: &HomeDirectory, terminal: Terminal) -> Result<(), TuneError> {
     let (directory, _) = kept(name, home)?;
     for line in directory.lines().map_err(keep(&directory))? {
-        match (terminal.format, training_protocol::parse(&line)) {
+        match (terminal.format, control_protocol::training::parse(&line)) {
             (PrintFormat::Json, _) if serde_json::from_str::<serde_json::Value>(&line).is_err() => {}
             (PrintFormat::Json, _) => terminal.print(line),
             (PrintFormat::Human, event) => {
@@ -230,7 +230,7 @@ mod tests {
             r#"{"event":"evaluation","step":1,"loss":2.5}"#,
             r#"{"event":"step","step":2,"steps":4,"loss":2.0}"#,
         ];
-        let progress = RunProgress::of(&lines.map(training_protocol::parse));
+        let progress = RunProgress::of(&lines.map(control_protocol::training::parse));
         assert_eq!(progress.held_out_loss, Some(2.5));
         assert_eq!(format::share(&progress.step.unwrap()), "2 of 4 (50 %)");
     }

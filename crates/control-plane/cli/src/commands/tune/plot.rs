@@ -10,7 +10,7 @@ use plotters::{
     style::Color,
 };
 
-use training_protocol::TrainingEvent;
+use control_protocol::training::TrainingEvent;
 
 use super::errors::TuneError;
 
@@ -86,7 +86,7 @@ fn chart(path: &Path, title: &str, curves: &[(&str, &LossCurve, RGBColor)]) -> R
 
 #[cfg(test)]
 mod tests {
-    use training_protocol::parse;
+    use control_protocol::training::parse;
 
     use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use training_protocol::{StepReport, TrainingEvent};
+use control_protocol::training::{StepReport, TrainingEvent};
 
 use super::format;
 use crate::terminal::{PrintFormat, Terminal, progress::MonotonicProgress, table::pairs};

@@ -7,7 +7,7 @@ use std::{
     process::Stdio,
 };
 
-use training_protocol::{TeacherPrompt, TrainingEvent};
+use control_protocol::training::{TeacherPrompt, TrainingEvent};
 
 use super::{
     errors::TuneError,
@@ -17,7 +17,7 @@ use super::{
 use crate::{deployment::running::ProcessId, exit::Exit, terminal::Terminal};
 
 /// Prompts of several kinds, for those who have none.
-const SHIPPED: &str = include_str!("../../../../examples/drafts/prompts.jsonl");
+const SHIPPED: &str = include_str!("../../../../../../examples/drafts/prompts.jsonl");
 
 /// What data ask.
 #[derive(Debug)]
@@ -85,7 +85,7 @@ impl TrainerListener for PromptReader {
     }
 
     fn line(&mut self, line: &str) -> io::Result<()> {
-        match training_protocol::parse(line) {
+        match control_protocol::training::parse(line) {
             TrainingEvent::Prompt(prompt) => self.prompts.push(prompt),
             TrainingEvent::Answered {} => self.is_answered = true,
             event @ TrainingEvent::Problem { .. } => {

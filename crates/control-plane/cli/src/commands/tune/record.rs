@@ -19,9 +19,9 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use control_protocol::training::{RunResult, TrainingEvent};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
-use training_protocol::{RunResult, TrainingEvent};
 
 use super::{name::RunName, options::TrainingOptions};
 use crate::{
@@ -184,7 +184,7 @@ impl RunDirectory {
 
     /// What was said, as far as it is understood.
     pub(super) fn events(&self) -> io::Result<Vec<TrainingEvent>> {
-        Ok(self.lines()?.iter().map(|line| training_protocol::parse(line)).collect())
+        Ok(self.lines()?.iter().map(|line| control_protocol::training::parse(line)).collect())
     }
 
     /// The step of the last checkpoint, if it is still there.

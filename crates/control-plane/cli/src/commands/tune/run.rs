@@ -7,9 +7,9 @@ use std::{
     process::Stdio,
 };
 
+use control_protocol::training::{RunResult, TrainingEvent};
 use serde_json::json;
 use settings::exit::in_one_line;
-use training_protocol::{RunResult, TrainingEvent};
 
 use super::{
     errors::TuneError,
@@ -165,7 +165,7 @@ impl TrainerListener for EventReader {
     }
 
     fn line(&mut self, line: &str) -> io::Result<()> {
-        let event = training_protocol::parse(line);
+        let event = control_protocol::training::parse(line);
         self.watch.show(&event, line);
         match event {
             TrainingEvent::Problem { .. } => self.heard.faults += 1,

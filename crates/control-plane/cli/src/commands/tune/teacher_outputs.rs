@@ -14,10 +14,10 @@ use std::{
     time::Duration,
 };
 
+use control_protocol::training::{ConversationMessage, TeacherPrompt};
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use training_protocol::{ConversationMessage, TeacherPrompt};
 
 use crate::{
     client::{ClientError, GatewayClient},

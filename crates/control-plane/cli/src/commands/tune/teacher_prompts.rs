@@ -2,8 +2,8 @@
 
 use std::{io, path::Path};
 
+use control_protocol::training::{TeacherPrompt, TrainingEvent};
 use serde_json::json;
-use training_protocol::{TeacherPrompt, TrainingEvent};
 
 use super::{
     errors::TuneError,

@@ -3,6 +3,7 @@
 
 use std::{fmt, ops::Deref, path::PathBuf};
 
+use security::address::{HostPort, NotHostPort};
 use serde::{
     Deserialize, Deserializer,
     de::{self, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
@@ -10,7 +11,6 @@ use serde::{
 use settings::{
     ExecutorSection, LabSection, MAX_PROCESS_NAME_BYTES, MemorySection, WorkersSection, is_process_name,
 };
-use tls::address::{HostPort, NotHostPort};
 
 /// Most executors of a deployment.
 pub(crate) const MAX_EXECUTORS: usize = 16;

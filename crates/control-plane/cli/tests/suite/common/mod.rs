@@ -14,7 +14,7 @@ use std::{
 
 use tempfile::TempDir;
 
-pub(crate) use patience::eventually_some;
+pub(crate) use testkit::eventually_some;
 
 /// Writes its life to `$FAKE_LOG`. `$FAKE_<ROLE>` says how it behaves: `serve` (or nothing), `refuse` to start, `die` once
 /// ready, be `mute` about being ready, or be `stubborn` about stopping.

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use keys::KeyFileEdit;
+use security::keys::KeyFileEdit;
 use sqlx::{Connection as _, SqliteConnection};
 
 use super::{ReadScope, RegistryChanges, address::PostgresAddress};

@@ -6,11 +6,11 @@
 
 use std::path::PathBuf;
 
-use ids::Generation;
 use sqlx::{
     Connection as _, PgConnection, PgPool, Postgres, Row as _, Transaction,
     postgres::{PgQueryResult, PgRow},
 };
+use types::Generation;
 
 use super::{ReadScope, RegistryChanges, layout::MIGRATIONS};
 use crate::adapters::{

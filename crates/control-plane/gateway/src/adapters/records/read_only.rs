@@ -1,6 +1,6 @@
 //! What is asked of a registry of many hosts by who is none of its gateways.
 
-use keys::{Key, KeyHash};
+use security::keys::{Key, KeyHash};
 use tokio::time::timeout;
 
 use super::{

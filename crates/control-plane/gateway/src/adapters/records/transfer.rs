@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use ids::TenantId;
+use types::TenantId;
 
 use super::{
     address::{AddressError, PostgresAddress, SCHEMES},

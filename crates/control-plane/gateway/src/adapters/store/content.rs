@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use ids::TenantId;
+use types::TenantId;
 
 use crate::adapters::jail::{CONFIG_FILE, GGUF_FILE, WEIGHT_FILE};
 

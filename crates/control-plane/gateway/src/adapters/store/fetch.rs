@@ -12,7 +12,7 @@ use std::{
     time::SystemTime,
 };
 
-use ids::TenantId;
+use types::TenantId;
 
 use super::{
     AdapterStore, INCOMING, PARTIAL, Remote, StoreError,

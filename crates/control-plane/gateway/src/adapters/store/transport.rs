@@ -15,7 +15,7 @@ use object_store::{
         HttpResponseBody, HttpService,
     },
 };
-use tls::client::TlsFiles;
+use security::tls_client::TlsFiles;
 use tokio::time::timeout;
 
 type Connections = Client<HttpsConnector<TcpConnector>, HttpRequestBody>;
@@ -33,7 +33,7 @@ struct Service(Connections);
 
 impl HttpConnector for BucketTransport {
     fn connect(&self, _options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let trusted = tls::client::config(&TlsFiles::default());
+        let trusted = security::tls_client::config(&TlsFiles::default());
         let trusted =
             trusted.map_err(|error| object_store::Error::Generic { store: "S3", source: error.into() })?;
         let mut tcp = TcpConnector::new();

@@ -51,7 +51,7 @@ fn a_key_that_is_taken_out_closes_its_sessions_and_no_other() {
     let house = RemoteServerFixture::open(RemoteServerSetup::default());
     let (mut alice, mut bob) = (house.client(ALICE), house.client(BOB));
     alice.call(1, 1.0).unwrap();
-    house.write_keys(&keys::line_of("user", "bob", BOB));
+    house.write_keys(&security::keys::line_of("user", "bob", BOB));
     let written = Instant::now();
     let refused = alice.hear().unwrap();
     assert!(matches!(refused, FromLayers::Refused(no) if no.code == RefusalCode::Unauthenticated));
@@ -148,7 +148,7 @@ fn an_address_that_others_reach_needs_keys_or_certificates() {
     assert!(matches!(error, RemoteListenError::Unguarded(_)));
     assert!(error.to_string().contains("--layer-key-file"), "{error}");
     open(None, true).unwrap();
-    open(Some(keys::line_of("user", "alice", ALICE)), false).unwrap();
+    open(Some(security::keys::line_of("user", "alice", ALICE)), false).unwrap();
 }
 
 #[test]

@@ -13,8 +13,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cache::ledger::MemoryAccount;
 use kernels::Activations;
+use kv_cache::ledger::MemoryAccount;
 use layer_service::{
     auth::Authenticator,
     base_files::{Blobs, catalog_sites},
@@ -26,12 +26,12 @@ use layer_service::{
     tls::TlsFiles,
 };
 use model::linear_sites::{EvaluateError, EvaluateSites, Site, SiteCall, SiteOp, SitePart};
-use policy::clock::SystemClock;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
 };
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
+use scheduling::clock::SystemClock;
 use shmproto::{
     codec::Wire as _,
     layer::{
@@ -44,7 +44,7 @@ use shmproto::{
     zmtp::{ZmtpClient, ZmtpEvent, ZmtpLimits, put_message, put_two_frames_head},
 };
 
-pub(super) use patience::WATCHDOG;
+pub(super) use testkit::WATCHDOG;
 
 /// Elements of a row, in and out.
 pub(super) const WIDTH: usize = 8;
@@ -172,7 +172,13 @@ pub(super) struct RemoteServerSetup {
 impl Default for RemoteServerSetup {
     fn default() -> Self {
         Self {
-            keys: Some([keys::line_of("user", "alice", ALICE), keys::line_of("user", "bob", BOB)].concat()),
+            keys: Some(
+                [
+                    security::keys::line_of("user", "alice", ALICE),
+                    security::keys::line_of("user", "bob", BOB),
+                ]
+                .concat(),
+            ),
             asks_for_certificates: false,
             settings: RemoteSettings::default(),
             quotas: Quotas::default(),

@@ -1,7 +1,7 @@
 //! Sequences to learn from as rows of a pass.
 
-use ids::BlockId;
 use kernels::backward::attention::SequenceRows;
+use types::BlockId;
 
 use super::{Example, TrainableAdapter};
 use crate::{

@@ -1,7 +1,7 @@
 //! A GGUF file's metadata, and the shape it declares.
 
-use files::gguf::GgufFile;
 use kernels::TensorType;
+use model_files::gguf::GgufFile;
 
 use super::{GgufSourceError, ROPE_FACTORS, ROPE_SHORT_FACTORS};
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use files::weight_files::WeightFilesError;
+use model_files::weight_files::WeightFilesError;
 
 use crate::{
     shape::layout::LayoutError,

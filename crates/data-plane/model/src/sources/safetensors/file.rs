@@ -9,7 +9,7 @@ use serde::{
     de::{Error as _, IgnoredAny, MapAccess, Visitor},
 };
 
-use files::bounded_json;
+use model_files::bounded_json;
 
 /// Bytes of the length that a file begins with.
 const LENGTH_BYTES: usize = 8;

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use files::weight_files::weight_files;
+use model_files::weight_files::weight_files;
 use safetensors::Dtype;
 use shmproto::file::MappedFile;
 

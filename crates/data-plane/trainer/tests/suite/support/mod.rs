@@ -2,18 +2,17 @@
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 
 use std::{
-    env, fs,
-    path::{Path, PathBuf},
+    fs,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use files::gguf::GgufFile;
+use model_files::gguf::GgufFile;
 use serde_json::{Map, Value, json};
 use text::{
     chat_template::{ChatTemplate, Limits},
     tokenizer::{SkipSpecial, Tokenizer},
 };
-use tune::data::{self, DataError, DataItems, Dataset, Encoder, Example};
+use trainer::data::{self, DataError, DataItems, Dataset, Encoder, Example};
 
 pub(crate) const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
                                  {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
@@ -71,9 +70,7 @@ impl TemplateTokenizer {
 
     /// The model that is served in tests.
     pub(crate) fn smollm2() -> Self {
-        let default =
-            || Path::new(env!("CARGO_MANIFEST_DIR")).join("../.models/SmolLM2-135M-Instruct.Q4_1.gguf");
-        let path = env::var_os("HOLOBIONT_TEST_MODEL").map_or_else(default, PathBuf::from);
+        let path = testkit::paths::real_model();
         let file =
             GgufFile::open(&path).unwrap_or_else(|error| panic!("{error}\nrun ./scripts/fetch-model first"));
         let tokenizer = Tokenizer::from_gguf(&file).unwrap();

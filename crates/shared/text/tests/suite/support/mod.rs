@@ -1,9 +1,9 @@
 //! What the text tests share: golden files, tiny GGUF files, the real model.
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use files::gguf::GgufFile;
+use model_files::gguf::GgufFile;
 use serde_json::Value;
 
 /// A golden file of `golden/`, made by `golden/make_golden.py`.
@@ -15,9 +15,8 @@ pub(crate) fn golden(name: &str) -> Value {
 
 /// The real model.
 pub(crate) fn smollm2() -> GgufFile {
-    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../.models/SmolLM2-135M-Instruct.Q4_1.gguf");
-    let path = std::env::var_os("HOLOBIONT_TEST_MODEL").map_or_else(default, PathBuf::from);
-    GgufFile::open(&path).unwrap_or_else(|error| panic!("{error}\nrun ./scripts/fetch-model first"))
+    GgufFile::open(&testkit::paths::real_model())
+        .unwrap_or_else(|error| panic!("{error}\nrun ./scripts/fetch-model first"))
 }
 
 pub(crate) fn ids(value: &Value) -> Vec<u32> {
